@@ -23,33 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued
-from spreeze.cli.arguments import build_parser, guarded, user_values
-from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
+from spreeze.cli.arguments import build_parser, guarded
+from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
+from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
-from spreeze.config.layers import (
-    DEFAULT,
-    RESUMED,
-    SAMPLES_PER_INSERT_BOUNDS,
-    USER,
-    Layer,
-    Settings,
-    Values,
-    default_of,
-    effect_notes,
-    iterate,
-    resolve,
-    with_algorithm,
-)
+from spreeze.config.layers import Layer, Settings, effect_notes, resolve, with_algorithm
 from spreeze.config.modes import recorded
-from spreeze.config.profiles import applicable, chosen_profile, reached_with
-from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config, marked
-from spreeze.envs.make import bullet_engine, default_env_id, foreign_module, parse_args, refuse_foreign
+from spreeze.config.schema import Config
+from spreeze.envs.make import bullet_engine, foreign_module
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.formatting import clean, percent, size
+from spreeze.formatting import percent, size
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices, read_machine
+from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.published import published
@@ -72,24 +59,18 @@ from spreeze.run_directory import (
     write_json,
 )
 from spreeze.runtime.callbacks.links import check_callbacks
-from spreeze.runtime.cluster.ray_nodes import check_installed, check_reachable, parse_address
-from spreeze.runtime.environment_limits import allowed, untunable_env
+from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import Outcome, summary
 from spreeze.transport.files import replace_bytes
-from spreeze.transport.gossip import GossipHandle
-from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.in_run import InRunTuner, can_tune_in_run, first_setting
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import CAPACITY, ENVS, SAMPLERS, Setting, TrialResult
 from spreeze.tuner.run import TunerCallbacks, Tuning, check_tunable, layer_of
 from spreeze.types import RowLayout
-
-_MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
-"""Other hosts that may take part at a time, those that replay is laid out for, and shards of it for their rows."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,9 +126,9 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         for line in filter(None, (why, *_task_notes(args, settings, probe), machine.one_line(), untold)):
             say(line, as_json=args.json)
         if settings.config.cluster.address is not None:
-            say(_look_at(settings.config.cluster.address), as_json=args.json)
-        plan = _plan(settings, probe, machine, earlier, to_tune=auto)
-        _check_machine(plan, machine)
+            say(cluster_note(settings.config.cluster.address), as_json=args.json)
+        plan = plan_of(settings, probe, machine, earlier, to_tune=auto)
+        check_machine(plan, machine)
         if auto:
             check_tunable(plan.config)
         run_dir = _open_run_dir(args, plan, resumed, head_start)
@@ -273,8 +254,8 @@ def _tuned_plan(
     reasons: dict[str, str] | None,
 ) -> RunPlan:
     """The plan with what the tuner chose below the user's settings."""
-    plan = _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, reasons, tune_hosts=True)
-    _check_machine(plan, machine)
+    plan = plan_of(resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, reasons, tune_hosts=True)
+    check_machine(plan, machine)
     return plan
 
 
@@ -344,223 +325,6 @@ def _tuner_callbacks(
     with contextlib.suppress(OSError):
         (run_dir.path / PROGRESS).write_text(json.dumps(labels) + "\n", encoding="utf-8")
     return TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_row=note, before=before)
-
-
-def _fixed(config: Config) -> list[str]:
-    """The settings of a run that a resume cannot change, each as ``section.field``."""
-    algo = config.run.algo
-    fixed = [*marked("fixed"), *(f"{algo}.{name}" for name in config.sections()[algo].marked("fixed"))]
-    if config.on_policy is not None:
-        fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
-        if not config.data_flow.asynchronous:  # episodes are repeated from their seeds
-            fixed += ["run.seed", *(f"image.{item.name}" for item in dataclasses.fields(config.image))]
-    elif config.replay.save:  # saved rows are discounted sums of n rewards
-        fixed += [f"{algo}.n_step", *([f"{algo}.gamma"] if config.algorithm.n_step > 1 else [])]
-    return fixed
-
-
-def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) -> tuple[list[Layer], list[str]]:
-    """Layers from weakest to strongest (the user's last), and notes to print."""
-    user = Layer("user", user_values(args))
-    if resumed is not None:
-        if args.profile:
-            raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; change them with --set")
-        module = user.values.get("env", {}).get("import_module")
-        old = settings_of(resumed, module)
-        values: dict[str, dict[str, Any]] = {}
-        for part, name, value in iterate(old.config):
-            if part != "stop":
-                values.setdefault(part, {})[name] = value
-        for key in _fixed(old.config):
-            part, name = key.split(".")
-            asked = user.values.get(part, {}).get(name)
-            asked = tuple(asked) if isinstance(asked, list) else asked
-            if key == "env.args" and asked is not None and parse_args(asked) == parse_args(values[part][name]):
-                continue  # another spelling of the same
-            if asked is not None and asked != values[part][name]:
-                raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
-        env = values["env"]
-        refuse_foreign(str(env["id"]), env["import_module"], module)
-        notes = [f"continuing {resumed.name}", *_without_code(values, user.values)]
-        return [Layer(RESUMED, values), user], notes
-    notes, layers = [], []
-    env_id = user.values.get("env", {}).get("id")
-    if env_id is None:
-        choice = default_env_id()
-        env_id = choice.value
-        layers.append(Layer(DEFAULT, {"env": {"id": env_id}}))
-        notes.append(f"environment {env_id}: {choice.reason}")
-    profile = chosen_profile(args.profile, env_id)
-    if profile is not None:
-        notes.append(f"settings from {profile.source}")
-        if (reached := reached_with(profile, env_id)) is not None:
-            notes.append(f"  what it reached: {reached}")
-        profile, unfit = applicable(profile, machine.identity())
-        layers.append(profile)
-        notes += unfit
-    return [*layers, user], notes
-
-
-def _without_code(values: dict[str, dict[str, Any]], asked: Values) -> list[str]:
-    """Takes other hosts and callbacks out of a file's settings; notes on what was not asked for again.
-
-    A file must not say whose code runs here: Ray runs what members of its cluster send.
-    """
-    notes = []
-    address = values.get("cluster", {}).pop("address", None)
-    if address is not None and "address" not in asked.get("cluster", {}):
-        notes.append(f"it used other hosts (--cluster {clean(address, 80)}): pass that again to use them")
-    callbacks = values.get("callback", {}).pop("classes", ())
-    if callbacks and "classes" not in asked.get("callback", {}):
-        flags = " ".join(f"--callback {clean(text, 80)!r}" for text in callbacks)
-        notes.append(f"it had callbacks ({flags}): pass them again to use them")
-    return notes
-
-
-def _look_at(address: str) -> str:
-    """Line about ``--cluster``, or a ConfigError. The run itself joins later, since that takes seconds."""
-    cluster = parse_address(address)
-    check_installed()
-    check_reachable(cluster)
-    if cluster.local:
-        hosts = "1 host" if cluster.local == 1 else f"{cluster.local} hosts"
-        return f"--cluster {address}: {hosts} simulated on this machine, sharing its cores"
-    return f"--cluster {address}: other hosts join while the run goes on"
-
-
-def tune_arguments(settings: Settings) -> tuple[str, ...]:
-    """Flags of ``spreeze tune`` with which another host measures samplers and environments for this task."""
-    part, run = settings.config.env, settings.config.run
-    found = ["--env", part.id, "--algo", run.algo, "--mode", run.mode]
-    found += ["--import", part.import_module] if part.import_module else []
-    found += ["--plain-env"] if part.plain else []
-    return (*found, *(f"--env-arg={text}" for text in part.args))
-
-
-def _plan(
-    settings: Settings,
-    probe: Probe,
-    machine: Machine,
-    earlier: EarlierSessions,
-    tuned: dict[str, str] | None = None,
-    *,
-    tune_hosts: bool = False,
-    to_tune: bool = False,
-) -> RunPlan:
-    """Decides what is left open; ``tuned`` has the tuner's reasons, ``to_tune`` is a plan that it has still to see."""
-    config, reasons, on_policy = settings.config, dict(tuned or {}), settings.config.on_policy is not None
-    samplers, inference_workers = _samplers(settings, machine, reasons), config.inference_workers if on_policy else 0
-    row_bytes = 0 if on_policy else config.algorithm.row_layout(probe.spec).step_bytes
-    found = allowed(
-        settings,
-        probe,
-        samplers,
-        free_bytes=memory_limits().usable_bytes,
-        samplers_are_set=settings.sources.get("rollout.samplers" if on_policy else "sampling.samplers") == USER,
-        shared_bytes=0 if to_tune else config.replay.capacity * row_bytes,
-    )
-    requested = found.settings if on_policy else settings  # a resumed run has as many environments as its rollouts
-    config, samplers, reasons = found.settings.config, found.samplers, reasons | found.reasons
-    settings = _with_intervals(found.settings, samplers, reasons)
-    cluster, all_learners = None if config.cluster.address is None else parse_address(config.cluster.address), 0
-    if cluster is not None and config.data_flow.supports_remote_learners:
-        all_learners = config.cluster.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
-        unknown = config.cluster.learners is None and not cluster.local
-        scale_is_open = settings.sources.get("gala.scale_lr") in (None, RESUMED)
-        if unknown and config.data_flow.mixes_parameters and scale_is_open:
-            settings = settings.with_layer(Layer("cluster", {"gala": {"scale_lr": False}}))
-            reasons["gala.scale_lr"] = (
-                "false: how many learners will come is not known; for the root of their number --set cluster.learners=N"
-            )
-        cluster = None  # rows stay on their hosts
-    return RunPlan(
-        hosts=0 if cluster is None else cluster.local or _MOST_HOSTS,
-        # As if each host had as many samplers as this one; how many hosts will come is not known.
-        host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
-        host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
-        all_learners=all_learners,
-        joins=GossipHandle.inherited(),
-        settings=settings,
-        requested_settings=requested,
-        spec=probe.spec,
-        samplers=samplers,
-        inference_workers=inference_workers,
-        reasons=reasons,
-        alone=found.alone,
-        room=found.room,
-        sampler_bytes=found.sampler_bytes,
-        start_s=probe.start_s,
-        to_tune=to_tune,
-        free_core=machine.cores.usable - samplers - config.learner.threads * config.run.learners >= 1.0,
-        earlier=earlier,
-        process_age_s=process_age_s(),
-    )
-
-
-def _samplers(settings: Settings, machine: Machine, reasons: dict[str, str]) -> int:
-    """Number of samplers, as set or by the cores; adds the reasons for it, the device and inference workers."""
-    config, usable = settings.config, machine.cores.usable
-    learners, data_flow, part = config.run.learners, config.data_flow, config.rollout
-    if config.on_policy is None:
-        if data_flow.serial or config.sampling.samplers is not None:
-            return 1 if data_flow.serial else config.sampling.samplers or 1
-        threads = config.learner.threads * learners
-        whose = "the learner" if learners == 1 else f"{learners} learners, at least one for each"
-        text = f"{usable:g} usable cores less {threads} for {whose}{_at_most(usable - threads)}"
-        reasons["sampling.samplers"] = text
-        return config.samplers_beside(usable)
-    if part.samplers is None and not data_flow.serial:
-        cores = config.rollout_cores(usable)
-        each = "" if learners == 1 else f", at least one for each of {learners} learners"
-        reasons["rollout.samplers"] = f"{cores:g} usable cores{_at_most(cores)}{each}"
-    if "rollout.inference_workers" not in settings.sources and data_flow.inference_workers:
-        text = "none: each sampler runs the policy itself, which avoids the communication"
-        reasons["rollout.inference_workers"] = text
-    if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
-        text = "networks over vectors are too small to keep a GPU busy; use --device cuda:0 to force it"
-        reasons["learner.device"] = f"{config.learner.device}: {text}"
-    most = max(1, config.rollout_samplers(usable) // learners) * learners
-    return part.samplers or (1 if data_flow.serial else most)
-
-
-def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) -> Settings:
-    """Settings with the length of a rollout, and with the balance of replay in modes that keep one; adds reasons."""
-    config = settings.config
-    part = config.rollout
-    if config.on_policy is not None and part.sync_interval is None:
-        envs = samplers // config.run.learners * part.envs_per_sampler
-        interval = config.rollout_interval(envs)
-        settings = settings.with_layer(Layer(default_of(settings), {"rollout": {"sync_interval": interval}}))
-        text = f"{envs * interval} env steps of {envs} environments together (rollout.size = {part.size})"
-        reasons["rollout.sync_interval"] = text
-    if config.data_flow.balanced and config.on_policy is None:
-        ratio = config.replay.serial_ratio(config.learner.batch_size)
-        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
-        text = (
-            f"{ratio:g} rows drawn for each inserted one, "
-            f"as in mode serial: the controller of mode {config.run.mode} keeps this balance"
-        )
-        reasons |= dict.fromkeys([f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS], text)
-    return settings
-
-
-def _at_most(cores: float) -> str:
-    return f", at most {MOST_DEFAULT_SAMPLERS}" if int(cores) > MOST_DEFAULT_SAMPLERS else ""
-
-
-def _check_machine(plan: RunPlan, machine: Machine) -> None:
-    """Rejects, before anything is written, a plan that this machine cannot run."""
-    capacity_is_open = plan.to_tune and plan.settings.sources.get("replay.capacity") not in (USER, RESUMED)
-    if not capacity_is_open:  # else the tuner chooses what there is room for
-        check_room(*plan.shared_bytes())
-    learner = plan.config.learner
-    devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
-    check_precision(learner.precision, on_gpu=any(device != "cpu" for device in devices))
-    if len(devices) == 2 and plan.spec.choices is not None:
-        raise ConfigError(
-            f"learner.device = {learner.device}: two devices are the actor's and the critics'; discrete "
-            "actions take one device"
-        )
 
 
 def _unwritten(run_dir: RunDir, error: OSError) -> ResourceError:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from spreeze.cli.arguments import Parser, build_parser, check_output, guarded
+from spreeze.cli.planning import layers_of
 from spreeze.cli.terminal import show_tuning
-from spreeze.cli.train import layers_of
 from spreeze.config.layers import effect_notes, resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
 from spreeze.envs.probe import TIMED_STEPS, probe_of

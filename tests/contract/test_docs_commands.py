@@ -10,8 +10,8 @@ from test_docs import PAGES
 
 from spreeze.__main__ import VERBS
 from spreeze.cli.arguments import Parser, build_parser
-from spreeze.cli.search_space import is_fixed, space
-from spreeze.cli.train import layers_of
+from spreeze.cli.planning import layers_of
+from spreeze.cli.sweeps.search_space import is_fixed, space
 from spreeze.config.layers import resolve
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine

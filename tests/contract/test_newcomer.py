@@ -115,8 +115,8 @@ assert "made_up" in rows()
 assert find_row("made_up").continuous.name == "made_up"
 assert from_toml(to_toml(settings), "file").config == config
 assert "made_up.bonus" in active_settings(config)
-from spreeze.cli.train import _fixed
-assert "made_up.bonus" in _fixed(config)
+from spreeze.cli.planning import fixed_settings
+assert "made_up.bonus" in fixed_settings(config)
 
 # a mode
 from types import SimpleNamespace

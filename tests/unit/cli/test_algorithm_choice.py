@@ -8,7 +8,7 @@ import pytest
 from spreeze.cli import algorithm_choice, train
 from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued, rounds_of
 from spreeze.cli.arguments import build_parser
-from spreeze.cli.train import layers_of
+from spreeze.cli.planning import layers_of
 from spreeze.config.layers import resolve
 from spreeze.errors import RunError
 from spreeze.machine.hardware import read_machine

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from spreeze.cli import train as train_module
+from spreeze.cli import planning
 from spreeze.config.algorithms import check_algorithm, default_algorithm, fitting_algorithms
 from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.modes import modes
@@ -247,7 +247,7 @@ def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
     layers, spec = layers_with("ppo", asked)
     settings, _ = with_algorithm(layers, resolve(layers), spec)
     machine = SimpleNamespace(gpus=gpus, cores=SimpleNamespace(usable=2.0))
-    plan = train_module._plan(settings, probe_of(spec), machine, None)
+    plan = planning.plan_of(settings, probe_of(spec), machine, None)
     reason = plan.reasons.get("learner.device", "")
     told = "cpu: networks over vectors are too small to keep a GPU busy; use --device cuda:0 to force it"
     assert (told in reason) == says
@@ -258,7 +258,7 @@ def test_what_a_mode_gives_for_a_session_is_not_what_was_asked_for():
     user = Layer("user", {"run": {"mode": "tianji"}, "learner": {"batch_size": 256}})
     settings, _ = with_algorithm([*layers, user], resolve([*layers, user]), spec)
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=4.0))
-    plan = train_module._plan(settings, probe_of(spec), machine, None)
+    plan = planning.plan_of(settings, probe_of(spec), machine, None)
     asked, given = plan.requested_settings.config.replay, plan.config.replay
     assert given.samples_per_insert_min == given.samples_per_insert_max == asked.serial_ratio(256)
     assert asked.samples_per_insert_max > asked.samples_per_insert_min, "another batch has another ratio on resume"
@@ -268,7 +268,7 @@ def test_what_a_mode_gives_for_a_session_is_not_what_was_asked_for():
 def test_the_discount_of_saved_sums_of_rewards_cannot_change(n_step, fixed):
     values = {"run": {"algo": "td3"}, "td3": {"n_step": n_step, "gamma": 0.9}, "replay": {"save": True}}
     config = resolve([Layer("user", values)]).config
-    assert ("td3.gamma" in train_module._fixed(config)) == fixed
+    assert ("td3.gamma" in planning.fixed_settings(config)) == fixed
 
 
 @pytest.mark.parametrize(("given", "scaled"), [({}, False), ({"learners": 3}, True)])
@@ -277,7 +277,7 @@ def test_gala_of_unknown_many_hosts_learns_with_the_step_size_as_it_is(given, sc
     user = {"run": {"mode": "gala"}, "cluster": {"address": "127.0.0.1:6379"} | given}
     settings, _ = with_algorithm([*layers, Layer("user", user)], resolve([*layers, Layer("user", user)]), spec)
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=2.0))
-    plan = train_module._plan(settings, probe_of(spec), machine, None)
+    plan = planning.plan_of(settings, probe_of(spec), machine, None)
     assert plan.config.gala.scale_lr == scaled
     assert ("how many learners will come is not known" in plan.reasons.get("gala.scale_lr", "")) != scaled
 
@@ -286,11 +286,11 @@ def test_a_share_that_is_to_stay_free_counts_where_no_governor_watches():
     layers, spec = layers_with("ppo", None)
     settings = resolve([*layers, Layer("user", {"tuning": {"leave_free": 0.5}, "run": {"mode": "hts"}})])
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=8.0))
-    assert train_module._plan(settings, probe_of(spec), machine, None).samplers == 4
+    assert planning.plan_of(settings, probe_of(spec), machine, None).samplers == 4
 
 
 def test_another_host_is_tuned_for_the_algorithm_and_mode_of_the_run():
     layers, _ = layers_with("sac", None)
     settings = resolve([*layers, Layer("user", {"env": {"id": "HalfCheetahBulletEnv-v0"}})])
-    arguments = train_module.tune_arguments(settings)
+    arguments = planning.tune_arguments(settings)
     assert arguments == ("--env", "HalfCheetahBulletEnv-v0", "--algo", "sac", "--mode", "serial")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_checkpoint import Crash, fail_at
 
-from spreeze.cli.train import settings_of, write_settings
+from spreeze.cli.resume import settings_of, write_settings
 from spreeze.config.layers import Layer, resolve
 from spreeze.run_directory import read_run, write_json
 from spreeze.transport import files

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.cli import train
+from spreeze.cli import planning
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ResourceError, TransportError
 from spreeze.machine.hardware import memory_limits, read_machine
@@ -110,7 +110,7 @@ def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_i
     def check(*facts):
         raise ResourceError("no room")
 
-    monkeypatch.setattr(train, "check_room", check)
+    monkeypatch.setattr(planning, "check_room", check)
     spec = EnvSpec(
         env_id="T-v0",
         import_module=None,
@@ -125,4 +125,4 @@ def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_i
             settings=resolve([Layer("user", values)]), spec=spec, samplers=1, free_core=True, to_tune=to_tune
         )
         with pytest.raises(ResourceError) if refused else contextlib.nullcontext():
-            train._check_machine(plan, read_machine())
+            planning.check_machine(plan, read_machine())

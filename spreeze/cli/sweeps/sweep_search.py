@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spreeze.cli import train
-from spreeze.cli.search_space import Axis, is_fixed, space
-from spreeze.cli.sweep_runs import (
+from spreeze.cli.sweeps.search_space import Axis, is_fixed, space
+from spreeze.cli.sweeps.sweep_runs import (
     POLL_S,
     RunProcess,
     Sweep,

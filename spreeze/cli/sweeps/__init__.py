@@ -1,0 +1,1 @@
+"""Sweeps and searches: their runs, Optuna, and the space of settings."""
