@@ -6,7 +6,9 @@ id only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
+import functools
 import importlib
 import importlib.util
 import os
@@ -133,6 +135,7 @@ def make_env(
     name = env_id.rpartition(":")[2]
     made = _known(env_id, import_module, fast=not (render_mode or options.get("plain") or args))
     _refuse_window(name, render_mode)
+    _catch_mujoco_warnings(made)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
@@ -338,6 +341,24 @@ def _render_offscreen() -> None:
         library = next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
         if library is not None:
             os.environ["MUJOCO_GL"] = library.lower()
+
+
+def _catch_mujoco_warnings(made: Any) -> None:
+    """Sends MuJoCo's warnings to the log: without a handler it appends them to a file in the working directory."""
+    import gymnasium
+
+    entry = gymnasium.registry[made].entry_point if isinstance(made, str) else made.entry_point
+    if isinstance(entry, str):
+        with contextlib.suppress(Exception):  # making the environment raises the same
+            importlib.import_module(entry.partition(":")[0])
+    if (mujoco := sys.modules.get("mujoco")) is not None and hasattr(mujoco, "set_mju_user_warning"):
+        mujoco.set_mju_user_warning(_mujoco_warning)
+
+
+@functools.cache
+def _mujoco_warning(text: str) -> None:
+    """Prints each warning once."""
+    sys.stderr.write(f"MuJoCo: {text}\n")
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

@@ -589,3 +589,11 @@ def test_pictures_of_a_robot_that_runs_away_follow_it(name, camera):
         found = None if renderer.camera_id < 0 else renderer.model.camera(renderer.camera_id).name
         assert found == camera
         assert camera or "trackbodyid" in renderer.default_cam_config, "its own camera follows it"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+def test_mujoco_writes_no_file_where_the_user_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(make_env("HalfCheetah-v5")) as env:
+        env.reset(seed=1)
+    assert list(tmp_path.iterdir()) == []
