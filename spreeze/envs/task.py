@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _FLOAT32 = np.dtype(np.float32)
 """NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
-_LONGEST_HOLD, _HOLD_EXPONENT = 64, 1.5
-"""Longest hold of a random action [env steps], and how its chance falls with that number."""
+_LONGEST_HOLD, _HOLD_EXPONENT, _MOST_HELD = 64, 1.5, 2
+"""Longest hold of a random action [env steps], how its chance falls with that number, and the most numbers of one."""
 CHANGED_ARGS = "env_args.json"
 """File of a run directory: the ``key=value`` texts that have changed, all together."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
@@ -451,12 +451,14 @@ class HeldActions:
     """Random actions, each held for a random number of env steps: where single ones cancel, these lead somewhere.
 
     The lengths follow Zipf's law, as in FlashSAC (arXiv 2604.04539): most are short, few are long. With action masks,
-    and for teams, an action lasts one step.
+    for teams, and for more than two numbers, an action lasts one step: what throws a cart over a hill throws a robot on
+    its back, where it would stay to the end of its episode (``assets/figures.md``).
     """
 
     def __init__(self, spec: EnvSpec, rng: np.random.Generator) -> None:
         self._spec, self._rng = spec, rng
-        self._holds = not spec.action_mask and spec.team is None
+        joints = 0 if spec.box is None else spec.box.dim
+        self._holds = not spec.action_mask and spec.team is None and joints <= _MOST_HELD
         chances = np.arange(1.0, _LONGEST_HOLD + 1.0) ** -_HOLD_EXPONENT
         self._chances = chances / chances.sum()
         self._left = np.zeros(0, np.int64)

@@ -110,6 +110,14 @@ def test_random_actions_are_held_for_few_steps_or_many_each_as_likely_and_again_
     assert (abs(np.unique(found[0], return_counts=True)[1] / found[0].size - 1 / 3) < 0.03).all()
 
 
+@pytest.mark.parametrize(("numbers", "held"), [(1, True), (2, True), (3, False), (6, False)])
+def test_random_numbers_are_held_where_there_are_few(numbers, held):
+    spec = dataclasses.replace(task().spec, action=Box((-1.0,) * numbers, (1.0,) * numbers))
+    drawn = HeldActions(spec, np.random.default_rng(0))
+    found = np.array([drawn.draw(20) for _ in range(200)])
+    assert (np.diff(found[:, :, 0], axis=0) == 0).any() == held
+
+
 def test_epsilon_falls_in_a_straight_line_with_the_env_steps():
     def epsilon(steps):
         return head_of(Q_META | {"env_steps": steps}, {}).epsilon
