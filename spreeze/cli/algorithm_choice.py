@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spreeze.config.algorithms import ON_POLICY, fitting_algorithms
-from spreeze.config.layers import USER, Settings
+from spreeze.config.layers import DEFAULT, USER, Settings
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import clean, number
 from spreeze.machine.hardware import Machine
@@ -73,8 +73,10 @@ class ComparedAlgorithm:
 
 
 def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) -> list[str]:
-    """The algorithms to compare for a new run; none where one was named or there is no time to compare."""
+    """The algorithms to compare for a new run; none where one was named, a profile knows the task, or time is short."""
     stop, sources = settings.config.stop, settings.sources
+    if {*sources.values()} - {USER, DEFAULT}:
+        return []
     counted = stop.updates is not None or stop.env_steps is not None
     if not args.auto or args.resume or counted or "run.algo" in sources or sources.get("run.mode") == USER:
         return []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from spreeze.config.modes import DECLARED, Mode, extended, find
+from spreeze.config.modes import DECLARED, Mode, extended, find, find_mode
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec, Reasoned
 
@@ -151,8 +151,9 @@ def may_be_recurrent(name: str, spec: EnvSpec) -> bool:
 
 def default_algorithm(spec: EnvSpec, mode: Mode | None) -> Reasoned:
     """The algorithm that is taken when none is named; the mode follows from it unless there is one already."""
+    mode = mode or find_mode(implied_mode(find_row(fitting_algorithms(spec)[0], spec.import_module)))
     name, *others = fitting_algorithms(spec, mode) or (None,)
-    if name is None and mode is not None:
+    if name is None:
         check_algorithm(fitting_algorithms(spec)[0], spec, mode)
     too = f" ({_listed(others, 'fit')} too)" if others else ""
     return Reasoned(name, f"algorithm {name}: the default for {task_text(spec)}{too}")

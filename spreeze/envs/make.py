@@ -28,6 +28,7 @@ from spreeze.envs.pictures import pictures_in, refuse_pictures
 from spreeze.envs.vector_engines import make_single
 from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
 from spreeze.inference.user_modules import import_named, is_script, is_within
+from spreeze.machine.output import say
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
@@ -358,7 +359,7 @@ def _catch_mujoco_warnings(made: Any) -> None:
 @functools.cache
 def _mujoco_warning(text: str) -> None:
     """Prints each warning once."""
-    sys.stderr.write(f"MuJoCo: {text}\n")
+    say(f"MuJoCo: {text}", as_json=True)
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

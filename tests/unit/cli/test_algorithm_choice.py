@@ -46,6 +46,11 @@ def test_algorithms_are_compared_where_none_is_named_and_there_is_time(spec, wor
     assert candidates_for(*command(*words), spec) == names
 
 
+def test_a_task_with_a_profile_keeps_its_algorithm():
+    assert candidates_for(*command("--env", "Pendulum-v1"), BOX) == []
+    assert candidates_for(*command("--env", "Pendulum-v1", "--profile", "none"), BOX) == ["sac", "ppo"]
+
+
 @pytest.mark.parametrize(("words", "rounds"), [
     ((), (60.0, 120.0)), (("--seconds", "0"), (60.0, 120.0, 240.0)), (("--seconds", "400"), (40.0,)),
     (("--seconds", "100"), ()), (("--seconds", "3600"), (60.0, 120.0, 240.0)),
