@@ -242,28 +242,32 @@ class InRunTuner:
             self._thread.join()
 
     def _run(self, run: Assembly, pids: Callable[[], Mapping[str, int]]) -> None:
-        tuning, first, record = self._tuning, self._first, None
-        cores, start = tuning.machine.cores.usable, AWAKE()
-        windows = _RunWindows(run, pids, first, cores, self._ended)
+        first, record, start = self._first, None, AWAKE()
+        windows = _RunWindows(run, pids, first, self._tuning.machine.cores.usable, self._ended)
         try:
-            with only_tuner(self._notes.put, self._ended) as beside:
-                windows.wait_for_samplers()
-                problem = tuning.problem()
-                known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
-                configured = Setting({**problem.configured, **known})
-                # The watchers run, and are measured with the rest.
-                problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
-                ends_s = AWAKE() + problem.targets.budget_s
-                record = tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), beside)
+            record = self._measured(windows)
         except (KeyboardInterrupt, TrialFailed) as stopped:
             self._notes.put(f"not tuned: {stopped or 'stopped'}")
-        except SpreezeError as error:
+        except (SpreezeError, OSError) as error:
             self._notes.put(f"not tuned: {error}")
-        chosen = Setting(first if record is None else {**first, **record["choice"]})
-        windows.put(chosen, most=chosen[RATIO_MAX])
+        finally:
+            chosen = Setting(first if record is None else {**first, **record["choice"]})
+            windows.put(chosen, most=chosen[RATIO_MAX])
+            self._found.put((record, chosen[SAMPLERS]))
         if record is not None:
             moved = [name for name in chosen if name in _CHANGEABLE and chosen[name] != first[name]]
             changes = [f"{name} {first[name]} -> {chosen[name]}" for name in moved]
             what = ", ".join(changes) or "what the run began with is the choice"
             self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {what}")
-        self._found.put((record, chosen[SAMPLERS]))
+
+    def _measured(self, windows: _RunWindows) -> dict[str, Any]:
+        tuning, first, cores = self._tuning, self._first, self._tuning.machine.cores.usable
+        with only_tuner(self._notes.put, self._ended) as beside:
+            windows.wait_for_samplers()
+            problem = tuning.problem()
+            known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
+            configured = Setting({**problem.configured, **known})
+            # The watchers run, and are measured with the rest.
+            problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
+            ends_s = AWAKE() + problem.targets.budget_s
+            return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), beside)
