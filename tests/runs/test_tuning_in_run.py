@@ -59,10 +59,12 @@ def test_a_run_trains_before_it_is_tuned_and_goes_on_with_the_choice_which_the_n
     assert any("tuned in" in event for event in run.events())
     assert len(_records(tmp_path)) == 1
     with Run(tmp_path, *PENDULUM, tiny=TUNED, name="again") as again:
-        again.wait_for(lambda: (again.path / "tune.json").exists(), what="the known choice")
-        assert read_json(again.path / "tune.json")["choice"] == json.loads(json.dumps(choice))
         again.wait_for(lambda: again.numbers().get("updates", 0) > 0, what="updates")
-        assert len([name for name in again.children() if name.startswith("sampler")]) == choice["sampling.samplers"]
+        if "reused" in again.stderr:  # else other programs have come or gone since
+            assert read_json(again.path / "tune.json")["choice"] == json.loads(json.dumps(choice))
+            assert len([name for name in again.children() if name.startswith("sampler")]) == choice["sampling.samplers"]
+        else:
+            assert "measuring again because" in again.stderr
         again.stop()
 
 
