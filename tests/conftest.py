@@ -129,3 +129,10 @@ def nothing_leaks():
         if time.monotonic() > deadline:
             pytest.fail(f"left behind: shared memory {left[0]}, processes {left[1]}, descriptors {left[2]}")
         os.sched_yield()
+
+
+@pytest.fixture
+def nothing_known(tmp_path, monkeypatch):
+    """No earlier results of the tuner, and no other tuner to wait for."""
+    for name in ("TMPDIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))

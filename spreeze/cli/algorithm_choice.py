@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import hashlib
-import json
 import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +30,7 @@ from spreeze.metrics.tuning_record import ALGORITHMS
 from spreeze.run_directory import existing_parent, names_from, new_name, read_json, versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.shared_memory import readable
-from spreeze.tuner.run import cache_dir
+from spreeze.tuner.run import cache_dir, cache_key
 from spreeze.types import EnvSpec
 
 _ROUNDS_S = (60.0, 120.0, 240.0)
@@ -117,8 +114,7 @@ class AlgorithmChoice:
             run.name or new_name(spec.env_id, "", run.seed).replace("__", "_"),
         )
         facts = {"machine": machine.identity(), "env": dataclasses.asdict(spec), "versions": versions()}
-        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-        self._path = cache_dir() / f"algorithm-{key}.json"
+        self._path = cache_dir() / f"algorithm-{cache_key(facts)}.json"
 
     def known(self, names: Sequence[str]) -> str | None:
         """The algorithm that was best when these were compared before; None where they were not."""
@@ -209,9 +205,14 @@ class AlgorithmChoice:
 
     def _followed(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
         """Runs ``spreeze.train`` and passes its lines on; its exit code and last line."""
-        command = [sys.executable, "-m", "spreeze.train", *arguments]
+        from spreeze.cli.sweeps.sweep_runs import run_command  # which imports the module that imports this one
+
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            run_command(os.sched_getaffinity(0), arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         assert process.stdout is not None
         pending, last, asked_s = b"", "", 0.0

@@ -276,9 +276,8 @@ class _TuningResult:
         planned: Callable[[Layer, dict[str, str] | None], RunPlan],
     ) -> RunPlan:
         """The plan with the tuner's choice, or one of a run in which it will choose."""
-        problem = tuning.problem()
         self.record = None if args.fresh else tuning.known()
-        if self.record is None and can_tune_in_run(problem, tuning.settings.config):
+        if self.record is None and can_tune_in_run(problem := tuning.problem(), tuning.settings.config):
             first, most = first_setting(problem)
             known = Setting({name: first[name] for name in (CAPACITY, ENVS) if first[name] != problem.configured[name]})
             plan = planned(known.layer(), None)

@@ -25,6 +25,7 @@ from spreeze.metrics.tuning_record import (
     TuningView,
     paper_batch,
     read,
+    setting_text,
 )
 from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
 from spreeze.tuner.knobs import tunable_settings
@@ -302,10 +303,8 @@ def _score(row: MeasuredRow, objective: str) -> float:
 
 def _part(tuning: TuningView, row: MeasuredRow, key: str) -> str:
     """A setting of a row in words, such as ``2 samplers``."""
-    value = row.setting.get(key)
-    label = clean(tuning.labels.get(key) or key.partition(".")[2], 40).replace("_", " ")
-    number_text = f"{value:g}" if isinstance(value, float) else clean(value, 40)
-    return f"{number_text} {label.removesuffix('s') if value == 1 else label}"
+    value, label = row.setting.get(key), tuning.label(key)
+    return f"{setting_text(value)} {label.removesuffix('s') if value == 1 else label}"
 
 
 def _add_points(

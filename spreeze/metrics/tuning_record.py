@@ -108,18 +108,22 @@ class TuningView:
         )
         return [(title, rows) for title, rows in found if rows]
 
+    def label(self, key: str) -> str:
+        """Name of a setting in a table or chart."""
+        return clean(self.labels.get(key) or key.partition(".")[2], 40).replace("_", " ")
+
     def table(self, rows: list[MeasuredRow]) -> list[dict[str, str]]:
         """The cells of each row by column, without columns that tell nothing."""
         keys = dict.fromkeys([*self.labels, *(key for row in rows for key in row.setting)])
         for key in _OFTEN_ALIKE:
             if len({row.setting[key] for row in self.rows if key in row.setting}) < 2:
                 keys.pop(key, None)
-        heads = {key: clean(self.labels.get(key) or key.partition(".")[2], 40).replace("_", " ") for key in keys}
+        heads = {key: self.label(key) for key in keys}
         figures = [row.figures(self.choice) for row in rows]
         taken = Counter([*heads.values(), *{name for line in figures for name in line}])
         heads = {key: head if taken[head] == 1 else clean(key, 40) for key, head in heads.items()}
         lines = [
-            {heads[key]: _text(row.setting.get(key)) for key in keys} | figure
+            {heads[key]: setting_text(row.setting.get(key)) for key in keys} | figure
             for row, figure in zip(rows, figures, strict=True)
         ]
         names = dict.fromkeys(name for line in lines for name in line)
@@ -174,7 +178,7 @@ def _rates(value: Any) -> list[float]:
     return [float(x) for x in value if _number(x) is not None] if isinstance(value, list | tuple) else []
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting as it is written on a command line."""
     return DASH if value is None else clean(f"{value:g}" if isinstance(value, float) else value, 40)
 

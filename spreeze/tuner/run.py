@@ -116,7 +116,7 @@ class Tuning:
         self.settings, self.probe, self.machine, self.samplers_only = settings, probe, machine, samplers_only
         self.interrupts, self.listener = interrupts, listener
         facts = _facts(settings, probe, machine, samplers_only=samplers_only)
-        self._key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        self._key = cache_key(facts)
         self._path = cache_dir() / f"tune-{self._key}.json"
         self._tries = 1
         self._free_bytes = memory_limits().usable_bytes
@@ -481,6 +481,11 @@ def cache_dir() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
     except RuntimeError:  # this user has no home
         return Path(tempfile.gettempdir()) / f"spreeze-cache-{os.getuid()}"
+
+
+def cache_key(facts: dict[str, Any]) -> str:
+    """Key of a result in the cache: changes with each of the facts that it depends on."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _changed_s(path: Path) -> float | None:

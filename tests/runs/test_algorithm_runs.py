@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import HIDDEN_SIZES, Run
+from harness import HIDDEN_SIZES, Run, poll
 
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_json, read_run
@@ -15,10 +15,7 @@ SHORT = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_known(tmp_path, monkeypatch):
-    for name in ("TMPDIR", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
+pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
 def test_two_algorithms_learn_in_turn_and_the_best_goes_on_with_what_it_learned(tmp_path):
@@ -51,3 +48,12 @@ def test_ctrl_c_while_algorithms_are_compared_stops_the_one_that_learns(tmp_path
     assert code == 130
     assert read_run(first)["state"] == "finished"
     assert "Traceback" not in run.stderr
+
+
+def test_one_that_learns_ends_when_the_command_is_killed(tmp_path):
+    with Run(tmp_path, *SHORT, tiny=()) as run:
+        first = run.runs_dir / "run-sac"
+        run.wait_for(lambda: read_run(first).get("state") == "running", what="the first one")
+        run.process.kill()
+        poll(lambda: read_run(first).get("state") == "finished", what="its end")
+    assert read_run(first)["exit_reason"].startswith("interrupt"), "not by its own time"

@@ -117,9 +117,8 @@ def test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_on
     assert read_run(run.path)["updates"] == 30
 
 
-def test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback(tmp_path, monkeypatch):
-    for name in ("TMPDIR", "XDG_CACHE_HOME"):  # the lock of a tuner beside this test would hold it up
-        monkeypatch.setenv(name, str(tmp_path))
+@pytest.mark.usefixtures("nothing_known")  # the lock of a tuner beside this test would hold it up
+def test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback(tmp_path):
     with Run(tmp_path, *FAULT, "--algo", "sac", "--auto", "--fresh", "--tune-first", tiny=("--no-visualizer",)) as run:
         run.wait_for(lambda: read_run(run.path).get("state") == "tuning" and psutil.Process(
             run.process.pid).children(recursive=True), what="the tuner's children")  # fmt: skip

@@ -15,10 +15,7 @@ TUNED = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_known(tmp_path, monkeypatch):
-    for name in ("TMPDIR", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
+pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
 def _rows(run):

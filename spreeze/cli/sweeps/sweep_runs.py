@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -136,12 +136,17 @@ def start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> RunProcess:
         run.attempts += 1
     run.state, run.error = "running", None
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
-    command = [sys.executable, "-c", f"from {__name__} import begin; begin()", str(os.getpid())]
-    command += [",".join(map(str, cores)), *run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}"]
+    command = run_command(cores, [*run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}"])
     process = subprocess.Popen(
         [*command, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
     )
     return RunProcess(run, process, errors)
+
+
+def run_command(cores: Iterable[int], arguments: Sequence[str]) -> list[str]:
+    """Command of a run's process that ends in order when this process dies."""
+    entry = f"from {__name__} import begin; begin()"
+    return [sys.executable, "-c", entry, str(os.getpid()), ",".join(map(str, cores)), *arguments]
 
 
 def begin() -> None:
