@@ -179,3 +179,13 @@ def test_two_threads_at_once_are_refused_and_never_get_wrong_answers(kind):
     assert wrong == []
     assert "used by two threads at once" in refused[0]
     assert np.array_equal(ask(shared, batches[0], np.random.default_rng(0)), alone[0]), "it serves the next one"
+
+
+@pytest.mark.parametrize(("module", "status"), [("spreeze.inference.policy", 0), ("users_code", 1)])
+def test_a_false_flag_of_the_matrix_library_warns_of_nothing_in_our_products_alone(module, status):
+    program = (
+        "import warnings, spreeze.inference; "
+        f"warnings.warn_explicit('invalid value encountered in dot', RuntimeWarning, 'x.py', 1, {module!r})"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, timeout=60)
+    assert done.returncode == status, done.stderr
