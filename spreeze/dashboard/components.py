@@ -18,7 +18,7 @@ from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, meaning, 
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
 from spreeze.metrics.published import SOURCE, published
-from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
+from spreeze.run_directory import read_run
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is its 95 % confidence interval. Dotted lines mark resumes."
@@ -47,7 +47,6 @@ def show_live(path: Path, page_key: str) -> None:
             "pipeline": live_api.pipeline(parts),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
-            "no_picture": _no_picture(path, serial=parts is not None and parts.serial),
         },
         on_changed_change=lambda: None,  # only the rerun is wanted
     )
@@ -58,17 +57,6 @@ def show_episodes(path: Path) -> None:
     name = SAMPLE_NAME if path == SAMPLE else path.name
     data = {"base": prefix(), "run": name, "colours": live_api.COLOURS}
     _component("watch", "live.css", "chart.js", "player.js", "watch.js")(key=f"watch-{name}", data=data)
-
-
-def _no_picture(path: Path, *, serial: bool) -> str:
-    """Text in place of the agent's picture while there is none."""
-    if serial:
-        return "This mode renders nothing during training: use spreeze play."
-    if read_config(path).get("visualizer", {}).get("enabled") is False:
-        return "The visualizer is disabled (visualizer.enabled)."
-    if state_of(path) not in LIVE_STATES:
-        return "No picture: the run ended before the first one."
-    return "No picture yet: the first one follows the first policy."
 
 
 def prefix() -> str:

@@ -51,7 +51,8 @@ class LivePage {
     this.image.setAttribute("role", "img");
     this.image.setAttribute("aria-label", "latest picture of the agent");
     this.pictureCard = picture;
-    this.noPicture = make(picture, "div", "sz-caption", this.data.no_picture);
+    this.noPicture = make(picture, "div", "sz-caption");
+    this.remember("no_picture", this.noPicture);
     const age = this.pictureAge = make(picture, "div", "sz-caption");
     age.style.display = "none";
     make(age, "span", "", "picture ");

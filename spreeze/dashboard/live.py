@@ -64,18 +64,19 @@ def _shown(path: Path | None, now: control.Activity) -> None:
         f"mode {facts.mode or DASH}",
         f"seed {whole(facts.seed)}",
     )
-    st.subheader(components.plain(" \u00b7 ".join(title)), anchor=False)
-    st.caption(f"{facts.name}{note}")
+    head = st.container(horizontal=True, vertical_alignment="bottom")
+    head.subheader(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")
+    head.caption(components.plain(f"{facts.name}{note}"), width="content")
     components.show_live(path, now.key)
 
 
 def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
     """Stop, and what else can be asked of a live run; with its name where the page shows another run."""
     name = now.name or ""
-    with st.container(border=True):
+    with st.container():
         if named:
             st.markdown(f"For the running **{components.plain(name)}**:")
-        line = st.container(horizontal=True, vertical_alignment="bottom")
+        line = st.container(horizontal=True)
         asked = now.phase in ("stopping", "late")
         components.act_button(
             line,
@@ -94,7 +95,7 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             text = "Kills the run; the latest checkpoint is kept."
             components.act_button(line, "Kill", control.kill, name, folder, key="kill", help=text)
             commands.append(control.runs_command(folder, "stop", "--force", name))
-        with st.expander("Command line"):
+        with line.popover("Command line"):
             components.show_command("stop", *commands)
 
 
@@ -125,7 +126,7 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         if sent == share or time.monotonic() - sent_s > _TAKEN_WITHIN_S:
             st.session_state.pop(f"{key}_sent", None)
             st.session_state[key] = round(100 * share)
-        line.slider(
+        line.popover(f"Leave free: {st.session_state[key]} %").slider(
             "Leave free for other programs [%]",
             0,
             90,

@@ -314,8 +314,20 @@ def texts(
         "final": number(shown.eval_final),
         "samplers_active": _samplers(shown),
         "picture": _age(drawn_s),
+        "no_picture": _no_picture(path, shown.state, serial=parts is not None and parts.serial),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
+
+
+def _no_picture(path: Path, state: str, *, serial: bool) -> str:
+    """Text in place of the agent's picture while there is none."""
+    if serial:
+        return "This mode renders nothing during training: use spreeze play."
+    if read_config(path).get("visualizer", {}).get("enabled") is False:
+        return "The visualizer is disabled (visualizer.enabled)."
+    if state not in LIVE_STATES:
+        return "No picture: the run ended before the first one."
+    return "No picture yet: the first one follows the first policy."
 
 
 def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:

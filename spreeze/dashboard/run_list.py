@@ -47,18 +47,26 @@ def show(folder: Path) -> None:
             "state": st.column_config.MultiselectColumn(
                 options=list(navigation.COLOURS),
                 color=list(navigation.COLOURS.values()),
-                width="small",
+                width=72,
                 help="crashed: its state is running, but its process is gone.",
             ),
-            "run": st.column_config.TextColumn(help="Title, or name without date and time. The arrow: shown below."),
+            "run": st.column_config.TextColumn(
+                width=95, help="Title, or name without date and time. The arrow: shown below."
+            ),
             "tags": st.column_config.ListColumn(help="Tags, edited below."),
-            "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
-            "minutes": st.column_config.NumberColumn(format="%.1f", help="Training time over all sessions [min]."),
-            "env steps": st.column_config.NumberColumn(format="compact", help=meaning("env_steps")),
-            "best": st.column_config.NumberColumn(format="%.4g", help=f"The highest. {meaning('eval_return')}"),
-            "last ten": st.column_config.NumberColumn(format="%.4g", help="Mean return over the last ten evaluations."),
-            "returns": st.column_config.LineChartColumn(width="small", help="Greedy returns over its evaluations."),
-            "ended by": st.column_config.TextColumn(width="small", help="Why it ended."),
+            "task": st.column_config.TextColumn(width=135),
+            "algorithm": st.column_config.TextColumn(width=100, help="Algorithm, mode, seed."),
+            "started": st.column_config.TextColumn(width=90),
+            "minutes": st.column_config.NumberColumn(
+                width=62, format="%.1f", help="Training time, all sessions [min]."
+            ),
+            "env steps": st.column_config.NumberColumn(width=72, format="compact", help=meaning("env_steps")),
+            "best": st.column_config.NumberColumn(width=58, format="%.4g", help=meaning("eval_return")),
+            "last ten": st.column_config.NumberColumn(
+                width=62, format="%.4g", help="Mean return over the last ten evaluations."
+            ),
+            "returns": st.column_config.LineChartColumn(width=64, help="Greedy returns over its evaluations."),
+            "ended by": st.column_config.TextColumn(width=70, help="Why it ended."),
         },
     )
     if st.session_state.pop(_CLICKED, False):

@@ -140,7 +140,7 @@ def theme(driver, name):
 
 
 def started_from_the_page(driver, runs):
-    choose_task(driver, "Pendulum-v1")
+    choose_task(driver, "Walker2DBulletEnv-v0")  # which does not end by itself meanwhile
     click(driver, "Start")
     click_again = (
         "const b = [...document.querySelectorAll('button')].find(b => b.innerText.trim() === 'Start'); "
@@ -197,6 +197,15 @@ def charts_stay(driver):
     assert (counts["made"] - counts["disposed"], counts["live"], counts["errors"]) == (1, 1, [])
 
 
+def return_and_agent_in_the_first_fold(driver):
+    """A screen of 1,280 by 900 shows both whole beside the buttons and the tiles of a live run."""
+    low = "const b = [...document.querySelectorAll('[data-chart=return], .sz-picture canvas')]; " + (
+        "return Math.max(...b.map(e => e.getBoundingClientRect().bottom))"
+    )
+    driver.execute_script("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")
+    web.wait(lambda: driver.execute_script(low) < 900, lambda: str(driver.execute_script(low)))
+
+
 def picture_moves(driver):
     """The agent's picture changes while it is in sight."""
     from selenium.webdriver.common.by import By
@@ -217,6 +226,7 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     assert "sample run" in text(driver)
     started_from_the_page(driver, runs)
     charts_stay(driver)
+    return_and_agent_in_the_first_fold(driver)
     picture_moves(driver)
     driver.refresh()
     web.wait(lambda: driver.execute_script(DRAWN) > 6 and "running" in text(driver))
@@ -263,6 +273,7 @@ def test_the_form_shows_what_its_command_starts(tmp_path):
         choose_task(driver, "CartPole-v1")
         web.wait(lambda: shown(driver, "algo") == "dqn", lambda: text(driver))
         pick(driver, "algo", "ppo")
+        web.wait(lambda: shown(driver, "mode") == "hts", lambda: text(driver))
         before = shown(driver, "env"), shown(driver, "algo"), shown(driver, "mode")
         assert before == ("CartPole-v1", "ppo", "hts")
         for page in ("Compare", "Live"):
@@ -330,7 +341,7 @@ def sweep_is_compared(driver, address):
         ),
         lambda: driver.execute_script(curves),
     )
-    assert "Settings in which these runs differ" in text(driver)
+    assert "In what these runs differ" in text(driver)
 
 
 def test_charts_and_zoom_outlive_a_restart_of_the_server(tmp_path):

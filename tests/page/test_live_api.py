@@ -493,6 +493,16 @@ def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_proble
         assert answer["problem"] is problem
 
 
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [("running", "No picture yet: the first one follows the first policy."),
+     ("finished", "No picture: the run ended before the first one.")],
+)  # fmt: skip
+def test_why_there_is_no_picture_follows_the_state(run, monkeypatch, state, text):
+    monkeypatch.setattr(live_api, "state_of", lambda path: state)
+    assert live_api.live_response(run, 0.0, 0, "")["text"]["no_picture"] == text
+
+
 def test_an_ended_run_shows_its_summary_and_not_that_of_an_earlier_session(run):
     fill(run, 20)
     state = json.loads((run / "run.json").read_text()) | {"wall_s": 10.0}
