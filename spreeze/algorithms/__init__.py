@@ -6,10 +6,11 @@ through ``inference.lazy_torch``, so that the command line, samplers and the das
 
 To understand an update, read these files, as ``tests/contract/test_reading.py`` does:
 
-=============  ===========================
+=============  ================================
 sac            sac, off_policy, losses
 sac discrete   sac, off_policy, losses
 sac hybrid     sac, off_policy, losses
+crossq         crossq, sac, off_policy, losses
 td3            td3, off_policy, losses
 ddpg           td3, off_policy, losses
 dqn            dqn, off_policy, losses
@@ -19,11 +20,10 @@ a2c            a2c, on_policy, losses
 impact         impact, on_policy, losses
 appo           impact, on_policy, losses
 impala         impact, on_policy, losses
-=============  ===========================
+=============  ================================
 
-SAC and TD3 support distributional critics (``distributional``) with the same interface, SAC also critics with batch
-normalisation in place of target networks (``batch_norm``). DQN has dueling streams and distributions, and noise in its
-weights (``value_heads``).
+SAC, CrossQ and TD3 support distributional critics (``distributional``) with the same interface. DQN has dueling
+streams and distributions, and noise in its weights (``value_heads``).
 
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``.
 Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the

@@ -1,4 +1,4 @@
-"""Critics with batch normalisation and without target networks (CrossQ; Bhatt et al. 2024, arXiv 1902.05605).
+"""CrossQ (Bhatt et al. 2024, arXiv 1902.05605): SAC whose critics have batch normalisation and no target networks.
 
 A hidden layer is ``act(norm(x W) + b)``, where ``norm`` takes mean and deviation of each unit over the rows. Rows of
 replay and rows of what follows them (``next_obs`` with the policy's actions) go through the critics as one batch of
@@ -14,13 +14,29 @@ and none in the actor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms.distributional import CategoricalCritics, QuantileCritics
 from spreeze.algorithms.fused_mlp import Parameters
 from spreeze.algorithms.off_policy import Chunk, Critics
-from spreeze.config.algorithm_settings import DistributionalConfig
+from spreeze.algorithms.sac import SAC, SACConfig
+from spreeze.config.algorithms import AlgorithmRow
+from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossQConfig(SACConfig):
+    """CrossQ: SAC with batch normalisation in place of target networks (Bhatt et al. 2024, arXiv 1902.05605)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        others = {"critic_layer_norm": False, "activation": "relu", "network": "", "recurrent": "none"}
+        for name, only in others.items():
+            if getattr(self, name) != only:
+                raise ConfigError(f"crossq.{name} = {getattr(self, name)}: it is not built for that; remove it")
+
 
 _EPS = 1e-3
 """Added to variances, as in the authors' code."""
@@ -188,6 +204,26 @@ class _Categories(_BatchNormalised, CategoricalCritics):
 _KINDS: dict[str, type[_BatchNormalised]] = {"twin": _Twins, "quantile": _Quantiles, "categorical": _Categories}
 
 
-def create_batch_norm_critics(config: DistributionalConfig, *place: Any) -> Critics:
-    """``create_critics`` with batch normalisation."""
-    return _KINDS[config.critics](config, *place)
+class CrossQ(SAC):
+    """SAC with such critics, for continuous actions and vectors."""
+
+    name = "crossq"
+
+    @property
+    def target_share(self) -> float:
+        """1: there are no target networks, so the target values are those of now."""
+        return 1.0
+
+    @staticmethod
+    def _create_critics(config: SACConfig, *place: Any) -> Critics:
+        return _KINDS[config.critics](config, *place)
+
+
+ALGORITHMS = (
+    AlgorithmRow(
+        name="crossq",
+        config=CrossQConfig,
+        continuous=CrossQ,
+        defaults={"env.normalize_obs": True, "crossq.adam_beta1": 0.5, "crossq.policy_delay": 3},
+    ),
+)

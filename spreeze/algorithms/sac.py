@@ -17,7 +17,6 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Encoder, finite
-from spreeze.algorithms.batch_norm import create_batch_norm_critics
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
@@ -45,7 +44,6 @@ from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
-from spreeze.errors import ConfigError
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
@@ -56,12 +54,6 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
 
     alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
-    critic_batch_norm: bool = setting(
-        False,
-        "batch normalisation in the critics, which then have no target networks (CrossQ, arXiv 1902.05605); for "
-        "continuous actions and vectors",
-        fixed=True,
-    )
     policy_delay: int = setting(1, "critic steps per step of actor and entropy coefficient", low=1, high=100)
     initial_alpha: float = setting(
         0.01,
@@ -88,18 +80,9 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
         high=1.0,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        others = {"critic_layer_norm": False, "activation": "relu", "network": "", "recurrent": "none"}
-        wrong = [f"{name} = {getattr(self, name)}" for name, only in others.items() if getattr(self, name) != only]
-        if self.critic_batch_norm and wrong:
-            raise ConfigError(f"critic_batch_norm = true: it is not built for {wrong[0]}; remove one of them")
-
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
         self.check_memory(spec, self.network)
-        if self.critic_batch_norm and (spec.choices is not None or spec.frames is not None):
-            raise ConfigError("critic_batch_norm = true: it is for continuous actions and vectors alone; remove it")
 
 
 class _Base(NamedTuple):
@@ -228,8 +211,8 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     @property
     def target_share(self) -> float:
-        """Share of the weights that an update mixes into the targets; all where there are no target networks."""
-        return 1.0 if self._config.critic_batch_norm else self._config.tau
+        """Share of the weights that an update mixes into the targets."""
+        return self._config.tau
 
     def update_targets(self) -> None:
         self._update_critics_target()
@@ -280,11 +263,15 @@ class SAC(_SoftActorCritic):
         frames: FrameSpec | None = None,
     ) -> None:
         base = _Base.create(obs_dim, 2 * action_dim, config, seed, device, network, frames)
-        make = create_batch_norm_critics if config.critic_batch_norm else create_critics
-        critics = make(config, base.inputs, action_dim, 2, base.init, base.place.critics, base.critic_layers)
+        place = base.place.critics, base.critic_layers
+        critics = self._create_critics(config, base.inputs, action_dim, 2, base.init, *place)
         meta = base.meta | {"policy": "squashed_gaussian", "action_dim": action_dim}
         super().__init__(base, critics, config, seed, meta, overlap=overlap)
         self._begin(action_dim)
+
+    @staticmethod
+    def _create_critics(config: SACConfig, *place: Any) -> Critics:
+        return create_critics(config, *place)
 
     def _begin(self, action_dim: int) -> None:
         self._action_dim, self._alpha_of_numbers = action_dim, self.alpha[:1]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spreeze.config.algorithms import ON_POLICY, fitting_algorithms
+from spreeze.config.algorithms import fitting_algorithms
 from spreeze.config.layers import DEFAULT, USER, Settings
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import clean, number
@@ -33,10 +33,12 @@ from spreeze.transport.shared_memory import readable
 from spreeze.tuner.run import cache_dir, cache_key
 from spreeze.types import EnvSpec
 
+_BESIDE = ("crossq", "ppo")
+"""Algorithms that are compared with the default, where they fit."""
 _ROUNDS_S = (60.0, 120.0, 240.0)
 """Training time of each candidate at the end of a round."""
 _MOST_S, _LEAST_S = 300.0, 20.0
-"""Most and least time that a candidate may take."""
+"""Most time that all candidates but the best may take, and least time of each."""
 _CLEARLY = 2.0
 """Standard errors around two levels that do not overlap where one candidate is clearly worse."""
 _CLOSING_S, _LOOK_S = 60.0, 0.2
@@ -77,18 +79,18 @@ def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) 
     counted = stop.updates is not None or stop.env_steps is not None
     if not args.auto or args.resume or counted or "run.algo" in sources or sources.get("run.mode") == USER:
         return []
-    if not settings.config.evaluation.enabled or settings.config.cluster.address or rounds_of(settings) == ():
+    if not settings.config.evaluation.enabled or settings.config.cluster.address:
         return []
     usual, *others = fitting_algorithms(spec)
-    found = [usual, *(name for name in others if name == next(iter(ON_POLICY)))]
-    return found if len(found) > 1 else []
+    found = [usual, *(name for name in _BESIDE if name in others)]
+    return found if len(found) > 1 and rounds_of(settings, len(found)) else []
 
 
-def rounds_of(settings: Settings) -> tuple[float, ...]:
+def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
     """Training times of each candidate at which candidates are compared; empty where the run is too short."""
     stop, share = settings.config.stop, settings.config.tuning.algorithm_share
     whole_s = stop.seconds or (stop.budget_s if stop.by_itself else math.inf)
-    most_s = min(share * whole_s, _MOST_S) if share else 0.0
+    most_s = min(share * whole_s, _MOST_S) / (candidates - 1) if share else 0.0
     if most_s < _LEAST_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
         return ()
     return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
@@ -107,7 +109,6 @@ class AlgorithmChoice:
         say: Callable[[str], None],
     ) -> None:
         self._command, self._args, self._settings, self._say = list(command), args, settings, say
-        self._rounds = rounds_of(settings)
         run = settings.config.run
         self._folder, self._stem = (
             Path(run.runs_dir),
@@ -132,14 +133,15 @@ class AlgorithmChoice:
             RunError: all of them failed.
             KeyboardInterrupt: the user asked to stop.
         """
-        times = ", ".join(f"{end_s:.0f}" for end_s in self._rounds)
+        rounds = rounds_of(self._settings, len(names))
+        times = ", ".join(f"{end_s:.0f}" for end_s in rounds)
         self._say(
-            f"algorithms {' and '.join(names)} learn the task in turn and are compared after {times} s each; the best "
+            f"algorithms {', '.join(names)} learn the task in turn and are compared after {times} s each; the best "
             f"goes on with what it has learned (--algo NAME: without this)"
         )
         everyone = [ComparedAlgorithm(name, self._free_folder(f"{self._stem}-{name}")) for name in names]
         left = list(everyone)
-        for end_s in self._rounds:
+        for end_s in rounds:
             for one in left:
                 self._learn(one, end_s, interrupts)
             left = [one for one in left if one.failure is None]

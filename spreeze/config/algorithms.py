@@ -91,7 +91,7 @@ class NetworkRow:
     """Maps numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
 
 
-OFF_POLICY = {"sac": "sac", "td3": "td3", "ddpg": "td3", "dqn": "dqn", "qmix": "qmix"}
+OFF_POLICY = {"sac": "sac", "crossq": "crossq", "td3": "td3", "ddpg": "td3", "dqn": "dqn", "qmix": "qmix"}
 ON_POLICY = {"ppo": "ppo", "a2c": "a2c", "impact": "impact", "appo": "impact", "impala": "impact"}
 ALGORITHMS = OFF_POLICY | ON_POLICY
 """The algorithms that come with Spreeze -> their modules in ``spreeze.algorithms``, which hold their rows."""

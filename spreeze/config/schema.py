@@ -426,8 +426,8 @@ class TuningConfig(Section):
     budget_s: float = setting(60.0, "longest time that the tuner measures", unit="s", low=5.0, high=600.0, tuner=True)
     algorithm_share: float = setting(
         0.1,
-        "share of the run's time, and at most 5 min, in which each of the algorithms learns that are compared on a "
-        "task without a profile; 0: the default algorithm",
+        "share of the run's time, and at most 5 min, that the comparison of algorithms may cost on a task without a "
+        "profile: the training time of all but the best; 0: the default algorithm",
         low=0.0,
         high=0.5,
         tuner=True,

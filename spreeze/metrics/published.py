@@ -37,7 +37,12 @@ PUBLISHED: dict[str, dict[str, tuple[float, int]]] = {
 """Task -> algorithm -> return and env steps in ``SOURCE``."""
 
 
+_LIKE = {"crossq": "sac"}
+"""Algorithms that are measured by another one's number, where ``SOURCE`` has none of theirs."""
+
+
 def published(algo: str | None, env_id: str | None) -> Published | None:
     """The return of a task in ``SOURCE``, if it has one."""
-    found = PUBLISHED.get(env_id or "", {}).get(algo or "")
+    of_task = PUBLISHED.get(env_id or "", {})
+    found = of_task.get(algo or "") or of_task.get(_LIKE.get(algo or "", ""))
     return None if found is None else Published(*found)

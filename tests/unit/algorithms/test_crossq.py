@@ -6,9 +6,9 @@ import torch
 from batches import ACT, OBS, batches, made
 from exact import exact
 
-from spreeze.algorithms.batch_norm import create_batch_norm_critics
+from spreeze.algorithms.crossq import CrossQ, CrossQConfig
 from spreeze.algorithms.fused_mlp import TwoThreads
-from spreeze.algorithms.sac import SACConfig
+from spreeze.config.algorithms import fitting_algorithms
 from spreeze.errors import ConfigError
 from spreeze.types import Box, Choices, EnvSpec
 
@@ -16,9 +16,9 @@ ROWS, EPS = 6, 1e-3
 
 
 def critics_of(obs_dim=4, action_dim=2, **changes):
-    config = SACConfig(**{"hidden_sizes": (8, 7), **changes}, critic_batch_norm=True)
+    config = CrossQConfig(**{"hidden_sizes": (8, 7), **changes})
     generator, device = torch.Generator().manual_seed(1), torch.device("cpu")
-    return exact(create_batch_norm_critics, config, obs_dim, action_dim, 2, generator, device)
+    return exact(CrossQ._create_critics, config, obs_dim, action_dim, 2, generator, device)
 
 
 def normal(x):
@@ -84,8 +84,8 @@ def test_one_unit_by_hand():
 
 @pytest.mark.parametrize("changes", [{}, {"critics": "quantile", "quantiles": 5}, {"critics": "categorical"}])
 def test_a_run_that_is_resumed_goes_on_as_it_would_have(changes):
-    changes = {"policy_delay": 2, "critic_batch_norm": True, **changes}
-    first, second = made("sac", **changes), made("sac", **changes)
+    changes = {"policy_delay": 2, **changes}
+    first, second = made("crossq", **changes), made("crossq", **changes)
     for batch in batches(7):
         first.update(batch)
     state = first.state_arrays()
@@ -117,22 +117,18 @@ def test_the_order_of_rows_does_not_matter_to_the_gradient():
     {"critic_layer_norm": True}, {"activation": "silu"}, {"network": "some"}, {"recurrent": "gru"},
 ])  # fmt: skip
 def test_what_it_is_not_built_for_is_refused(changes):
-    with pytest.raises(ConfigError, match=f"critic_batch_norm = true: .* {next(iter(changes))} = "):
-        SACConfig(critic_batch_norm=True, **changes)
+    with pytest.raises(ConfigError, match=f"crossq.{next(iter(changes))} = "):
+        CrossQConfig(**changes)
 
 
-def test_discrete_actions_are_refused():
-    def spec(action):
-        return EnvSpec(
-            env_id="Some-v0",
-            import_module=None,
-            obs_dim=OBS,
-            action=action,
-            max_episode_steps=None,
-            reward_threshold=None,
-        )
-
-    config = SACConfig(critic_batch_norm=True)
-    config.check_task(spec(Box((-1.0,) * ACT, (1.0,) * ACT)))
-    with pytest.raises(ConfigError, match="continuous actions and vectors"):
-        config.check_task(spec(Choices((3,))))
+@pytest.mark.parametrize("choices", [None, Choices((3,))])
+def test_it_fits_continuous_actions_alone(choices):
+    spec = EnvSpec(
+        env_id="Some-v0",
+        import_module=None,
+        obs_dim=OBS,
+        action=choices or Box((-1.0,) * ACT, (1.0,) * ACT),
+        max_episode_steps=None,
+        reward_threshold=None,
+    )
+    assert ("crossq" in fitting_algorithms(spec)) == (choices is None)

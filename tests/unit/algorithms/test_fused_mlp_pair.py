@@ -82,7 +82,7 @@ def test_threads_become_a_pair_first_and_threads_of_a_product_then(threads, pair
 
 @pytest.mark.parametrize(("name", "changes"), [
     ("sac", {}), ("sac", {"critics": "quantile", "critic_layer_norm": True}), ("sac", {"tune_alpha": False}),
-    ("sac", {"critic_batch_norm": True, "critics": "quantile"}),
+    ("crossq", {"critics": "quantile"}),
     ("td3", {"critics": "categorical"}), ("td3", {"activation": "gelu"}), ("ddpg", {}),
 ])  # fmt: skip
 def test_updates_of_a_pair_of_streams_are_those_of_one(name, changes):

@@ -31,7 +31,7 @@ def command(*words):
 
 
 @pytest.mark.parametrize(("spec", "words", "names"), [
-    (BOX, (), ["sac", "ppo"]),
+    (BOX, (), ["sac", "crossq", "ppo"]),
     (CHOICES, (), ["dqn", "ppo"]),
     (CHOICES, ("--seconds", "600"), ["dqn", "ppo"]),
     (SEVERAL, (), []),
@@ -48,15 +48,17 @@ def test_algorithms_are_compared_where_none_is_named_and_there_is_time(spec, wor
 
 def test_a_task_with_a_profile_keeps_its_algorithm():
     assert candidates_for(*command("--env", "Pendulum-v1"), BOX) == []
-    assert candidates_for(*command("--env", "Pendulum-v1", "--profile", "none"), BOX) == ["sac", "ppo"]
+    assert candidates_for(*command("--env", "Pendulum-v1", "--profile", "none"), BOX) == ["sac", "crossq", "ppo"]
 
 
-@pytest.mark.parametrize(("words", "rounds"), [
-    ((), (60.0, 120.0)), (("--seconds", "0"), (60.0, 120.0, 240.0)), (("--seconds", "400"), (40.0,)),
-    (("--seconds", "100"), ()), (("--seconds", "3600"), (60.0, 120.0, 240.0)),
+@pytest.mark.parametrize(("words", "candidates", "rounds"), [
+    ((), 2, (60.0, 120.0)), ((), 3, (60.0,)), (("--seconds", "0"), 2, (60.0, 120.0, 240.0)),
+    (("--seconds", "400"), 2, (40.0,)), (("--seconds", "400"), 3, (20.0,)), (("--seconds", "100"), 2, ()),
+    (("--seconds", "300"), 3, ()), (("--seconds", "3600"), 2, (60.0, 120.0, 240.0)),
+    (("--seconds", "3600"), 3, (60.0, 120.0)),
 ])  # fmt: skip
-def test_each_may_take_a_tenth_of_the_run_at_most_five_minutes(words, rounds):
-    assert rounds_of(command(*words)[1]) == rounds
+def test_all_but_the_best_may_take_a_tenth_of_the_run_at_most_five_minutes(words, candidates, rounds):
+    assert rounds_of(command(*words)[1], candidates) == rounds
 
 
 class Runs:

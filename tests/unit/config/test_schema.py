@@ -67,7 +67,7 @@ def test_lists_become_tuples_and_each_entry_is_checked():
 def test_choices_suggest_the_near_one():
     with pytest.raises(ConfigError, match=r"allowed is drop, fail; did you mean 'drop'"):
         SamplingConfig(nan_policy="dropp")
-    known = "sac, td3, ddpg, dqn, qmix, ppo, a2c, impact, appo, impala"
+    known = "sac, crossq, td3, ddpg, dqn, qmix, ppo, a2c, impact, appo, impala"
     with pytest.raises(ConfigError, match=rf"allowed is {known} .*; did you mean 'sac'"):
         Config(run=RunConfig(algo="sacc"))
 

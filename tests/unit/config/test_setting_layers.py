@@ -50,7 +50,7 @@ def test_later_layers_win_and_every_value_knows_where_it_came_from():
         ({"sac": {"gamma": 2}}, r"^p: sac.gamma = 2.0: allowed is 0 to 1"),
         ({"learner": {"batch_size": -1}}, r"^p: learner.batch_size = -1: allowed is 1 to"),
         ({"learner": {"batch_size": 10**18}}, r"^p: learner.batch_size = 1000000000000000000: allowed is 1 to"),
-        ({"run": {"algo": "ars"}}, r"^p: run.algo = 'ars': allowed is sac, td3, ddpg"),
+        ({"run": {"algo": "ars"}}, r"^p: run.algo = 'ars': allowed is sac, crossq, td3, ddpg"),
     ],
 )  # fmt: skip
 def test_bad_values_name_source_path_value_and_what_is_allowed(values, pattern):

@@ -29,12 +29,13 @@ def found(algorithm, spec, action, **more):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"critic_layer_norm": True, "activation": "silu"}, {"critics": "quantile", "quantiles": 5},
-     {"critics": "categorical", "atoms": 11}, {"critic_batch_norm": True}],
+    ("name", "changes"),
+    [("sac", {}), ("sac", {"critic_layer_norm": True, "activation": "silu"}),
+     ("sac", {"critics": "quantile", "quantiles": 5}), ("sac", {"critics": "categorical", "atoms": 11}),
+     ("crossq", {})],
 )  # fmt: skip
-def test_q_of_the_first_critic_in_the_unit_of_the_rewards(changes):
-    algorithm, spec = made("sac", **changes), spec_of(Box((-2.0,) * ACT, (4.0,) * ACT))
+def test_q_of_the_first_critic_in_the_unit_of_the_rewards(name, changes):
+    algorithm, spec = made(name, **changes), spec_of(Box((-2.0,) * ACT, (4.0,) * ACT))
     unit = np.random.default_rng(2).uniform(-1.0, 1.0, (STEPS, ACT)).astype(np.float32)
     critics = algorithm.critics
     critics.action_gradient(torch.from_numpy(OBSERVED), torch.from_numpy(unit).t(), least=False)
