@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from spreeze.algorithms.fused_mlp import Parameters, dead_units
 from spreeze.errors import CheckpointError
 from spreeze.inference.lazy_torch import Tensor, torch
 
 if TYPE_CHECKING:
-    from spreeze.algorithms.optimizers import FlatAdam
+    from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
     from spreeze.types import TransitionBatch
 
 _GENERATOR = "generator"
@@ -23,6 +25,7 @@ class Algorithm(ABC):
     """Name, counters and state; ``off_policy`` and ``on_policy`` add the update."""
 
     name: str
+    _config: Any
     updates: int
     """Updates so far, including rejected ones; a caller that replays recorded updates counts them here."""
 
@@ -49,6 +52,29 @@ class Algorithm(ABC):
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
         """State of a checkpoint, except the random state."""
+
+    @property
+    def gamma(self) -> float:
+        """Discount factor per env step."""
+        return float(self._config.gamma)
+
+    @abstractmethod
+    def _optimizers(self) -> Iterable[FlatAdam | FlatRMSProp]:
+        """The optimizers of all networks."""
+
+    def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
+        """Networks of vectors that are trained, each with the rows [M, I] on which its hidden units are looked at."""
+        yield from ()
+
+    def health(self, batch: Any = None) -> dict[str, float]:
+        """``update_size`` and ``dead_units`` of the networks as they are now, where known (reads the device).
+
+        ``batch`` is the newest one of replay; algorithms that learn from rollouts take their latest minibatch.
+        """
+        with torch.inference_mode():
+            sizes = [optimizer.update_size for optimizer in self._optimizers()]
+            found = {"update_size": max(sizes, default=math.nan), "dead_units": dead_units(self._perceptrons(batch))}
+        return finite(found)
 
     def policy_meta(self) -> dict[str, Any]:
         """JSON values that ``Policy.from_weights`` needs besides the weights."""

@@ -16,7 +16,7 @@ import contextlib
 import importlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ _ALIGN = 16
 _ROWS_OF_ONE_MATMUL = 2048
 """Rows from which a GPU takes the weight gradients of stacked networks one by one: 2 x 51 in place of 640 us at 65,536
 rows of 2 x 256 units (H200)."""
+_ROWS_OF_DEAD = 512
 CHUNK_ROWS = 512
 """Rows per pass on a CPU, so that the output of a layer stays in the cache of the core."""
 
@@ -302,6 +303,24 @@ def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tenso
     for rows, weight, out in zip(buffers.last_rows, parameters.head_rows, buffers.out_rows, strict=True):
         parameters.head_matmul(rows, weight, out=out)
     return buffers.out.add_(parameters.head_bias)
+
+
+def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
+    """Share of the hidden ReLU units of perceptrons that are 0 in all of their rows [M, I]; NaN if there are none.
+
+    Of more than ``_ROWS_OF_DEAD`` rows the first ones are taken (reads the device).
+    """
+    dead = units = 0
+    for parameters, x in networks:
+        if parameters.layers.own is not None or parameters.layers.activation != "relu":
+            continue
+        x = x[:_ROWS_OF_DEAD]
+        buffers = MlpBuffers.allocate(parameters, len(x))
+        mlp_forward(parameters, x.expand(parameters.stack, -1, -1), buffers)
+        for hidden in buffers.hidden:
+            dead += int((hidden.amax(1) <= 0.0).sum())
+            units += hidden.shape[0] * hidden.shape[2]
+    return dead / units if units else math.nan
 
 
 def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, buffers: MlpBuffers, index: int) -> Tensor:

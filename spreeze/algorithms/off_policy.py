@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -92,6 +92,10 @@ class DeviceSplit:
         self.transferred_bytes += tensor.element_size() * tensor.nelement()
         # A copy to the CPU must block: otherwise its numbers may be read before they have arrived.
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
+
+
+_IMAGES = 128
+"""Images of a batch on which hidden units are looked at."""
 
 
 class OffPolicyAlgorithm(Algorithm):
@@ -254,6 +258,23 @@ class OffPolicyAlgorithm(Algorithm):
         if self.actor is None:
             return {}
         return {"actor_loss": -self.critics.mean_action_value(), "actor_grad_norm": self.actor.adam.gradient_norm}
+
+    def _optimizers(self) -> list[FlatAdam]:
+        return self._adams
+
+    def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
+        networks = [] if self.actor is None else [self.actor.online]
+        if isinstance(self.critics, Critics):
+            networks.append(self.critics.plain)
+        elif isinstance(self.critics, ActionValues):
+            networks.append(self.critics.mlp)
+            if isinstance(self.critics.mean, ConvParameters):
+                obs, mean = batch.obs[:_IMAGES], self.critics.mean
+                yield self.critics.mlp, mean.features(obs, mean.convolutions)
+        for each in networks:
+            for x in (batch.obs, getattr(batch, "obs_action", None)):  # sequences have no such rows
+                if x is not None and x.dim() == 2 and x.shape[1] == each.sizes[0] and x.device == each.flat.device:
+                    yield each, x
 
     def row_errors(self) -> np.ndarray:
         """Size of the error of each row [B] in the latest update: its priority in replay (reads the device)."""

@@ -28,6 +28,7 @@ from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAI
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
+    Parameters,
     mlp_backward,
     mlp_forward,
     orthogonal_,
@@ -169,6 +170,8 @@ class OnPolicyAlgorithm(Algorithm):
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
         valid only during ``learn``."""
+        self._seen: Tensor | None = None
+        """Observations [M, O] of the latest minibatch of vectors."""
         self._explained_variance = math.nan
 
     @abstractmethod
@@ -344,6 +347,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._penalise(out, grad_out)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = objective, log_ratio, value, samples.target
+        self._seen = samples.obs if self._frames is None else None
 
     def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
         """Adds a further loss's gradients with respect to outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
@@ -372,6 +376,13 @@ class OnPolicyAlgorithm(Algorithm):
                 "return_scale": self.return_scale,
             }
         )
+
+    def _optimizers(self) -> tuple[FlatAdam | FlatRMSProp, ...]:
+        return () if self._latest is None else (self.optimiser,)
+
+    def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
+        if isinstance(self.net, MlpActorCritic) and self._seen is not None:
+            yield self.net.networks, self._seen
 
     def _clip_share(self, clip: float) -> dict[str, float]:
         """Share of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
@@ -480,31 +491,31 @@ class MlpActorCritic:
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._parameters = parameters_over(self.flat[:count], sizes, 2, layers)
-        self._policy, self.value_network = self._parameters.one(0), self._parameters.one(1)
+        self.networks = parameters_over(self.flat[:count], sizes, 2, layers)
+        self._policy, self.value_network = self.networks.one(0), self.networks.one(1)
         self._gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
         self.of_value: Tensor | None = torch.zeros_like(self.flat)
         """[d], 1 for the parameters of the value network, 0 for those of the policy."""
-        for view in self._parameters.over(self.of_value[:count]).one(1).views():
+        for view in self.networks.over(self.of_value[:count]).one(1).views():
             view.fill_(1.0)
-        self._buffers = MlpBuffers.allocate(self._parameters, 1)
+        self._buffers = MlpBuffers.allocate(self.networks, 1)
         self._x_t = self.flat[:0]
         if layers.own is not None:
-            self._parameters.initialise(generator)
+            self.networks.initialise(generator)
             return
-        for weight in self._parameters.weights:
+        for weight in self.networks.weights:
             for network in weight:
                 orthogonal_(network.t(), HIDDEN_GAIN, generator)
-        orthogonal_(self._parameters.head_weight[0], POLICY_GAIN, generator)
-        orthogonal_(self._parameters.head_weight[1, :1], VALUE_GAIN, generator)
+        orthogonal_(self.networks.head_weight[0], POLICY_GAIN, generator)
+        orthogonal_(self.networks.head_weight[1, :1], VALUE_GAIN, generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
         rows = obs.shape[0]
         if self._buffers.out.shape[2] != rows:
-            self._buffers = MlpBuffers.allocate(self._parameters, rows)
+            self._buffers = MlpBuffers.allocate(self.networks, rows)
         self._x_t = obs.t().expand(2, -1, -1)
-        out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._buffers)
+        out = mlp_forward(self.networks, obs.expand(2, -1, -1), self._buffers)
         return out[0], out[1, 0]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
@@ -514,7 +525,7 @@ class MlpActorCritic:
         """
         self._buffers.grad_out[0].copy_(grad_out)
         self._buffers.grad_out[1, 0].copy_(grad_value)
-        mlp_backward(self._parameters, self._buffers, self._x_t, self._gradients)
+        mlp_backward(self.networks, self._buffers, self._x_t, self._gradients)
 
     def values(self, obs: Tensor) -> Tensor:
         buffers = MlpBuffers.allocate(self.value_network, obs.shape[0])

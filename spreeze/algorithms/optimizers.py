@@ -39,6 +39,16 @@ class _Guarded:
         return self._norm.item()
 
     @property
+    def update_size(self) -> float:
+        """Norm of what the latest step changed over the norm of the parameters; NaN before one (reads the device)."""
+        norm = torch.linalg.vector_norm
+        return float(norm(self._latest_step()) / norm(self._parameters))
+
+    def _latest_step(self) -> Tensor:
+        """Change that the latest step took from the parameters, by the state of the optimizer."""
+        raise NotImplementedError
+
+    @property
     def rejected(self) -> int:
         """Gradients that were not applied (reads the device)."""
         return int(self._rejected.item())
@@ -163,6 +173,12 @@ class FlatAdam(_Guarded):
             found_inf=bad,
         )
 
+    def _latest_step(self) -> Tensor:
+        mean = self._m / (1.0 - self.beta1**self._steps)
+        deviation = (self._v / (1.0 - _BETA_2**self._steps)).sqrt_().add_(self._eps)
+        step = mean / deviation + self.weight_decay * self._parameters
+        return step * (self.lr if self._scaled_lr is None else self._scaled_lr)
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._rejected}
@@ -189,6 +205,9 @@ class FlatRMSProp(_Guarded):
         super()._apply()
         self._v.mul_(self._alpha).addcmul_(self._gradient, self._gradient, value=1.0 - self._alpha)
         self._parameters.addcdiv_(self._gradient, self._v.sqrt().add_(self._eps), value=-self.lr)
+
+    def _latest_step(self) -> Tensor:
+        return self._gradient / self._v.sqrt().add_(self._eps) * self.lr
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""

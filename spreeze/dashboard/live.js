@@ -41,6 +41,9 @@ class LivePage {
     this.text = new Map();
     for (const tile of this.data.tiles) this.tile(tile.more ? large : tiles, tile);
     this.note = make(this.host, "div", "sz-note", "Connecting ...");
+    this.health = make(this.host, "div", "sz-health");
+    this.reasons = make(this.host, "ul", "sz-reasons");
+    this.chips = new Map();
     this.tools(make(this.host, "div", "sz-tools"));
     const top = make(this.host, "div", "sz-top");
     this.returnCard = this.card(top, { key: "return", title: "Evaluation return", unit: "return", help: this.data.return_help });
@@ -100,6 +103,38 @@ class LivePage {
       make(part, "span", "sz-label", `${item.label} `);
       this.remember(item.id, make(part, "span", "", "-"));
     }
+  }
+
+  // One chip for each judgement on the learning; those that are amber have their sentence below. A click shows the chart.
+  healthChips(found) {
+    const key = JSON.stringify(found);
+    if (key === this.healthKey) return;
+    this.healthKey = key;
+    for (const [label, value, level, sentence, chart] of found) {
+      if (!this.chips.has(label)) {
+        const chip = make(this.health, "button", ""), sign = make(chip, "i", "");
+        sign.setAttribute("aria-hidden", "true");
+        make(chip, "span", "sz-label", label);
+        this.chips.set(label, { chip, sign, value: make(chip, "span", "sz-strong", "") });
+      }
+      const one = this.chips.get(label);
+      one.chip.className = `sz-chip sz-${level}`; one.chip.title = sentence;
+      one.chip.setAttribute("aria-label", `${label} ${value}, ${level}: ${sentence}`);
+      one.chip.onclick = () => this.showChart(chart);
+      one.sign.textContent = { good: "\u2713", amber: "!" }[level] ?? "?";
+      one.value.textContent = value;
+    }
+    this.reasons.replaceChildren();
+    for (const [label, , level, sentence] of found) if (level === "amber") make(this.reasons, "li", "", `${label}: ${sentence}`);
+  }
+
+  // Brings a chart into view, if it has been drawn.
+  showChart(key) {
+    const card = this.charts.get(key);
+    if (!card?.chart) return;
+    card.box.scrollIntoView({ block: "center" });
+    card.div.focus({ preventScroll: true });
+    card.box.classList.remove("sz-found"); void card.box.offsetWidth; card.box.classList.add("sz-found");
   }
 
   // How all charts are drawn; kept for this browser tab.
@@ -172,7 +207,7 @@ class LivePage {
     full.setAttribute("aria-label", `${spec.title}: full screen`);
     full.onclick = () => (document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen?.());
     const div = make(box, "div", "sz-plot");
-    div.dataset.chart = spec.key;
+    div.dataset.chart = spec.key; div.tabIndex = 0;
     div.setAttribute("role", "img");
     div.setAttribute("aria-label", `${spec.title} [${spec.unit}] over time`);
     const card = { spec, box, head, div, now, names: [], chart: null };
@@ -283,6 +318,7 @@ class LivePage {
     this.tabTitle(news.text.eval_return);
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.note.classList.toggle("sz-problem", news.problem);
+    this.healthChips(news.health);
     this.dot.className = `sz-dot sz-state-${news.state}`;
     if (news.marks && JSON.stringify(news.marks) !== JSON.stringify(this.marks)) { this.marks = news.marks; this.time?.touch(); }
     if (!this.live) for (const { now } of this.charts.values()) if (now?.textContent) now.textContent = "";

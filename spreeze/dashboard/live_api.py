@@ -22,10 +22,11 @@ from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import read_summary
+from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MOST_NUMBERS
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
-from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
+from spreeze.metrics.table import EVALUATION, GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
 MAX_BUCKETS = 350
@@ -203,8 +204,8 @@ def live_response(
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
         names = wanted(list(latest), table)
-        # Returns of several learners carry the time of their weights, which is before the newest time that a page has.
-        late = [name for name in names if name.startswith("eval_return/")]
+        # These carry the time of their weights, which is before the newest time that a page has.
+        late = [name for name in names if name.startswith("eval_return/") or table.by_name(name).writer == EVALUATION]
         scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
         whole, series = names, dict[str, dict[str, list[Any]]]()
         if since > 0.0:
@@ -251,6 +252,7 @@ def live_response(
         "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES),
         "live": state in LIVE_STATES,
+        "health": _health(run, latest, table),
         **_note(shown, state, latest, last, best, ended=run.get("exit_reason")),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
@@ -259,6 +261,15 @@ def live_response(
         "learners": _learners(fresh, latest, table),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events[-_EVENTS:]],
     }
+
+
+def _health(run: Mapping[str, Any], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
+    """Label, value, level, sentence and chart of each judgement on how healthy the learning is."""
+    found = []
+    for one in judgements({name: point.value for name, point in latest.items()}, run.get("env_id")):
+        chart = table.by_name(one.metric).chart
+        found.append([one.label, one.value, one.level, one.sentence, "" if chart is None else chart.key])
+    return found
 
 
 def _marks(

@@ -24,6 +24,7 @@ from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, tuning_record
 from spreeze.metrics.comparison import Curve, Line, Rules
 from spreeze.metrics.evidence import RESAMPLES
+from spreeze.metrics.health import Health, judgements
 from spreeze.metrics.info_means import INFO
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
@@ -111,6 +112,7 @@ def make(
         _curves(runs, targets or {}, robust, also),
         _task(runs),
         _rates(runs),
+        _health(runs[0]) if len(runs) == 1 else "",
     ]
     parts += [_differences(runs, also)] if len(runs) > 1 else []
     parts += [_details(run, alone=len(runs) == 1) for run in runs]
@@ -283,6 +285,16 @@ def _rates(runs: Sequence[_Run]) -> str:
         return _section("Rates", _charts("", charts), _table(titles, rows, wide=(len(known),)) if known else "")
     told = _table(("figure", "value"), list(zip(titles, rows[0], strict=True))[1:], wide=(1,))
     return _section("Rates", _charts("", charts), told, _time_split(runs[0]))
+
+
+def _health(run: _Run) -> str:
+    """Judgements on the newest metrics, if one of these is known."""
+    latest = MetricsReader(run.path / "metrics.db").latest()
+    found = judgements({name: point.value for name, point in latest.items()}, run.state.get("env_id"))
+    if all(one.level is Health.UNKNOWN for one in found):
+        return ""
+    rows = [(one.label, one.value, one.level, one.sentence) for one in found]
+    return _section("Is it healthy", _table(("number", "at the end", "judged", "why"), rows, wide=(3,)))
 
 
 def _time_split(run: _Run) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import struct
@@ -292,8 +291,31 @@ def discounted_returns(reward: np.ndarray, gamma: float) -> np.ndarray:
     return found
 
 
+def start_return(reward: np.ndarray, gamma: float, last_value: float | None) -> float:
+    """The discounted return of a whole episode.
+
+    ``last_value``, the value of the last env step, stands for its reward and all that would have followed, where the
+    time limit cut the episode; None: it terminated.
+    """
+    rewards = reward if last_value is None else np.append(reward[:-1], last_value)
+    return float(discounted_returns(rewards, gamma)[0])
+
+
+def at_bound(action: np.ndarray, bounds: Any) -> np.ndarray:
+    """True where a number of actions [..., k] is within 1 % of its range at one of its ``bounds`` [k, 2]."""
+    low, high = np.asarray(bounds, np.float64).reshape(-1, 2).T
+    room = np.where(np.isfinite(high - low), _AT_BOUND * (high - low), np.nan)  # without an end there is no bound
+    found: np.ndarray = (action <= low + room) | (action >= high - room)
+    return found
+
+
 _FALLS = ("Walker", "Hopper", "Humanoid", "Ant")
 """Beginnings of tasks that end an episode when the robot falls."""
+
+
+def can_fall(env_id: object) -> bool:
+    """True of a task whose episodes terminate because the robot falls, as far as its name tells."""
+    return str(env_id or "").startswith(_FALLS)
 
 
 def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | None) -> list[Mark]:
@@ -317,7 +339,7 @@ def _ending(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Mark:
     limit = finite_number(facts.get("limit"))
     steps = f"{episode.length:,}"
     if episode.terminated:
-        verb = "fell" if str(facts.get("env_id", "")).startswith(_FALLS) else "terminated"
+        verb = "fell" if can_fall(facts.get("env_id")) else "terminated"
         most = f" of at most {limit:,.0f}" if limit else ""
         return Mark(f"{verb} at step {steps}{most}", episode.length)
     return Mark(f"ran to the time limit of {steps} steps", episode.length)
@@ -333,12 +355,9 @@ def _action_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterato
             if share >= _NEARLY_ALWAYS:
                 yield Mark(f"{name} chose {options[often.argmax()]:g} {share:.0%} of the time".replace("%", " %"))
         elif isinstance(bounds, list) and column < len(bounds):
-            low, high = (float(bound) for bound in bounds[column])
-            room = _AT_BOUND * (high - low)
-            at_bound = (values <= low + room) | (values >= high - room)
-            share = at_bound.mean() if len(values) else 0.0
-            if math.isfinite(room) and share >= _OFTEN:
-                step = int(at_bound.argmax()) + 1
+            found = at_bound(values[:, None], [bounds[column]])
+            if len(values) and (share := found.mean()) >= _OFTEN:
+                step = int(found.argmax()) + 1
                 yield Mark(f"{name} at its bound {share:.0%} of the time".replace("%", " %"), step)
 
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 SUPERVISOR = "supervisor"
 ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; its gauges arrive as messages, everything else through slots."""
+EVALUATION = "evaluation"
+"""Writer of numbers that come with an evaluation's record and are stored at the time of its weights."""
 GROUPS = ("Task", "Speed", "Machine", "Balance", "Learning")
 """Groups of charts on the Live page, from top to bottom."""
 RETURN = "Return"
@@ -60,7 +62,7 @@ class Metric(NamedTuple):
     unit: str
     meaning: str
     writer: str
-    """A role, ``supervisor`` or ``algorithm``."""
+    """A role, ``supervisor``, ``algorithm`` or ``evaluation``."""
     kind: Kind = Kind.GAUGE
     slot: str | None = None
     """Its source as ``role.slot``; None: the same name at the writer, or no source if that is the supervisor."""
@@ -96,7 +98,7 @@ class Metric(NamedTuple):
         if self.slot is not None:
             return _address(self.slot)
         role = "learner" if self.writer == ALGORITHM else self.writer
-        return None if role == SUPERVISOR else (role, self.name)
+        return None if role in (SUPERVISOR, EVALUATION) else (role, self.name)
 
     @property
     def is_sent(self) -> bool:
@@ -198,7 +200,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("success_rate", "share", "successes (info['is_success']) among the samplers' latest 100 episodes",
            "supervisor", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
     Metric("eval_success_rate", "share", "successes (info['is_success']) among the episodes of the newest evaluation",
-           "supervisor", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
+           "evaluation", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
     Metric("info", "value", "mean of a number in the environment's info: over env steps of the latest second, or, "
            "of one that comes only at an episode's end, over the latest 100 episodes (one series for each)",
            "supervisor", parts="number", chart=Chart("info", "Numbers in info", "Task")),
@@ -246,6 +248,17 @@ METRICS: tuple[Metric, ...] = (
            shown=True, chart=Chart("return", "Return", RETURN), each=True, label="greedy return"),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator",
            chart=Chart("length", "Episode length", "Task")),
+    Metric("eval_terminated", "share", "evaluation episodes that terminated; the others ended by their time limit",
+           "evaluation", chart=Chart("terminated", "Terminated episodes", "Task", "%", 100.0)),
+    Metric("eval_actions_at_bound", "share",
+           "numbers of continuous actions within 1 % of their range at a bound, over the evaluation's env steps",
+           "evaluation", chart=Chart("at_bound", "Actions at their bounds", "Learning", "%", 100.0)),
+    Metric("eval_start_value", "return",
+           "value of the first env step by the critic (the first of two) or the value function, mean over the evaluation's episodes; with SAC it includes rewards of entropy",
+           "evaluation", chart=Chart("start_value", "Value at the start", "Learning")),
+    Metric("eval_discounted_return", "return",
+           "discounted return from that step on, which the value estimates; where the time limit cut the episode, the value of its last env step stands for the rest",
+           "evaluation", chart=Chart("start_value", "Value at the start", "Learning")),
     Metric("policy_version", "updates", "number of updates at the latest publication of the weights", "learner"),
     Metric("samplers_active", "samplers",
            "samplers that the CPU governor keeps running; for a fraction one runs part of the time", "supervisor", shown=True,
@@ -319,6 +332,12 @@ METRICS: tuple[Metric, ...] = (
            chart=Chart("critic_grad", "Critic gradient norm", "Learning")),
     Metric("actor_grad_norm", "norm", "gradient norm of the actor", "algorithm",
            chart=Chart("actor_grad", "Actor gradient norm", "Learning")),
+    Metric("update_size", "ratio",
+           "norm of what the latest update changed / norm of the parameters, the largest of the optimizers",
+           "algorithm", chart=Chart("update_size", "Size of an update", "Learning")),
+    Metric("dead_units", "share",
+           "hidden ReLU units that are 0 in all rows of the newest batch (of at most 512), over actor and critics",
+           "algorithm", chart=Chart("dead_units", "Dead units", "Learning", "%", 100.0)),
     Metric("updates_skipped", "updates", "updates skipped because loss or gradient was not finite", "learner",
            kind=Kind.COUNTER, needs=Needs.UPDATES),
     Metric("cpu_core_use", "share", "utilisation of one CPU core (one series each)", "supervisor", parts="core"),

@@ -22,7 +22,7 @@ from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_la
 from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
-from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
+from spreeze.metrics.table import EVALUATION, TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
 from spreeze.runtime.callbacks.links import CallbackLinks
 from spreeze.runtime.loggers import Loggers
@@ -329,6 +329,9 @@ class Recorder:
             if isinstance(success := record.get("success_rate"), int | float):
                 outcome.eval_success_rate = scores["eval_success_rate"] = float(success)
                 self._metrics["eval_success_rate"] = float(success)
+            for name, found in record.get("metrics", {}).items():
+                if (metric := self._table.get(name)) is not None and metric.writer == EVALUATION:
+                    scores[name] = float(found)
             self._write(row.t, int(row.env_steps), scores)
         self._update_target(final=final)
         self.callbacks.call("on_evaluation", {name: record.get(name) for name in (*COLUMNS, "success_rate")})

@@ -168,6 +168,9 @@ class BufferTrainer:
         arrays = self._average.policy_arrays()
         return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
 
+    def health(self) -> dict[str, float]:
+        return self.algorithm.health()
+
     def value_snapshot(self) -> Snapshot | None:
         return value_snapshot(self.algorithm, self.algorithm.return_scale)
 

@@ -206,7 +206,7 @@ class Evaluation:
 
         Returns:
             The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
-            ``success_rate`` where the environment says it,
+            ``success_rate`` where the environment says it, ``metrics`` by their names in the table of metrics,
             ``episodes_cut`` by the stop, ``episodes_lost`` to errors, ``whole`` (none cut, and no more lost than
             finished, so that scores are comparable), and ``target`` (see ``_check_target``).
         """
@@ -228,6 +228,9 @@ class Evaluation:
         }  # fmt: skip
         if (success := success_rate(episodes)) is not None:
             record["success_rate"] = success
+        record["metrics"] = {"eval_terminated": float(np.mean([episode.terminated for episode in episodes]))}
+        if recorder is not None:
+            record["metrics"] |= recorder.health(episodes, seeds)
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:

@@ -25,6 +25,7 @@ from spreeze.workers.torch_devices import malloc_trim, resolve_device
 _POLL_S = 0.0005
 _POST_S = 0.25
 _VALUES_S = 5.0  # least time between two publications of values
+_HEALTH_S = 5.0  # least time between two looks at the networks
 FIRST_CHECKPOINT_S = 5.0
 """Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
 _LAST_PUBLICATION_S = 5.0  # longest wait for the disk to take the last weights of a run
@@ -48,6 +49,9 @@ class Trainer(Protocol):
     def parameters_sha256(self) -> str: ...
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]: ...
+
+    def health(self) -> dict[str, float]:
+        """Metrics of the networks that take longer to compute, where known (reads the device)."""
 
 
 class Feed:
@@ -131,7 +135,7 @@ class Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
-        self._valued_s = -_VALUES_S
+        self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
         self._unwritten = 0  # checkpoints in a row
         self._checkpoints_asked, self._falls = context.checkpoints_asked, context.falls
 
@@ -289,6 +293,10 @@ class Learner:
         metrics = self._trainer.metrics(wait_s=self._wait_s, publish_s=publish_s)
         for name, before in self._base.items():
             metrics[name] = metrics.get(name, 0.0) + before
+        if (now := perf_counter()) - self._health_s >= _HEALTH_S:
+            found = self._trainer.health()
+            metrics |= found
+            self._health_s = now if found else self._health_s
         metrics["policy_version"] = max(self._publisher.version, 0)
         metrics["checkpoint_updates"] = self._saved_updates
         self._context.report(metrics)

@@ -197,6 +197,9 @@ class OnPolicyTrainer:
         found, mixer = _found(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: found.arrays if mixer is None else mixer.mean_policy(found.arrays), found.meta
 
+    def health(self) -> dict[str, float]:
+        return self.algorithm.health()
+
     def value_snapshot(self) -> Snapshot | None:
         return value_snapshot(self.algorithm, self.algorithm.return_scale)
 

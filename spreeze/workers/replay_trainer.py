@@ -538,6 +538,15 @@ class ReplayTrainer:
             },
         }
 
+    def health(self) -> dict[str, float]:
+        """``Algorithm.health`` on the rows of the latest update; nothing before one."""
+        if self.gather_s == 0.0:  # no rows were drawn since the start
+            return {}
+        launches = self._launches
+        return self.algorithm.health(
+            self._batch() if launches is None else self._split(launches.gpu_replay.batch, None)
+        )
+
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays, meta = self.policy_snapshot()
         return arrays(), meta

@@ -118,13 +118,38 @@ def test_returns_of_each_learner_arrive_though_they_carry_the_earlier_time_of_th
     )
 
 
+def test_numbers_of_evaluations_arrive_though_they_carry_the_earlier_time_of_their_weights(run):
+    fill(run, 20)
+    first = live_api.live_response(run, 0.0, 0, "")
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(4.0, 8, {"eval_terminated": 0.25, "eval_success_rate": 0.5})
+    writer.close()
+    later = live_api.live_response(run, first["next"], 0, first["epoch"], scores=first["scores"])
+    assert {name: later["series"][name]["y"] for name in later["whole"]} == {
+        "eval_terminated": [0.25], "eval_success_rate": [0.5]}  # fmt: skip
+
+
+def test_judgements_on_the_learning_are_told_by_the_newest_numbers_with_their_chart(run):
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(1.0, 1, {"dead_units": 0.95, "update_size": 2e-3, "eval_start_value": 7.0})
+    writer.close()
+    found = {label: rest for label, *rest in live_api.live_response(run, 0.0, 0, "")["health"]}
+    assert found["Dead units"][:2] == ["95 %", "amber"]
+    assert found["Update size"] == ["2.0e-03", "good", "An update changes the parameters by 2.0e-03 of their norm.",
+                                    "update_size"]  # fmt: skip
+    assert found["Value bias"][:2] == ["-", "unknown"]
+    charts = {chart["key"] for chart in live_api.as_json("updates")}
+    assert {rest[-1] for rest in found.values()} <= charts
+
+
 _TAKE_WHOLE = """
 const page = Object.create(LivePage.prototype), drawn = [];
 page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { colours: ["a", "b", "c", "d"] };
 page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
 page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
 page.note = { classList: { toggle() {} } }; page.logTail = () => {};
-for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList", "tabTitle"])
+for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList", "tabTitle",
+                    "healthChips"])
   page[name] = () => {};
 page.chartOf = () => ({ show: (traces) => drawn.push(traces.slice(0, 2).map((trace) => [trace.colour, trace.x])) });
 const news = { epoch: "e", evals: page.evals, text: {}, hosts: [], log: [], next: 9 };

@@ -9,6 +9,9 @@ OWN = ("--env", "Talkative-v0", "--import", "info_env", "--no-visualizer", "--no
 CHOICE = ("--env", "TalkativeChoice-v0", "--import", "info_env", "--no-visualizer", "--no-governor")
 EXPECTED = {"info/reward/forward": 1.5, "info/reward/control": -0.5, "info/episode/l": 10.0, "info/episode/r": 10.0}
 
+HEALTH = {"update_size", "eval_terminated"}
+"""Numbers of every algorithm."""
+
 
 @pytest.fixture(autouse=True)
 def own_modules(monkeypatch):
@@ -23,11 +26,12 @@ def own_modules(monkeypatch):
 ])  # fmt: skip
 def test_numbers_in_info_become_metrics_however_they_are_collected(tmp_path, flags, tiny):
     with Run(tmp_path, *flags, tiny=tiny) as run:
-        run.wait_for(lambda: {*EXPECTED, "success_rate", "eval_success_rate"} <= run.numbers().keys(),
+        run.wait_for(lambda: {*EXPECTED, *HEALTH, "success_rate", "eval_success_rate"} <= run.numbers().keys(),
                      what="the numbers")  # fmt: skip
         numbers = run.numbers()
         assert {name: numbers[name] for name in EXPECTED} == pytest.approx(EXPECTED)
         assert 0.3 < numbers["success_rate"] < 0.7
+        assert 0.0 < numbers["update_size"] < 1.0
         code, summary = run.stop()
     assert code == 0
     assert summary["eval_success_rate"] in (0.0, 0.5, 1.0)

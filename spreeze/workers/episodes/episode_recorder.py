@@ -25,10 +25,12 @@ from spreeze.metrics.recorded_episodes import (
     EvaluationKey,
     RecordedEpisode,
     Recording,
+    at_bound,
     frame_record,
     frames_path,
     packed,
     prune,
+    start_return,
 )
 from spreeze.run_directory import group_folder
 from spreeze.transport.files import remove_unfinished, replace_bytes
@@ -122,6 +124,37 @@ class EpisodeRecorder:
         self._held_bytes += len(tape.frames[-1])
         self._drawing_s += time.monotonic() - begun_s
 
+    def health(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> dict[str, float]:
+        """Means over an evaluation's episodes, before ``keep``: metrics of actions and values, as far as known."""
+        found = self._played(episodes, seeds)
+        if not found:
+            return {}
+        spec, numbers = self._spec, dict[str, float]()
+        if spec.box is not None:
+            actions = np.concatenate([np.stack(tape.actions) for _, tape in found])[:, : spec.box.dim]
+            numbers["eval_actions_at_bound"] = float(at_bound(actions, np.stack(spec.box.float32_bounds(), 1)).mean())
+        gamma = None if self._values is None else self._values[0].meta.get("gamma")
+        begins, ends = (
+            self._values_of(
+                np.stack([tape.obs[:-1][place] for _, tape in found]),
+                np.stack([tape.actions[place] for _, tape in found]).astype(np.float32).reshape(len(found), -1),
+            )
+            for place in (0, -1)
+        )
+        if gamma is not None and len(begins):
+            came = [
+                start_return(np.array(tape.rewards), gamma, None if episode.terminated else float(value))
+                for (episode, tape), value in zip(found, ends, strict=True)
+            ]
+            numbers |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(came))}
+        return numbers
+
+    def _played(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> list[tuple[Episode, _Tape]]:
+        """The episodes that are on tape from beginning to end."""
+        played = {episode.seed: episode for episode in episodes}
+        found = [(played[seeds[place]], tape) for place, tape in self._tapes.items() if seeds[place] in played]
+        return [(episode, tape) for episode, tape in found if len(tape.rewards) == episode.length]
+
     def keep(
         self, episodes: Sequence[Episode], seeds: Sequence[int], record: Mapping[str, Any], *, tries: bool = True
     ) -> bool:
@@ -135,10 +168,7 @@ class EpisodeRecorder:
         Raises:
             OSError: disk full, or no permission.
         """
-        played = {episode.seed: episode for episode in episodes}
-        found = [(played[seeds[place]], tape) for place, tape in self._tapes.items() if seeds[place] in played]
-        self._tapes = {}
-        found = [(episode, tape) for episode, tape in found if len(tape.rewards) == episode.length]
+        found, self._tapes = self._played(episodes, seeds), {}
         if not found:
             return False
         drew = self.draws

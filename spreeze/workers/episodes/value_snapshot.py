@@ -25,15 +25,16 @@ Snapshot = tuple[Callable[[], Arrays], dict[str, Any]]
 
 def value_snapshot(algorithm: Algorithm, scale: float) -> Snapshot | None:
     """The values of an algorithm, which learns rewards divided by ``scale``; None where it publishes none."""
+    unit = {"scale": scale, "gamma": algorithm.gamma}
     if isinstance(algorithm, OnPolicyAlgorithm) and isinstance(algorithm.net, MlpActorCritic):
         network = algorithm.net.value_network
         if network.layers.own is None:
             arrays = policy_arrays(network)
-            return lambda: arrays, _meta(network, "states", scale)
+            return lambda: arrays, unit | _meta(network, "states")
     if not isinstance(algorithm, OffPolicyAlgorithm) or algorithm.encoder is not None:
         return None
     if algorithm.actor is None:
-        return dict, {"values": "policy", "scale": scale}
+        return dict, unit | {"values": "policy"}
     critics = algorithm.critics
     if not isinstance(critics, Critics) or critics.online.layers.own is not None:
         return None
@@ -41,8 +42,8 @@ def value_snapshot(algorithm: Algorithm, scale: float) -> Snapshot | None:
     if isinstance(critics, CategoricalCritics):
         own["atoms"] = critics.grid[:, 0].cpu().numpy().astype(np.float32)
     read = policy_snapshot(critics.plain)
-    return lambda: read() | own, _meta(critics.plain, "actions", scale)
+    return lambda: read() | own, unit | _meta(critics.plain, "actions")
 
 
-def _meta(network: Parameters, kind: str, scale: float) -> dict[str, Any]:
-    return {"values": kind, "scale": scale, "layers": len(network.weights), **network.layers.meta}
+def _meta(network: Parameters, kind: str) -> dict[str, Any]:
+    return {"values": kind, "layers": len(network.weights), **network.layers.meta}

@@ -24,7 +24,7 @@ PLAIN_SGD = {"rmsprop_alpha": 1.0, "rmsprop_eps": 1.0, "lr": 0.1, "max_grad_norm
 
 def numpy_net(net):
     """(policy layers, value layers, log_std), arrays that share the network's memory."""
-    p = net._parameters
+    p = net.networks
     layers = []
     for index in range(2):
         hidden = [(w[index].numpy(), b[index, 0].numpy()) for w, b in zip(p.weights, p.biases, strict=True)]

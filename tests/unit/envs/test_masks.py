@@ -273,7 +273,7 @@ def test_the_gradient_of_a_masked_policy_equals_autograd(name):
     with torch.no_grad():
         algorithm._gradient(samples)
     flat = algorithm.net.flat.clone().requires_grad_()
-    net = type(algorithm.net._parameters)(flat, algorithm.net._parameters.sizes, 2)
+    net = type(algorithm.net.networks)(flat, algorithm.net.networks.sizes, 2)
     x, outs = obs, []
     for index in range(2):
         x = obs

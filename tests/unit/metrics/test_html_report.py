@@ -219,3 +219,15 @@ def test_sources_are_read_back_as_they_were_written():
 ])  # fmt: skip
 def test_ticks_are_round_numbers(low, high, expected):
     assert html_report.ticks(low, high) == pytest.approx(expected)
+
+
+def test_a_report_of_one_run_judges_its_learning_where_it_has_the_numbers(make_run):
+    path = make_run("r1")
+    assert "Is it healthy" not in html_report.make([path])
+    writer = MetricsWriter(path / "metrics.db")
+    writer.write(9.0, 9, {"dead_units": 0.95})
+    writer.close()
+    said = parsed(html_report.make([path])).said
+    place = said.index("Dead units")
+    assert said[place + 1 : place + 3] == ["95 %", "amber"]
+    assert "layer norm" in said[place + 3]

@@ -14,6 +14,7 @@ from spreeze.metrics.recorded_episodes import (
     EvaluationKey,
     RecordedEpisode,
     Recording,
+    at_bound,
     discounted_returns,
     frame_record,
     frame_records,
@@ -22,6 +23,7 @@ from spreeze.metrics.recorded_episodes import (
     packed,
     read_frames,
     read_recording,
+    start_return,
 )
 
 KEY = EvaluationKey(12.345, 2000, 100, 1)
@@ -163,3 +165,16 @@ def test_rewards_far_out_terms_and_the_critic_s_error_are_said():
     assert found["least reward -50 at step 30"] == 30
     assert "sum of each term: cost -20.0" in found or "sum of each term: cost -20" in found
     assert found["value at the start 5, discounted return that came 2.00: overestimated by 3.00"] == 1
+
+
+def test_the_return_of_an_episode_that_was_cut_goes_on_with_the_value_of_its_last_step():
+    reward = np.array([1.0, 2.0, 4.0])
+    assert start_return(reward, 0.5, None) == 1.0 + 0.5 * 2.0 + 0.25 * 4.0
+    assert start_return(reward, 0.5, 20.0) == 1.0 + 0.5 * 2.0 + 0.25 * 20.0
+
+
+def test_a_number_is_at_its_bound_within_a_hundredth_of_its_range():
+    action = np.array([[-1.0, 5.0], [-0.98, 5.0], [-0.979, 0.0], [0.985, 0.1]])
+    assert at_bound(action, [[-1.0, 1.0], [0.0, 10.0]]).tolist() == [
+        [True, False], [True, False], [False, True], [True, True]]  # fmt: skip
+    assert not at_bound(action, [[-1.0, 1.0], [0.0, np.inf]])[:, 1].any()

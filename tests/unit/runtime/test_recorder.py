@@ -283,3 +283,13 @@ def test_a_return_that_is_no_number_becomes_no_best(made, value):
     made.evaluation(RECORD | {"return_mean": value})
     made.evaluation(RECORD | {"return_mean": 1.0, "version": 6})
     assert made.outcome.eval_best == 1.0
+
+
+def test_numbers_that_come_with_an_evaluation_are_stored_at_the_time_of_its_weights(tmp_path):
+    made = session(tmp_path, [], sessions=0)
+    numbers = {"eval_terminated": 0.25, "eval_start_value": float("nan"), "of_a_newer_version": 1.0, "updates": 9.0}
+    made.evaluation(RECORD | {"metrics": numbers})
+    made.close()
+    latest = MetricsReader(tmp_path / "metrics.db").latest()
+    assert (latest["eval_terminated"].t, latest["eval_terminated"].value) == (1.0, 0.25)
+    assert not {"eval_start_value", "of_a_newer_version", "updates"} & latest.keys()

@@ -44,6 +44,9 @@ def config(**changes):
 def test_an_evaluation_is_the_same_to_the_bit_with_its_episodes_kept_or_not(tmp_path):
     kept = evaluated(tmp_path / "on", (1, 2, 3), config=config())
     plain = evaluated(tmp_path / "off", (1, 2, 3), config=config(keep_episodes=0))
+    known = [record.pop("metrics") for record in kept]
+    assert [record.pop("metrics") for record in plain] == [{"eval_terminated": 0.0}] * 3
+    assert all(numbers.keys() == {"eval_terminated", "eval_actions_at_bound"} for numbers in known)
     assert kept == plain
     assert (tmp_path / "on" / "eval.csv").read_bytes() == (tmp_path / "off" / "eval.csv").read_bytes()
     assert len(kept_evaluations(tmp_path / "on")) == 3
@@ -118,6 +121,28 @@ def test_numbers_of_info_come_along_and_texts_do_not(tmp_path, monkeypatch, spec
     assert (best.seed, best.reward.tolist()) == (5, [4.0, 3.0, 2.0, 1.0, 0.0])
     assert best.info.T.tolist() == [[-1.0] * 5, [4.0, 3.0, 2.0, 1.0, 0.0], [2.0] * 5]
     assert [recording.of_kind(kind).seed for kind in ("median", "worst")] == [2, 1]
+
+
+def test_values_and_actions_of_an_evaluation_are_told_as_means_over_all_of_its_episodes(tmp_path, monkeypatch, spec):
+    monkeypatch.setattr(episode_recorder, "open_task", opened())
+    recorder, seeds = EpisodeRecorder(tmp_path, spec, config()), [1, 3]
+
+    def health(*terminated, **meta):
+        recorder.begin(Weights({}, {}, 1, 1))
+        acts = iter([1.0, 0.99, 0.97, -0.98])  # the first of both, then those of the longer one
+        policy = lambda obs, state=(): (np.full((len(obs), 1), next(acts), np.float32), state)  # noqa: E731
+        episodes = run_episodes(recorder.make_task, policy, seeds, recorder.on_step)
+        episodes = [one._replace(terminated=end) for one, end in zip(episodes, terminated, strict=True)]
+        recorder._values = (Weights({}, meta, 1, 1),) * 2
+        return recorder.health(episodes, seeds)
+
+    monkeypatch.setattr(episode_recorder, "step_values", lambda *given: 10.0 * given[2][:, 0])
+    # Rewards 0, and 2, 1, 0 in states 1, and 3, 2, 1; both take action 1 first, the longer one then 0.99 and 0.97.
+    means = {"eval_actions_at_bound": 3 / 4, "eval_start_value": 20.0, "eval_discounted_return": (0.0 + 2.5) / 2}
+    assert health(True, True, gamma=0.5) == means
+    assert health(True, False, gamma=0.5)["eval_discounted_return"] == (0.0 + 2.0 + 0.5 + 0.25 * 10.0) / 2
+    assert health(True, True).keys() == {"eval_actions_at_bound"}
+    assert recorder.health([], seeds) == {}
 
 
 def test_what_is_kept_is_bounded_and_covers_the_whole_run(tmp_path, monkeypatch, spec):

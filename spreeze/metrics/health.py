@@ -1,0 +1,122 @@
+"""Judgements on the health of a run's learning, as pure functions of its newest metrics.
+
+Each is *good*, *amber* or *unknown*, with one sentence that says why and, where it is amber, what to do. A rule is
+amber only where its sentence is true whatever the task is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from spreeze.formatting import DASH, number, percent
+from spreeze.metrics.recorded_episodes import can_fall
+
+SETTLED_UPDATES = 20_000
+"""Updates after which values are judged: 1 / (tau (1 - gamma)) with tau = 0.005 and gamma = 0.99, in which an error of
+a value falls to a third. Values begin at 0."""
+MOST_BIAS = 0.5
+"""Bias of a value as a share of the return's size."""
+MOST_AT_BOUND = 0.8
+LARGEST_UPDATE, LEAST_UPDATE = 1e-2, 1e-7
+MOST_DEAD = 0.9
+MOST_FALLS = 0.5
+
+
+class Health(StrEnum):
+    GOOD = "good"
+    AMBER = "amber"
+    UNKNOWN = "unknown"
+
+
+class Judgement(NamedTuple):
+    label: str
+    value: str
+    """The number with its unit; a dash if it is unknown."""
+    level: Health
+    sentence: str
+    metric: str
+    """The metric whose chart shows more."""
+
+
+def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judgement]:
+    """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``."""
+    return [
+        Judgement("Value bias", *_bias(values), "eval_start_value"),
+        Judgement("Actions at bound", *_at_bound(values.get("eval_actions_at_bound")), "eval_actions_at_bound"),
+        Judgement("Update size", *_update(values.get("update_size")), "update_size"),
+        Judgement("Dead units", *_dead(values.get("dead_units")), "dead_units"),
+        Judgement("Terminated", *_terminated(values.get("eval_terminated"), env_id), "eval_terminated"),
+    ]
+
+
+_Found = tuple[str, Health, str]
+
+
+def _unknown(sentence: str) -> _Found:
+    return DASH, Health.UNKNOWN, sentence
+
+
+def _bias(values: Mapping[str, float]) -> _Found:
+    value, came = values.get("eval_start_value"), values.get("eval_discounted_return")
+    if value is None or came is None:
+        return _unknown(
+            "Unknown: it comes with an evaluation, and not for images, policies with memory or custom networks."
+        )
+    bias = value - came
+    text = f"{'+' if bias >= 0.0 else ''}{number(bias)}"
+    told = f"The value at the start is {number(value)}, the discounted return that came {number(came)}"
+    # A return around 0 has no size of its own: that of the rewards' scale stands for it.
+    size = max(abs(came), values.get("return_scale", 0.0))
+    if abs(bias) <= MOST_BIAS * size:
+        return text, Health.GOOD, f"{told}: about right."
+    if values.get("updates", 0.0) < SETTLED_UPDATES:
+        return text, Health.UNKNOWN, f"{told}: too early to judge, values take {SETTLED_UPDATES:,} updates to settle."
+    if bias > 0.0:
+        remedy = "lower the learning rate or the samples per insert, or set the layer norm of the critics"
+        return text, Health.AMBER, f"{told}: it is overestimated; {remedy}."
+    remedy = "train on, and if it stays, look whether rewards are rare or far larger than the reward scale"
+    return text, Health.AMBER, f"{told}: it is underestimated; {remedy}."
+
+
+def _at_bound(share: float | None) -> _Found:
+    if share is None:
+        return _unknown("Unknown: it comes with an evaluation whose episodes are kept, where actions are numbers.")
+    told = f"{percent(share)} of the action's numbers are at a bound"
+    if share <= MOST_AT_BOUND:
+        return percent(share), Health.GOOD, f"{told}."
+    remedy = "if the return stands still, lower the actor's learning rate or explore more"
+    return percent(share), Health.AMBER, f"{told}, where little gradient passes; {remedy}."
+
+
+def _update(size: float | None) -> _Found:
+    if size is None:
+        return _unknown("Unknown: it comes seconds after the first update.")
+    text = f"{size:.1e}"
+    told = f"An update changes the parameters by {text} of their norm"
+    if size > LARGEST_UPDATE:
+        return text, Health.AMBER, f"{told}: too much to be stable; lower the learning rate."
+    if size < LEAST_UPDATE:
+        return text, Health.AMBER, f"{told}: next to nothing is learned; raise the learning rate, or end the run."
+    return text, Health.GOOD, f"{told}."
+
+
+def _dead(share: float | None) -> _Found:
+    if share is None:
+        return _unknown("Unknown: only hidden units with ReLU can be dead, and some networks do not tell.")
+    told = f"{percent(share)} of the hidden units are 0 on the whole batch"
+    if share <= MOST_DEAD:
+        return percent(share), Health.GOOD, f"{told}."
+    remedy = "start again with a lower learning rate, layer norm or another activation"
+    return percent(share), Health.AMBER, f"{told}, and no gradient revives them; {remedy}."
+
+
+def _terminated(share: float | None, env_id: object) -> _Found:
+    if share is None:
+        return _unknown("Unknown: it comes with an evaluation.")
+    told = f"{percent(share)} of the evaluation's episodes terminated before their time limit"
+    if can_fall(env_id) and share > MOST_FALLS:
+        remedy = "a click on the return shows how the worst one fell; train on"
+        return percent(share), Health.AMBER, f"{told}: the robot falls in most of them; {remedy}."
+    return percent(share), Health.GOOD, f"{told}."
