@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from printed import PAGES
 from sources import FILES, nodes
 
 import spreeze
@@ -29,11 +30,6 @@ from spreeze.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "assets").rglob("*.md")))
-}
-"""Path -> text of everything that is written for people."""
 ARCHITECTURE = PAGES["assets/docs/architecture.md"]
 USAGE = PAGES["assets/docs/usage.md"]
 DEVELOPING = PAGES["assets/docs/developing.md"]

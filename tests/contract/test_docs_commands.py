@@ -3,12 +3,10 @@
 import ast
 import importlib
 import re
-import shlex
 
 import pytest
-from test_docs import PAGES
+from printed import PAGES, blocks, ours, shell_commands, spoken_commands
 
-from spreeze.__main__ import VERBS
 from spreeze.cli.arguments import Parser, build_parser
 from spreeze.cli.planning import layers_of
 from spreeze.cli.sweeps.search_space import is_fixed, space
@@ -16,51 +14,39 @@ from spreeze.config.layers import resolve
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine
 
-
-def _blocks(language):
-    for page, text in PAGES.items():
-        for block in re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            yield page, block
-
-
-def _commands():
-    """Page and words of each command of Spreeze in a shell block, from its verb on."""
-    for page, block in _blocks("bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            for part in line.split("&&"):
-                words = shlex.split(part, comments=True)
-                if words[:3] == ["python", "-m", "spreeze"]:
-                    yield page, words[3:]
-                elif words[:3] == ["python", "-m", "spreeze.train"]:
-                    yield page, ["train", *words[3:]]
-                elif words[:1] == ["spreeze"]:
-                    yield page, words[1:]
-
-
-COMMANDS = list(_commands())
-PROGRAMS = list(_blocks("python"))
+COMMANDS = sorted(
+    {
+        (page, *words)
+        for page, words in (*((page, ours(words)) for page, words in shell_commands()), *spoken_commands())
+        if words
+    }
+)
+PROGRAMS = list(blocks("python"))
 
 
 class Understood(Exception):
     pass
 
 
-@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[" ".join(words)[:60] for _, words in COMMANDS])
-def test_a_printed_command_is_understood(page, words, monkeypatch):
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(words)[:60] for _, *words in COMMANDS])
+def test_a_printed_command_is_understood(command, monkeypatch):
     def parse_args(self, *args):
         raise Understood(original(self, *args))
 
     original = Parser.parse_args
     monkeypatch.setattr(Parser, "parse_args", parse_args)
-    verb, *rest = words
-    assert verb in VERBS, page
+    _, verb, *rest = command
     module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")
-    with pytest.raises(Understood) as found:
+    with pytest.raises((Understood, SystemExit)) as found:
         module.main(rest)
+    if found.type is SystemExit:
+        assert {"--help", "--help-all"} & {*rest}
+        assert found.value.code == 0
+        return
     args = found.value.args[0]
     if verb == "train" and not args.resume:
         resolve(layers_of(args, None, read_machine())[0])
-    if verb == "sweep" and args.search:
+    if verb == "sweep" and args.search and args.set:
         monkeypatch.undo()
         fixed = [word for text in args.set if is_fixed(text) for word in ("--set", text)]
         config = resolve(layers_of(_train_args(args, fixed), None, read_machine())[0]).config
