@@ -21,6 +21,7 @@ from spreeze.cli import export, sweep
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.dashboard import build_parser as dashboard_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
+from spreeze.cli.play import build_parser as play_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import resolve
@@ -40,6 +41,12 @@ MAIN_FLAGS = (
     "--resume", "--save-replay", "--json", "--set", "--export", "--no-governor",
 )  # fmt: skip
 """What the README and its page on usage explain; ``--help`` has them all."""
+OF_OTHERS = {
+    "--head", "--address", "--port", "--generate", "--pdb", "--no-deps", "--cpus-per-task", "--mem", "--time",
+    "--signal", "--track", "--env-kwargs", "--gym-packages", "--n-trials", "--save-freq", "--eval-episodes",
+    "--load-best",
+}  # fmt: skip
+"""Flags of Ray, pip, pytest, Slurm and Stable-Baselines3's zoo."""
 
 
 def _flags(parser) -> set[str]:
@@ -79,10 +86,8 @@ def test_help_tells_every_flag(flag):
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
-    of_others = {"--head", "--address", "--generate", "--pdb", "--no-deps"}
-    known = _flags(tune_parser()) | _flags(evaluate_parser()) | _flags(dashboard_parser()) | {"--help"} | of_others
-    for parser in _benches().values():
-        known |= _flags(parser)
+    parsers = (tune_parser(), evaluate_parser(), dashboard_parser(), play_parser(), *_benches().values())
+    known = {"--help"}.union(OF_OTHERS, *map(_flags, parsers))
     for verb in (export, sweep):
         with contextlib.suppress(SystemExit):
             verb.main(["--help"])

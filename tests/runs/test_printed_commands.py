@@ -5,10 +5,11 @@ import importlib.util
 import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 from harness import PATIENCE_S, REPO, TINY
-from printed import PAGES, blocks, ours, shell_commands, spoken_commands
+from printed import PAGES, commands_of, ours, spoken_commands
 
 LIMITS = {
     "train": (*TINY, "--updates", "20"),
@@ -21,6 +22,7 @@ LIMITS = {
 """Verb -> flags that end it soon; of two equal flags the last one counts."""
 RESUMED = ("--updates", "40")
 QUICK = ("completion", "evaluate", "export", "play", "query", "report")
+QUICK_SECTIONS = ("Your own environment in five minutes", "Without an id", "A policy on a microcontroller")
 NOT_RUN = {
     "bench": "needs a GPU, or takes minutes: tests/unit/bench, tests/benchmarks",
     "dashboard": "tests/page/test_server.py",
@@ -30,34 +32,45 @@ OF_OTHERS = {
     "python3.11", "pre-commit", "streamlit", "ray", "export",
 }  # fmt: skip
 """First words of other programs' commands, which other tests run or cannot be run here."""
-NEEDS = {"gymnasium_robotics", "stable_baselines3"}
+NEEDS = ("gymnasium_robotics", "stable_baselines3")
 """Packages of printed examples that no extra installs."""
-OWN = next(text for page, text in blocks("python") if page == "assets/docs/extending.md")
-"""The robot of the page: its file is ``my_robot.py``."""
 
 
-def _is_doc(page):
-    return page == "README.md" or page.startswith("assets/docs/")
+class Section(NamedTuple):
+    """What stands below one heading, in order; a reader goes through it in one directory."""
+
+    page: str
+    title: str
+    blocks: list[tuple[str, str]]
+    """Language and text of each block."""
 
 
-def _commands():
-    """Words of each command of Spreeze, once, as cases of a test."""
-    typed = [ours(words) for page, words in shell_commands() if _is_doc(page)]
-    typed += [words for page, words in spoken_commands() if _is_doc(page)]
-    for words in sorted({tuple(words) for words in typed if words}):
-        takes_seconds = (words[0] in QUICK and "walker2d" not in words) or "my_robot" in words
-        marks = () if takes_seconds else (pytest.mark.slow,)
-        if words[0] in NOT_RUN:
-            marks = (pytest.mark.skip(reason=NOT_RUN[words[0]]),)
-        yield pytest.param(words, marks=marks, id=" ".join(words)[:70])
+def _sections():
+    for page, text in PAGES.items():
+        if page == "README.md" or page.startswith("assets/docs/"):
+            for part in re.split(r"^#{2,3} ", text, flags=re.MULTILINE)[1:]:
+                found = re.findall(r"^```(bash|python|c)\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+                yield Section(page, part.partition("\n")[0], found)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with a run, as the pages have it: ``runs/walker``."""
-    folder = tmp_path_factory.mktemp("printed")
-    _type(folder, "train", "--env", "Pendulum-v1", "--name", "walker", *LIMITS["train"])
-    return folder
+SECTIONS = [section for section in _sections() if section.blocks]
+PROGRAMS = [text for section in SECTIONS for language, text in section.blocks if language == "python"]
+FILES = {text.split()[1]: text for text in PROGRAMS if re.match(r"# \w+\.py\n", text)}
+"""Programs that a page keeps in a file, which their first line names."""
+
+
+def _short(text):
+    """The program with small limits."""
+    text = re.sub(r"(target_return|env_steps|updates|seconds)=-?[\d_]+", "updates=20", text)
+    return re.sub(r"learn\([\d_]+", "learn(200", text)
+
+
+def _with_definitions(text):
+    """The program below those classes of other blocks whose names it uses."""
+    names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    names -= set(re.findall(r"^class (\w+)", text, re.MULTILINE))
+    before = [other for other in PROGRAMS if names & set(re.findall(r"^class (\w+)", other, re.MULTILINE))]
+    return "\n\n".join([*(other.partition("\nif __name__")[0] for other in before[:1]), text])
 
 
 def _skip_without(text):
@@ -69,68 +82,105 @@ def _skip_without(text):
 
 
 def _program(folder, *arguments):
-    """Runs Python in that folder, which has the page's robot; returns what it prints."""
-    (folder / "my_robot.py").write_text(OWN)
+    """Runs Python in that folder, which has the files of the pages."""
+    for name, text in FILES.items():
+        (folder / name).write_text(_short(text))
     done = subprocess.run([sys.executable, *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=2 * PATIENCE_S, check=False)  # fmt: skip
     assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]} {done.stderr[-3000:]}"
-    return done.stdout
 
 
 def _type(folder, verb, *words):
-    return _program(folder, "-m", "spreeze", verb, *words)
+    """Runs a command of Spreeze with small limits."""
+    if verb in NOT_RUN:
+        return
+    limits = RESUMED if "--resume" in words else LIMITS.get(verb, ())
+    _program(folder, "-m", "spreeze", verb, *words, *limits)
 
 
-@pytest.mark.parametrize("words", list(_commands()))
-def test_a_printed_command_runs(words, place, tmp_path):
+def _begin(folder):
+    """Leaves a run there, as the pages have one: ``runs/walker``."""
+    _type(folder, "train", "--env", "Pendulum-v1", "--name", "walker")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a run, which is only read."""
+    folder = tmp_path_factory.mktemp("printed")
+    _begin(folder)
+    return folder
+
+
+def _spoken():
+    """Words of each command that stands in a sentence or a table of a page, once."""
+    pages = {section.page for section in SECTIONS}
+    for words in sorted({tuple(words) for page, words in spoken_commands() if page in pages} - {("train",)}):
+        quick = words[0] in QUICK and "walker2d" not in words and words[0] not in NOT_RUN
+        yield pytest.param(words, marks=() if quick else (pytest.mark.slow,), id=" ".join(words)[:70])
+
+
+@pytest.mark.parametrize("words", list(_spoken()))
+def test_a_command_of_a_sentence_or_a_table_runs(words, place, tmp_path):
     _skip_without(" ".join(words))
-    verb = words[0]
-    reads = {"latest", "walker2d"} & {*words}
-    folder = place if reads and verb not in ("train", "sweep") else tmp_path
-    limits = LIMITS.get(verb, ())
-    if reads and verb in ("train", "sweep"):
-        _type(tmp_path, "train", "--env", "Pendulum-v1", *limits)
-    if "NAME.npz" in words and verb == "train":
-        _type(place, "evaluate", "latest", "--episodes", "2", "--record", str(tmp_path / "NAME.npz"))
-    _type(folder, *words, *(RESUMED if "--resume" in words else limits))
+    writes = words[0] in ("train", "sweep")
+    if writes and "latest" in words:
+        _begin(tmp_path)
+    _type(tmp_path if writes else place, *words)
 
 
-def _programs():
-    found = list(blocks("python"))
-    for number, (page, text) in enumerate(found):
-        if _is_doc(page) and page != "README.md":  # that one: test_api.py
-            earlier = [(other, block) for other, block in found[:number] if other == page]
-            yield pytest.param(page, text, [block for _, block in earlier], id=f"{page.rpartition('/')[2]}-{number}")
+def _walks():
+    for section in SECTIONS:
+        marks = () if section.title in QUICK_SECTIONS else (pytest.mark.slow,)
+        yield pytest.param(section, marks=marks, id=f"{section.page.rpartition('/')[2]}: {section.title}")
 
 
-@pytest.mark.parametrize(("page", "text", "earlier"), list(_programs()))
-def test_a_printed_program_runs(page, text, earlier, tmp_path):
-    """It follows the classes of its page that it names and, where it loads the latest run, the command before it."""
-    _skip_without(text)
-    if "latest" in re.sub("#.*", "", text):
-        before = PAGES[page].partition(text)[0]
-        command = re.findall(r"^python -m spreeze\.train (.*)$", before, re.MULTILINE)[-1]
-        _type(tmp_path, "train", *command.split(), *LIMITS["train"])
-    names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-    defines = [block for block in earlier if names & set(re.findall(r"^class (\w+)", block, re.MULTILINE))]
-    short = re.sub(r"target_return=-?\d+|env_steps=[\d_]+|updates=[\d_]+|seconds=\d+", "updates=20", text)
-    short = re.sub(r"learn\([\d_]+", "learn(200", short)
-    (tmp_path / "program.py").write_text("\n\n".join([*defines, short]))
-    _program(tmp_path, "program.py")
+@pytest.mark.parametrize("section", list(_walks()))
+def test_what_a_section_prints_runs_from_its_first_line_to_its_last(section, tmp_path):
+    printed = "\n".join(text for _, text in section.blocks)
+    if "latest" in printed.partition("train")[0] or '"walker.h"' in printed or "NAME.npz" in printed:
+        _begin(tmp_path)
+    if "NAME.npz" in printed:
+        _type(tmp_path, "evaluate", "latest", "--record", "NAME.npz")
+    for language, text in section.blocks:
+        if language == "python":
+            _run_program(text, tmp_path)
+        elif language == "c":
+            _compile(text, tmp_path)
+        else:
+            _run_shell(text, tmp_path)
 
 
-def test_a_printed_main_of_c_compiles_beside_the_exported_header(place, tmp_path):
-    for number, (_, text) in enumerate(blocks("c")):
-        (tmp_path / f"{number}.c").write_text(text)
-        _type(place, "export", "walker", "--format", "c", "--out", str(tmp_path / "walker.h"), "--force")
-        done = subprocess.run(["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-c", f"{number}.c"], cwd=tmp_path,
-                              capture_output=True, text=True, timeout=PATIENCE_S, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr
+def _run_program(text, folder):
+    if text not in FILES.values():
+        _skip_without(text)
+        (folder / "program.py").write_text(_short(_with_definitions(text)))
+        _program(folder, "program.py")
+
+
+def _run_shell(text, folder):
+    for words in commands_of(text):
+        typed = ours(words)
+        if typed:
+            _skip_without(" ".join(words))
+            _type(folder, *typed)
+        elif words[0] == "python" and words[1] in FILES:
+            _program(folder, words[1])
+
+
+def _compile(text, folder):
+    _type(folder, "export", "walker", "--format", "c", "--out", "walker.h")
+    (folder / "main.c").write_text(text)
+    done = subprocess.run(["cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-c", "main.c"], cwd=folder,
+                          capture_output=True, text=True, timeout=PATIENCE_S, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_other_command_is_one_that_is_known_here():
-    others = [words for page, words in shell_commands() if _is_doc(page) and ours(words) is None]
-    assert {words[0] for words in others if words[:3] != ["python", "-m", "pytest"]} - OF_OTHERS == set()
+    shell = [text for section in SECTIONS for language, text in section.blocks if language == "bash"]
+    others = [words for text in shell for words in commands_of(text) if ours(words) is None]
+    known = [words for words in others if words[:3] == ["python", "-m", "pytest"] or words[1:2] == ["-m"]]
+    known += [words for words in others if words[0] == "python" and words[1] in FILES]
+    assert {words[0] for words in others if words not in known} - OF_OTHERS == set()
     for words in others:
         for file, _, name in (word.partition("::") for word in words if word.startswith("tests/")):
             assert not name or f"def {name}(" in (REPO / file).read_text(), words

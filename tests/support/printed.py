@@ -31,19 +31,24 @@ def blocks(language):
 
 
 def shell_commands():
-    """Page and words of every command in a block of shell, variables that it sets first left out."""
-    for page, block in blocks("bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            for part in re.split(r"&&|;", re.sub(r"(^|\s)#.*", "", line)):
-                words = shlex.split(part)
-                while words and re.match(r"[A-Z_]+=", words[0]):
-                    words.pop(0)
-                if words:
-                    yield page, words
+    """Page and words of every command in a block of shell."""
+    return [(page, words) for page, block in blocks("bash") for words in commands_of(block)]
+
+
+def commands_of(block):
+    """Words of each command of a block of shell, variables that it sets first left out."""
+    for line in block.replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|;", re.sub(r"(^|\s)#.*", "", line)):
+            words = shlex.split(part)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words.pop(0)
+            if words:
+                yield words
 
 
 def ours(words):
     """Verb and arguments of a command of Spreeze, which can be typed so; None for any other command."""
+    words = words[2:] if words[:2] == ["exec", "srun"] else words
     if words[:1] == ["spreeze"]:
         rest = words[1:]
     elif words[:2] == ["python", "-m"] and words[2].partition(".")[0] == "spreeze":
