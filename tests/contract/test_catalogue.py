@@ -27,7 +27,7 @@ CATALOGUE = {
         "replay_ring::test_killed_writers_are_taken_over_and_nothing_is_torn")),
     2: Row("SIGKILL at random times, a storm", (
         "kill::test_every_role_is_killed_in_turn_and_training_goes_on",
-        "storm::test_f02_a_short_storm_over_all_roles_keeps_every_promise")),
+        "storm::test_f02_a_short_storm_of_every_kind_of_fault_keeps_eight_invariants")),
     3: Row("sampler stopped for long, then continued", (
         "machine_faults::test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away",)),
     4: Row("env.step raises", (

@@ -7,7 +7,8 @@ r"""Environments that fail on purpose, and one that numbers its transitions.
     from fault_envs import FaultWrapper
     env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
 
-``spreeze/Numbered-v0`` numbers every transition, so that a torn, lost or repeated one shows.
+``spreeze/Numbered-v0`` numbers every transition, so that a torn, lost or repeated one shows; ``spreeze/Struck-v0`` does
+so, too, and fails when ``fault_page`` tells its process to.
 ``spreeze/Faulty-v0`` is any task with faults, ``spreeze/Fault-v0`` a small task of its own. Each fault is a keyword
 argument or an environment variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` lists the workers affected::
 
@@ -31,12 +32,14 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from fault_page import HANG_PID, LEAK_BYTES, LEAK_PID, NAN_PID, open_page
 
 from spreeze.types import RowLayout
 
 FAULT_ID = "spreeze/Fault-v0"
 FAULTY_ID = "spreeze/Faulty-v0"
 NUMBERED_ID = "spreeze/Numbered-v0"
+STRUCK_ID = "spreeze/Struck-v0"
 _PREFIX = "SPREEZE_FAULT_"
 _WORKER = "SPREEZE_WORKER"
 _INNER_ID = "Pendulum-v1"
@@ -263,7 +266,7 @@ class NumberedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.render_mode, self._sleep_s = render_mode, sleep_s
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (max(obs_dim, 3),), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (action_dim,), np.float32)
-        self._number, self._steps = secrets.randbits(20), 0
+        self._number, self._steps = secrets.randbits(23), 0
 
     def _obs(self) -> np.ndarray:
         obs = np.zeros(self.observation_space.shape or (), np.float32)
@@ -285,6 +288,29 @@ class NumberedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._obs(), 1.0, False, self._steps % 50 == 0, {}
 
 
+class StruckEnv(NumberedEnv):
+    """Numbered transitions; hangs, gives NaN or takes memory while ``fault_page`` names its process."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}  # type: ignore[misc]
+    _kept: ClassVar[list[bytes]] = []
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, sleep_s=0.002)
+        self._page = open_page()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        page, pid = self._page, os.getpid()
+        while page[HANG_PID] == pid:
+            time.sleep(0.05)
+        if page[LEAK_PID] == pid and not self._kept:
+            self._kept.append(os.urandom(1) * LEAK_BYTES)
+        obs, *rest = super().step(action)
+        return obs * np.float32(np.nan) if page[NAN_PID] == pid else obs, *rest
+
+    def render(self) -> np.ndarray:
+        return np.full((48, 64, 3), self._steps % 256, np.uint8)
+
+
 def count_numbered(rows: np.ndarray, layout: RowLayout) -> tuple[int, int]:
     """Rows [n, W] of ``NumberedEnv`` that are there again, and rows that it cannot have given: torn or made up."""
     obs, next_obs = rows[:, layout.obs], rows[:, layout.next_obs]
@@ -300,6 +326,7 @@ def register() -> None:
         FAULT_ID: (FaultEnv, 50),
         FAULTY_ID: (make_faulty, None),
         NUMBERED_ID: (NumberedEnv, None),
+        STRUCK_ID: (StruckEnv, None),
     }
     for env_id, (entry_point, limit) in entries.items():
         if env_id not in gymnasium.registry:

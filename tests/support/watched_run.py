@@ -51,10 +51,12 @@ class LiveRun:
     """A run that was asked to end has so long."""
 
     def __init__(self, arguments: list[str], runs_dir: str, name: str, environment: Mapping[str, str]) -> None:
+        """``name`` is that of a new run, or, with ``--resume NAME`` among the arguments, of an earlier one."""
         self.path = Path(runs_dir) / name
+        named = [] if "--resume" in arguments else ["--name", name]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, "--name", name, "--json"],
+            [sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, *named, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._output,

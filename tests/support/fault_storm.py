@@ -1,0 +1,465 @@
+"""A history of faults, made from a seed, thrown at one real run; and how a history that fails is made short.
+
+Twelve kinds are known (``KINDS``), of which ``partition`` needs several hosts: ``tests/slow/test_cluster_link.py`` has
+it. ``Storm(folder).play(history(seed, 100))`` throws a hundred faults and returns what the checker has seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from fault_checker import ENDED, ENVS, HEARTBEAT, TOLD, Checker, lose_unsynced
+from fault_envs import STRUCK_ID
+from fault_page import CLOCK_S, HANG_PID, LEAK_PID, NAN_PID, SLOW_S, VARIABLE, open_page, synced_files
+from harness import SUPPORT, fill
+from live_run import AttachedRun, marked
+from long_form import LIMIT_S
+
+from spreeze.errors import CheckpointError, SpreezeError
+from spreeze.metrics.table import Phase
+from spreeze.transport import status_table as words
+from spreeze.transport.checkpoint import CheckpointStore, load
+
+KINDS = {
+    "kill": 6, "stop": 3, "disk_full": 2, "clock": 2, "memory": 2, "slow_disk": 2, "power": 1, "nan": 2, "hang": 2,
+    "corrupt": 3, "two": 2,
+}  # fmt: skip
+"""Kind of fault -> how often it comes, of 27."""
+LEFT_OUT = "partition"
+SAMPLERS = 2
+_ROUND = 25
+"""Faults after which a session is stopped in order, its summary checked, and the run resumed."""
+_DISK_BYTES = 350_000_000
+_MARK = "SPREEZE_STRESS_RUN"
+_SAMPLERS = tuple(f"sampler-{index}" for index in range(SAMPLERS))
+_VICTIMS = {
+    "kill": (*_SAMPLERS, "learner", "evaluator", "visualizer"),
+    "stop": (*_SAMPLERS, "learner", "evaluator", "supervisor"),
+    "memory": (*_SAMPLERS, "learner", "evaluator"), "nan": _SAMPLERS, "hang": _SAMPLERS,
+}  # fmt: skip
+_CORRUPTED = ("checkpoint", "weights", "LATEST.json", "metrics.db", "eval.csv", "run.json")
+_COMMAND = [
+    "--env", STRUCK_ID, "--import", "fault_envs", "--samplers", str(SAMPLERS), "--envs-per-sampler", str(ENVS),
+    "--samples-per-insert", ":", "--batch-size", "32", "--replay-capacity", "50000", "--no-governor", "--seconds", "0",
+    "--set", "replay.learning_starts=500", "--set", "sac.hidden_sizes=[16,16]", "--set", "evaluation.episodes=2",
+    "--set", "learner.checkpoint_interval_s=1", "--set", "learner.publish_interval_s=0.2",
+    "--set", "sampling.step_deadline_s=3", "--set", "sampling.memory_limit_bytes=350000000",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a history."""
+
+    kind: str
+    victim: str = ""
+    """Name of a worker, or of what is corrupted."""
+    size: float = 0.5
+    """How much of it, from 0 to 1."""
+    wait_s: float = 0.0
+    settles: bool = True
+    """The run has to be whole again before the next fault."""
+    both: tuple[Fault, ...] = ()
+    """Faults of kind ``two``."""
+
+
+def history(seed: int, faults: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
+    """So many faults, the same for the same seed; the first ones are one of each kind."""
+    dice = random.Random(seed)
+    single = [kind for kind in kinds if kind not in ("two", "power")]
+
+    def fault(kind: str) -> Fault:
+        both: tuple[Fault, ...] = ()
+        if kind == "two":
+            both = tuple(fault(one) for one in dice.sample(single, 2))
+        victim = dice.choice(_CORRUPTED if kind == "corrupt" else _VICTIMS.get(kind, ("",)))
+        settles = kind in ("power", "two") or dice.random() < 0.6
+        return Fault(kind, victim, dice.random(), dice.uniform(0.0, 1.0), settles, both)
+
+    first = dice.sample(list(kinds), len(kinds))
+    later = dice.choices(list(kinds), [KINDS[kind] for kind in kinds], k=max(0, faults - len(first)))
+    return [fault(kind) for kind in (first + later)[:faults]]
+
+
+def shrunk(failing: list[Fault], fails: Callable[[list[Fault]], bool]) -> list[Fault]:
+    """A short history that still fails: parts are left out as long as it does (delta debugging)."""
+    parts = 2
+    while len(failing) > 1:
+        size = -(-len(failing) // parts)
+        for start in range(0, len(failing), size):
+            rest = failing[:start] + failing[start + size :]
+            if rest and fails(rest):
+                failing, parts = rest, max(parts - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(failing), 2 * parts)
+    return failing
+
+
+@dataclass
+class Report:
+    """What a storm has thrown and seen."""
+
+    thrown: Counter[str] = field(default_factory=Counter)
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    rows_checked: int = 0
+    checkpoints_checked: int = 0
+    sessions: int = 0
+    minutes: float = 0.0
+    history: list[Fault] = field(default_factory=list)
+    """What was thrown, in order."""
+
+
+@dataclass
+class _Pending:
+    """A fault that goes on."""
+
+    what: str
+    over: Callable[[], bool]
+    """True once it was told, or once its time has passed."""
+    end: Callable[[], None] = lambda: None
+
+
+class Storm:
+    """Throws faults at one run below a folder, and has the checker look at it all the time."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
+        self._folder, self._say = folder.resolve(), say
+        self._name = f"storm-{os.getpid()}-{time.monotonic_ns()}"
+
+    def play(self, faults: list[Fault], minutes: float = 1e9) -> Report:
+        """Throws the faults, at most for so many minutes; ends with the first violation."""
+        report, began_s = Report(), time.monotonic()
+        with contextlib.ExitStack() as stack:
+            self._prepare(stack)
+            try:
+                for number, fault in enumerate(faults):
+                    if self._checker.violations or time.monotonic() - began_s > 60.0 * minutes:
+                        break
+                    if self._run is None:
+                        self._begin()
+                        report.sessions += 1
+                    report.history.append(fault)
+                    self._say(f"{number + 1}: {fault}")
+                    self._calm(fault.wait_s)
+                    self._throw(fault, report)
+                    if fault.settles or fault is faults[-1]:
+                        self._settle()
+                    if (number + 1) % _ROUND == 0:
+                        self._stop_run()
+                self._stop_run()
+            except SpreezeError as error:
+                self._checker.found(HEARTBEAT, str(error))
+            finally:
+                self._end_pending()
+                self._leave()
+        checker = self._checker
+        report.violations, report.rows_checked = checker.violations, checker.rows_checked
+        report.checkpoints_checked = checker.checkpoints_checked
+        report.minutes = (time.monotonic() - began_s) / 60.0
+        return report
+
+    def _prepare(self, stack: contextlib.ExitStack) -> None:
+        folder = self._folder / self._name
+        self._runs, self._scratch = folder / "runs", folder / "tmp"
+        for path in (self._runs, self._scratch):
+            path.mkdir(parents=True)
+        self._page_path = folder / "page"
+        self._page = open_page(self._page_path)
+        self._disk = _mount(self._runs)
+        if self._disk:
+            stack.callback(_unmount, self._runs)
+        self._checker = Checker((_MARK, self._name))
+        self._run: AttachedRun | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._dead: set[int] = set()
+        self._refused = 0
+
+    def _begin(self) -> None:
+        again = (self._runs / self._name).exists()
+        arguments = [*_COMMAND, *(("--resume", self._name) if again else ())]
+        if again:  # the environment is that of the run
+            arguments = ["--import", "fault_envs", "--seconds", "0", "--resume", self._name]
+        paths = [str(SUPPORT / "injected"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+        saved = _newest_updates(self._runs / self._name) if again else 0
+        self._run = AttachedRun(arguments, str(self._runs), self._name, {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(self._scratch), _MARK: self._name,
+            VARIABLE: str(self._page_path), "SPREEZE_TEST_CHECKSUM": "1", "SPREEZE_TEST_UNCOUNTED_CRASHES": "1000000",
+        })  # fmt: skip
+        self._run.attach()
+        ring = self._run.ring
+        self._run.wait(lambda: ring.sampled > 0, LIMIT_S, "the first update")
+        self._checker.begin(self._run)
+        self._dead, self._refused = set(), 0
+        self._checker.see_progress()
+        updates = self._run.status.named_slots(self._run.rows["learner"], "learner")["updates"]
+        if updates < saved:
+            self._checker.found("counters never fall", f"updates {updates:.0f} after a checkpoint of {saved}")
+
+    def _calm(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while True:
+            self._checker.look()
+            if time.monotonic() >= end_s:
+                return
+            time.sleep(0.1)
+
+    def _throw(self, fault: Fault, report: Report) -> None:
+        for one in fault.both or (fault,):
+            if one.kind in self._pending:  # one of a kind at a time
+                self._settle()
+        for one in fault.both or (fault,):
+            if one.kind == "power":
+                self._settle()
+            getattr(self, f"_{one.kind}")(one)
+            report.thrown[one.kind] += 1
+        report.thrown["two"] += bool(fault.both)
+
+    def _settle(self) -> None:
+        """Until all faults are told and over, and the run is whole again."""
+        if self._run is None:
+            return
+        end_s = time.monotonic() + LIMIT_S
+        while self._pending and self._run.process.poll() is None:
+            for kind in [kind for kind, fault in self._pending.items() if fault.over()]:
+                self._pending.pop(kind).end()
+            if time.monotonic() > end_s:
+                for fault in self._pending.values():
+                    self._checker.found(TOLD, f"nothing of {fault.what}: {self._run.output()[-1500:]}")
+                break
+            self._calm(0.05)
+        self._end_pending()
+        self._checker.see_progress()
+
+    def _end_pending(self) -> None:
+        for fault in self._pending.values():
+            fault.end()
+        self._pending.clear()
+
+    def _stop_run(self) -> None:
+        if self._run is None:
+            return
+        self._settle()
+        self._checker.see_end(self._run.stop(), len(self._dead), self._refused)
+        if left := list(self._scratch.iterdir()):
+            self._checker.found("nothing is left over", f"scratch files {left}")
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._run is not None:
+            self._run.__exit__()
+            self._run = None
+        for pid in marked(_MARK, self._name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _pid(self, name: str) -> int:
+        run = self._run
+        assert run is not None
+        if name == "supervisor":
+            return run.process.pid
+        if name not in run.workers():
+            self._settle()
+            run.wait(lambda: name in run.workers(), LIMIT_S, f"{name} to be back")
+        return run.workers()[name]
+
+    def _says(self, pattern: str) -> Callable[[], bool]:
+        """A condition: the run's output tells this, from now on."""
+        run = self._run
+        assert run is not None
+        since = len(run.output())
+        return lambda: re.search(pattern, run.output()[since:]) is not None
+
+    # Each kind of fault.
+
+    def _kill(self, fault: Fault) -> None:
+        pid, told = self._pid(fault.victim), self._says(f"{fault.victim} {ENDED}")
+        os.kill(pid, signal.SIGKILL)
+        self._dead.add(pid)
+        self._pending["kill"] = _Pending(f"a kill of {fault.victim}", told)
+
+    def _stop(self, fault: Fault) -> None:
+        """Stopped beyond the deadline of a step a sampler is replaced; all others go on."""
+        run, pid, told = self._run, self._pid(fault.victim), self._says(f"{fault.victim} {ENDED}")
+        assert run is not None
+        end_s = time.monotonic() + 0.2 + 2.0 * fault.size
+        os.kill(pid, signal.SIGSTOP)
+        steps = fault.victim in _SAMPLERS and run.status.control(run.rows[fault.victim])[words.PHASE] == Phase.STEP
+        long = steps and fault.size > 0.5
+        if long:
+            self._dead.add(pid)
+
+        def go_on() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        over = told if long else lambda: time.monotonic() > end_s
+        self._pending["stop"] = _Pending(f"a stop of {fault.victim}", over, go_on)
+
+    def _disk_full(self, fault: Fault) -> None:
+        told = self._says("publishing weights failed|writing the checkpoint failed")
+        if self._disk and fault.size < 0.5:
+            end = fill(self._runs).unlink
+        else:
+            self._limit_files(int(500 * fault.size))
+            end = lambda: self._limit_files(resource.RLIM_INFINITY)  # noqa: E731
+        self._pending["disk_full"] = _Pending("a full disk", told, end)
+
+    def _limit_files(self, size_bytes: int) -> None:
+        """Longest file that a process of the run can write; not the supervisor, whose output is a file, too."""
+        for pid in marked(_MARK, self._name):
+            if self._run is None or pid == self._run.process.pid:
+                continue
+            with contextlib.suppress(psutil.Error, OSError):
+                psutil.Process(pid).rlimit(resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
+    def _clock(self, fault: Fault) -> None:
+        """A step of a day at most, forwards or backwards."""
+        self._page[CLOCK_S] = (2.0 * fault.size - 1.0) * 86_400.0
+
+    def _memory(self, fault: Fault) -> None:
+        pid = self._pid(fault.victim)
+        if fault.victim in _SAMPLERS:
+            self._page[LEAK_PID] = pid
+            self._dead.add(pid)
+            told = self._says(f"{fault.victim} {ENDED}")
+            self._pending["memory"] = _Pending(f"{fault.victim} above its limit of memory", told, self._zero(LEAK_PID))
+            return
+        end_s, process = time.monotonic() + 0.5 + fault.size, psutil.Process(pid)
+        with contextlib.suppress(psutil.Error):
+            process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms + 2**20, resource.RLIM_INFINITY))
+
+        def lift() -> None:
+            with contextlib.suppress(psutil.Error):
+                process.rlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+        self._pending["memory"] = _Pending(f"no memory for {fault.victim}", lambda: time.monotonic() > end_s, lift)
+
+    def _slow_disk(self, fault: Fault) -> None:
+        self._page[SLOW_S] = 0.5 * fault.size
+        end_s = time.monotonic() + 1.0 + 2.0 * fault.size
+        self._pending["slow_disk"] = _Pending("a slow disk", lambda: time.monotonic() > end_s, self._zero(SLOW_S))
+
+    def _zero(self, place: int) -> Callable[[], None]:
+        return lambda: self._page.__setitem__(place, 0.0)
+
+    def _power(self, fault: Fault) -> None:
+        """Every process is gone at once, and what was not synced; the next session goes on from what is left."""
+        run = self._run
+        assert run is not None
+        for pid in (*marked(_MARK, self._name), run.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait()
+        self._checker.see_nothing_left()
+        self._leave()
+        lost = lose_unsynced(run.path, synced_files(self._page_path), random.Random(fault.size))
+        self._say(f"   lost: {' '.join(lost)}")
+        shutil.rmtree(self._scratch)
+        self._scratch.mkdir()
+
+    def _nan(self, fault: Fault) -> None:
+        run, pid = self._run, self._pid(fault.victim)
+        assert run is not None
+        row = run.rows[fault.victim]
+
+        def refused() -> float:
+            return run.status.named_slots(row, "sampler")["transitions_rejected"]
+
+        before = refused()
+        self._page[NAN_PID] = pid
+
+        def over() -> bool:
+            return refused() > before or int(run.status.control(row)[words.PID]) != pid
+
+        def end() -> None:
+            self._page[NAN_PID] = 0
+            self._refused += refused() > before
+
+        self._pending["nan"] = _Pending(f"NaN in {fault.victim}", over, end)
+
+    def _hang(self, fault: Fault) -> None:
+        pid, told = self._pid(fault.victim), self._says(f"{fault.victim} {ENDED}")
+        self._page[HANG_PID] = pid
+        self._dead.add(pid)
+        self._pending["hang"] = _Pending(f"a hang of {fault.victim}", told, self._zero(HANG_PID))
+
+    def _corrupt(self, fault: Fault) -> None:
+        """Damages a file in place; with a damaged checkpoint the learner dies, whose successor has to see it."""
+        run, dice = self._run, random.Random(fault.size)
+        assert run is not None
+        if fault.victim == "checkpoint":
+            self._corrupt_checkpoint(dice)
+            return
+        if fault.victim == "weights":
+            paths = sorted((run.path / "weights").glob("w-*.safetensors"))
+            path = paths[-1] if paths else run.path / "weights" / "LATEST.json"
+        else:
+            path = run.path / ("weights" if fault.victim == "LATEST.json" else "") / fault.victim
+        _damage(path, dice)
+
+    def _corrupt_checkpoint(self, dice: random.Random) -> None:
+        run, pid = self._run, self._pid("learner")
+        assert run is not None
+        os.kill(pid, signal.SIGSTOP)
+        whole = [
+            path for path in CheckpointStore(run.path / "checkpoints").paths() if path not in self._checker.spoiled
+        ]
+        if len(whole) >= 2:
+            self._checker.look()
+            self._checker.spoiled.add(whole[-1])
+            _damage(dice.choice(sorted(whole[-1].iterdir())), dice, always=True)
+            told = self._says("checkpoint ignored: " + re.escape(whole[-1].name))
+            self._pending["corrupt"] = _Pending(f"a damaged {whole[-1].name}", told)
+            self._dead.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _damage(path: Path, dice: random.Random, *, always: bool = False) -> None:
+    """Cuts a file short, or flips one bit of a random byte."""
+    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if dice.random() < 0.5 or size == 0:
+            file.truncate(dice.randrange(size) if size else 0)
+            return
+        file.seek(dice.randrange(size))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ (1 << dice.randrange(8))]))
+
+
+def _newest_updates(run: Path) -> int:
+    """Updates of the newest checkpoint that verifies, which a resume goes on from; 0 without one."""
+    for path in reversed(CheckpointStore(run / "checkpoints").paths()):
+        with contextlib.suppress(CheckpointError):
+            return load(path).updates
+    return 0
+
+
+def _mount(folder: Path) -> bool:
+    """A small disk at a folder; False where none can be mounted."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return False
+
+
+def _unmount(folder: Path) -> None:
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
