@@ -111,10 +111,11 @@ def _pytest(*arguments: str) -> tuple[dict[str, str], float]:
 
 def repeat_tests(args: argparse.Namespace) -> Record:
     """Repeats a choice of tests, beside a load if asked."""
-    outcomes, began_s = defaultdict[str, Counter[str]](Counter), time.monotonic()
+    outcomes, loads, began_s = defaultdict[str, Counter[str]](Counter), [0.0], time.monotonic()
     with load(args.load):
         for number in range(args.repeats):
             found, seconds = _pytest("-n", str(args.processes), *args.tests)
+            loads.append(os.getloadavg()[1])
             for test, outcome in found.items():
                 outcomes[test][outcome] += 1
             print(f"{number + 1}: {len(found)} tests, {Counter(found.values())}, {seconds:.0f} s", flush=True)
@@ -122,6 +123,7 @@ def repeat_tests(args: argparse.Namespace) -> Record:
     runs = sum(count["failed"] + count["passed"] for count in outcomes.values())
     return {
         "kind": "flaky", "chosen": args.tests, "tests": len(outcomes), "repeats": args.repeats, "load": args.load,
+        "machine_load": max(loads),
         "runs": runs, "failed": failed, "minutes": (time.monotonic() - began_s) / 60.0,
     }  # fmt: skip
 
@@ -172,12 +174,16 @@ def _faults_part(records: list[Record]) -> str:
 
 def _flaky_part(records: list[Record]) -> str:
     rows = [
-        [" ".join(f"`{test}`" for test in r["chosen"]), r["tests"], r["repeats"], r["load"],
+        [" ".join(f"`{test}`" for test in r["chosen"]), r["tests"], r["repeats"],
+         f"{r['load']}, {r['machine_load']:.0f}",
          f"{sum(r['failed'].values())} of {r['runs']} ({sum(r['failed'].values()) / max(1, r['runs']):.2%})",
          "<br>".join(f"`{test}` {count}" for test, count in r["failed"].items()) or "none", *_where(r)]
         for r in records
     ]  # fmt: skip
-    about = "Tests that were repeated, beside that many processes that keep a core busy."
+    about = (
+        "Tests that were repeated. Load: processes of ours that kept a core busy, and the highest load average of five "
+        "minutes, other programs of the machine included."
+    )
     head = "chosen | tests | repeats | load | failed | which | date | commit | machine | versions"
     return _table("Flaky tests", about, head, rows)
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from harness import PATIENCE_S
 from racing_threads import race
 
 from spreeze.algorithms import create
@@ -187,5 +188,5 @@ def test_a_false_flag_of_the_matrix_library_warns_of_nothing_in_our_products_alo
         "import warnings, spreeze.inference; "
         f"warnings.warn_explicit('invalid value encountered in dot', RuntimeWarning, 'x.py', 1, {module!r})"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, timeout=PATIENCE_S)
     assert done.returncode == status, done.stderr
