@@ -103,6 +103,7 @@ def test_a_worker_starts_speaks_is_killed_and_its_end_is_seen(tmp_path, name):
         process.signal_group(signal.SIGKILL)
         poll(lambda: process.poll() is not None, what="its end")
         assert process.poll() == -signal.SIGKILL
+        assert {message["kind"] for message in process.read_messages()} <= {"metrics"}, "it may report while it waits"
         assert process.read_messages() == []
         assert process.kill_and_wait() == -signal.SIGKILL, "who has ended can be killed again"
 
