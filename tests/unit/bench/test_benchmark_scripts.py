@@ -121,3 +121,17 @@ def test_all_figures_of_a_gpu_fit_into_25_minutes_and_what_does_not_is_left_out(
     assert "a figure" in shown
     assert "== fails: exit code 3" in shown
     assert "== long: left out, takes about 1000000000 s and" in shown
+
+
+def test_repeated_tests_are_recorded_and_the_page_of_quality_tells_who_failed_how_often(started, monkeypatch, tmp_path):
+    outcomes = iter([{"a::good": "passed", "a::bad": "failed"}, {"a::good": "passed", "a::bad": "passed"}])
+    names = runpy.run_path(str(FOLDER / "quality.py"))["main"].__globals__
+    monkeypatch.setitem(names, "_pytest", lambda *arguments: (next(outcomes), 1.0))
+    for name in ("RECORDS", "PAGE"):
+        monkeypatch.setitem(names, name, tmp_path / name)
+    monkeypatch.setattr(sys, "argv", ["quality.py", "flaky", "tests/a.py", "--repeats", "2"])
+    names["main"]()
+    assert (tmp_path / "RECORDS").read_text().count("\n") == 1
+    page = (tmp_path / "PAGE").read_text()
+    assert "1 of 4 (25.00%) | `a::bad` 1 |" in page
+    assert "## Faults" not in page, "what was not measured is not there"
