@@ -24,10 +24,18 @@ VERBS: dict[str, str] = {
     "export": "a run's policy as a file that runs without Spreeze, or its metrics as CSV",
     "query": "SQL over the metrics, evaluations, events and settings of a run",
     "report": "one HTML file of a run, or of several compared",
+    "push": "send a run's policy to a model hub, with a page about it",
+    "pull": "take a policy from a model hub",
     "doctor": "what this machine has and what is missing",
     "bench": "measure Spreeze on this machine",
     "completion": "the script by which a shell completes verbs, flags, environments and runs",
 }
+_ELSEWHERE = {"bench": "spreeze.bench.__main__", "push": "spreeze.cli.hub.push", "pull": "spreeze.cli.hub.pull"}
+
+
+def module_of(verb: str) -> str:
+    """The module whose ``main`` does a verb."""
+    return _ELSEWHERE.get(verb, f"spreeze.cli.{verb}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,7 +62,7 @@ def _main(argv: list[str] | None) -> int:
         print_error(f"no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})")
         return 2
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
-    module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")
+    module = importlib.import_module(module_of(verb))
     signal.signal(signal.SIGINT, before)
     code: int = module.main(rest)
     return code

@@ -51,6 +51,10 @@ class WeightsError(SpreezeError):
     """Weights that are damaged, out of order, or made for another network."""
 
 
+class HubError(SpreezeError):
+    """A model hub could not be reached, or refused what was asked."""
+
+
 class CheckpointError(SpreezeError):
     """A checkpoint directory has no valid checkpoint, or the state does not fit."""
 

@@ -51,6 +51,8 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
         RunError: the session ended before they were written, they cannot be read or are incomplete, or they are those
             of another task than ``run.json`` or the newest checkpoint tells.
     """
+    if source := read_run(run).get("pulled_from"):
+        raise _refused(run, f"it was pulled from {source}, which has a policy but no checkpoint; start a new run")
     try:
         text = read_bytes(run / "config.toml", _MAX_BYTES).decode("utf-8")
         _check_complete(text)

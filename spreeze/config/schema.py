@@ -21,7 +21,7 @@ from spreeze.config.replay_settings import uses_replay as _replay
 from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 
-SINKS = ("tensorboard", "wandb", "mlflow")
+SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
 _RESERVED = ("con", "prn", "aux", "nul", "latest")
@@ -461,7 +461,7 @@ class LoggingConfig(Section):
     sinks: tuple[str, ...] = setting(
         (), f"also log to {', '.join(SINKS)}, separated by commas; each needs its extra", choices=SINKS, flag="--log"
     )
-    project: str = setting("spreeze", "project (Weights & Biases) or experiment (MLflow)")
+    project: str = setting("spreeze", "project (Weights & Biases, trackio) or experiment (MLflow)")
 
 
 @dataclass(frozen=True, kw_only=True)

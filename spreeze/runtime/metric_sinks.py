@@ -1,4 +1,4 @@
-"""Metric sinks: TensorBoard, Weights & Biases, MLflow.
+"""Metric sinks: TensorBoard, Weights & Biases, MLflow, trackio.
 
 Each sink runs in a process of its own, started by ``runtime.loggers``: what its library imports, how long it waits for
 a network, and whether it ever returns is nothing that the supervisor or another sink feels. The process gets one JSON
@@ -44,7 +44,7 @@ class Opening(NamedTuple):
     sink: str
     run_dir: str
     project: str
-    """Project of Weights & Biases, experiment of MLflow."""
+    """Project of Weights & Biases and of trackio, experiment of MLflow."""
     settings: dict[str, Any]
     """``section.field`` -> value."""
     facts: dict[str, str]
@@ -257,10 +257,47 @@ def _make_database(client: Callable[..., Any], path: Path) -> None:
     fresh.unlink()
 
 
+class TrackioSink:
+    """One run of trackio, which a resumed run continues; in ``trackio/`` beside the runs if no folder is named."""
+
+    def __init__(self, opening: Opening, tell: Tell) -> None:
+        place = os.environ.setdefault("TRACKIO_DIR", str((opening.path.parent / "trackio").absolute()))
+        import trackio
+
+        self._library: Any = trackio
+        project = os.environ.get("TRACKIO_PROJECT") or opening.project
+        self._run = self._library.init(
+            project=project,
+            name=opening.path.name,
+            resume="allow",
+            config={**opening.settings, **opening.facts},
+            embed=False,
+            auto_log_cpu=False,  # Spreeze measures the machine itself
+            auto_log_gpu=False,
+        )
+        command = f"TRACKIO_DIR={shlex.quote(place)} trackio show --project {shlex.quote(project)}"
+        tell(known={"project": project}, event=("info", f"view it with {command}"))
+
+    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "wall_s": moment.wall_s}, step=moment.step)
+
+    def event(self, moment: Moment, level: str, text: str) -> None:
+        levels = self._library.AlertLevel
+        kind = {"warning": levels.WARN, "error": levels.ERROR}.get(level, levels.INFO)
+        self._run.alert(title=f"{moment.wall_s:.1f} s  {clean(text, 500)}", level=kind)
+
+    def clip(self, moment: Moment, path: Path) -> None:
+        self._run.log({"clip": self._library.Video(str(path), format="mp4")}, step=moment.step)
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish()
+
+
 SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
+    "trackio": TrackioSink,
 }
 """Sinks by their name in ``logging.sinks``, which is also that of package and extra."""
 

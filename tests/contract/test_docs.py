@@ -15,12 +15,13 @@ from printed import PAGES
 from sources import FILES, nodes
 
 import spreeze
-from spreeze.__main__ import VERBS
+from spreeze.__main__ import VERBS, module_of
 from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli import export, sweep
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.dashboard import build_parser as dashboard_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
+from spreeze.cli.hub.push import build_parser as push_parser
 from spreeze.cli.play import build_parser as play_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
@@ -56,8 +57,7 @@ def _flags(parser) -> set[str]:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert f"`{verb}" in README
-    module = "spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}"
-    assert callable(importlib.import_module(module).main)
+    assert callable(importlib.import_module(module_of(verb)).main)
 
 
 def _benches() -> dict:
@@ -86,7 +86,8 @@ def test_help_tells_every_flag(flag):
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
-    parsers = (tune_parser(), evaluate_parser(), dashboard_parser(), play_parser(), *_benches().values())
+    builders = (tune_parser, evaluate_parser, dashboard_parser, play_parser, push_parser)
+    parsers = (*(build() for build in builders), *_benches().values())
     known = {"--help"}.union(OF_OTHERS, *map(_flags, parsers))
     for verb in (export, sweep):
         with contextlib.suppress(SystemExit):
@@ -166,7 +167,9 @@ def test_help_states_a_default_for_every_flag():
 
 def test_the_test_extra_installs_every_other_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    others = ",".join(sorted(set(extras) - {"test", "wandb", "mlflow"}))  # services, for which stand-ins are tested
+    others = ",".join(
+        sorted(set(extras) - {"test", "wandb", "mlflow", "trackio", "hub"})
+    )  # services, for which stand-ins are tested
     assert f"spreeze[{others}]" in extras["test"], "no test is skipped for want of what can be installed"
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 from printed import PAGES, blocks, ours, shell_commands, spoken_commands
 
+from spreeze.__main__ import module_of
 from spreeze.cli.arguments import Parser, build_parser
 from spreeze.cli.planning import layers_of
 from spreeze.cli.sweeps.search_space import is_fixed, space
@@ -36,7 +37,7 @@ def test_a_printed_command_is_understood(command, monkeypatch):
     original = Parser.parse_args
     monkeypatch.setattr(Parser, "parse_args", parse_args)
     _, verb, *rest = command
-    module = importlib.import_module("spreeze.bench.__main__" if verb == "bench" else f"spreeze.cli.{verb}")
+    module = importlib.import_module(module_of(verb))
     with pytest.raises((Understood, SystemExit)) as found:
         module.main(rest)
     if found.type is SystemExit:

@@ -26,10 +26,11 @@ QUICK_SECTIONS = ("Your own environment in five minutes", "Without an id", "A po
 NOT_RUN = {
     "bench": "needs a GPU, or takes minutes: tests/unit/bench, tests/benchmarks",
     "dashboard": "tests/page/test_server.py",
+    **dict.fromkeys(("push", "pull"), "ask a hub: tests/unit/cli/test_hub.py"),
 }
 OF_OTHERS = {
     "python3", "pip", ".", ".venv/bin/pip", ".venv/bin/python",  # .ci/run, tests/slow/test_wheel.py
-    "python3.11", "pre-commit", "streamlit", "ray", "export",
+    "python3.11", "pre-commit", "streamlit", "ray", "export", "hf",
 }  # fmt: skip
 """First words of other programs' commands, which other tests run or cannot be run here."""
 NEEDS = ("gymnasium_robotics", "stable_baselines3")

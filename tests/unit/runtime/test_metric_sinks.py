@@ -62,6 +62,21 @@ class MlflowClient:
     def log_text(self, *args): self.note("text", *args)
     def set_terminated(self, run_id, status): self.note(status, run_id)
 """,
+    "trackio": """
+import json, os, types
+AlertLevel = types.SimpleNamespace(INFO="info", WARN="warn", ERROR="error")
+Video = lambda path, format: path
+def note(*what):
+    with open(os.environ["STAND_IN"], "a") as file:
+        file.write(json.dumps(what) + "\\n")
+class Run:
+    def log(self, values, step): note("log", values, step)
+    def alert(self, title, level): note("alert", title, level)
+    def finish(self): note("finish")
+def init(**given):
+    note("init", *(given[key] for key in ("project", "name", "resume")), os.environ["TRACKIO_DIR"])
+    return Run()
+""",
     "failing": "raise OSError('No space left on device')",
     "hanging": "import signal\nwhile True: signal.pause()",
 }
@@ -146,6 +161,41 @@ def test_mlflow_gets_rows_settings_and_events_and_a_resumed_run_goes_on_there(ma
     assert [(name, value, step) for name, value, _, step in metrics] == [("Return/eval_return", 1.5, 30)] * 2
     assert any(row[0] == "text" and row[2] == "2.0 s  warning: sampler-0: died\n" for row in told)
     assert [row[0] for row in told if row[0].isupper()] == ["FINISHED", "RUNNING", "FAILED"]
+
+
+def test_trackio_gets_rows_and_events_in_a_folder_beside_the_runs_and_a_resumed_run_goes_on_there(made):
+    for _ in range(2):
+        logged = made.start(trackio="trackio")
+        logged.sample(0.5, 16, {"updates_per_s": 3.25, "critic_loss": float("nan")})
+        logged.event(2.0, "warning", "sampler-0", "died")
+        logged.close(failed=False)
+        made.close()
+    told = made.told()
+    assert [row for row in told if row[0] == "init"] == [
+        ["init", "spreeze", "r", "allow", str(made.path.parent / "trackio")]
+    ] * 2
+    assert ["log", {"Speed/updates_per_s": 3.25, "wall_s": 0.5}, 16] in told
+    assert ["alert", "2.0 s  sampler-0: died", "warn"] in told
+    assert told[-1] == ["finish"]
+    assert any("trackio show --project spreeze" in text for text in made.events)
+
+
+def test_the_real_trackio_stores_each_series_at_its_env_steps_and_a_clip(made, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    trackio = pytest.importorskip("trackio", reason="pip install -e '.[trackio]'")
+    clip = tmp_path / "clip-0001-v1.mp4"
+    clip.write_bytes(b"clip")
+    opening = metric_sinks.Opening("trackio", str(made.path), "spreeze", {"sac.gamma": 0.9}, {"machine": "m"}, {})
+    for step in (16, 32):  # the second one as a resumed run
+        sink = metric_sinks.TrackioSink(opening, lambda **fields: None)
+        sink.write(metric_sinks.Moment(1.0, 0.5, step), {"Speed/updates_per_s": 3.25})
+        sink.clip(metric_sinks.Moment(1.0, 0.5, step), clip)
+        sink.close(failed=False)
+    rows = trackio.SQLiteStorage.get_logs("spreeze", made.path.name)
+    speeds = [(row["step"], row["Speed/updates_per_s"]) for row in rows if "Speed/updates_per_s" in row]
+    assert speeds == [(16, 3.25), (32, 3.25)]
+    assert [row["clip"]["_type"] for row in rows if "clip" in row] == ["trackio.video"] * 2
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""``python -m spreeze pull``: a policy from a model hub as the directory of a run, which the other verbs take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.evaluate import policy_of, recorded_spec
+from spreeze.cli.hub.repository import FILES, POLICY, check_repository, hub_errors, library, module_lines
+from spreeze.config.schema import check_name
+from spreeze.errors import RunError
+from spreeze.formatting import clean
+from spreeze.machine.output import emit, say
+from spreeze.run_directory import check_format, make_runs_dir, read_json, read_run, write_json
+from spreeze.transport.weights import read_weights
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m spreeze pull",
+        description="Take a policy that push has sent to the Hugging Face hub into the directory of the runs. Nothing "
+        "of it is executed or imported.",
+    )
+    parser.add_argument("repository", metavar="OWNER/NAME", help="the repository")
+    parser.flag("--revision", text="branch, tag or commit", shown="the newest", metavar="R")
+    parser.flag("--name", text="name of its directory", shown="that of the repository")
+    parser.add_common_flags()
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    return guarded(lambda: _pull(args), as_json=args.json)
+
+
+def _pull(args: argparse.Namespace) -> int:
+    repository = check_repository(args.repository, "pull")
+    name, runs_dir = check_name(args.name or repository.rpartition("/")[2]), Path(args.runs_dir)
+    target = runs_dir / name
+    if target.exists():
+        raise RunError(f"{target} exists: choose another --name")
+    hub = library()
+    make_runs_dir(runs_dir)
+    with tempfile.TemporaryDirectory(dir=runs_dir, prefix=".tmp-pull-") as place:
+        come, kept = Path(place) / "come", Path(place) / "kept"
+        with hub_errors(f"pull of {repository}"):
+            hub.snapshot_download(repo_id=repository, repo_type="model", revision=args.revision, local_dir=str(come),
+                                  allow_patterns=list(FILES))  # fmt: skip
+        document = _checked(come, kept, repository)
+        os.rename(kept, target)
+    document = {"run_dir": str(target), "repository": repository, **document}
+    if args.json:
+        emit(document)
+        return 0
+    say(f"{target}: {document['algo']} on {document['env']}")
+    for line in module_lines(document["import_module"]):
+        say(line)
+    more = f" --import {document['import_module']}" if document["import_module"] else ""
+    say(f"watch it: python -m spreeze play {name}{more}\nevaluate it: python -m spreeze evaluate {name}{more}")
+    return 0
+
+
+def _checked(come: Path, kept: Path, repository: str) -> dict[str, Any]:
+    """Copies what is a file of a run to ``kept``, a new directory, and reads it; returns what it is.
+
+    Raises:
+        RunError: there is no policy of Spreeze.
+        WeightsError: it is damaged.
+    """
+    for file in FILES:
+        path = come / file
+        if path.is_file() and not path.is_symlink():
+            (kept / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, kept / file)
+    if not (kept / POLICY).is_file():
+        raise RunError(f"{repository} holds no policy of Spreeze: it has no {POLICY}")
+    check_format(kept)
+    weights = read_weights(kept / POLICY)
+    spec = recorded_spec(weights)
+    if "network" not in weights.meta:  # else its module made it
+        policy_of(weights, spec)
+    about = {"env_id": spec.env_id, "algo": weights.meta.get("algo"), **read_run(kept), "state": "finished",
+             "pulled_from": repository}  # fmt: skip
+    write_json(kept / "run.json", {key: value for key, value in about.items() if key not in ("pid", "host", "nonce")})
+    returned = read_json(kept / "summary.json").get("eval_return_final")
+    return {"env": clean(spec.env_id, 100), "algo": clean(about["algo"], 40), "import_module": spec.import_module,
+            "return": returned if isinstance(returned, float) else None}  # fmt: skip

@@ -1,0 +1,139 @@
+"""``python -m spreeze push``: a run's policy, with a page about it, to a model hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.evaluate import policy_of, recorded_spec
+from spreeze.cli.hub import model_card
+from spreeze.cli.hub.repository import (
+    CARD,
+    CLIP,
+    CURVE,
+    POLICY,
+    check_repository,
+    hub_errors,
+    library,
+    module_lines,
+    total_bytes,
+)
+from spreeze.errors import RunError, UsageError
+from spreeze.formatting import clean, size
+from spreeze.machine.output import emit, say
+from spreeze.metrics.published import published
+from spreeze.run_directory import find_run, is_alive, read_json, read_run
+from spreeze.transport.weights import read_weights
+from spreeze.workers.evaluator import read_rows
+
+_PUBLIC = (
+    "format", "state", "env_id", "algo", "mode", "wiring", "seed", "exit_reason", "versions", "machine", "started",
+    "wall_s", "env_steps", "updates", "eval_best", "eval_final", "episodes",
+)  # fmt: skip
+"""Fields of ``run.json`` that are sent; the command, process and host are not."""
+_PRIVATE = ("run_dir", "reasons")
+_PLACES = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
+"""Settings that are directories and files of this machine."""
+_MOST_CLIP_BYTES = 20_000_000
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m spreeze push",
+        description="Send a run's best policy to a repository of the Hugging Face hub: weights, settings, evaluations, "
+        "newest clip, and a page with returns, curve and versions. The repository is made where there is none.",
+    )
+    parser.add_argument("run", metavar="RUN", help="name, path, or latest")
+    parser.add_argument("--to", metavar="OWNER/NAME", required=True, help="the repository (needed)")
+    parser.flag("--private", text="make a new repository private", default=False)
+    parser.flag("--yes", text="send without asking, for scripts", default=False)
+    parser.add_common_flags()
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    return guarded(lambda: _push(args), as_json=args.json)
+
+
+def _push(args: argparse.Namespace) -> int:
+    name, run = check_repository(args.to, "--to"), find_run(args.run, Path(args.runs_dir))
+    api = library().HfApi()
+    if is_alive(run):
+        raise RunError(
+            f"{run.name} is still running: push it when it has ended (python -m spreeze runs stop {run.name})"
+        )
+    with tempfile.TemporaryDirectory(prefix="spreeze-push-") as place:
+        folder = Path(place)
+        lines = gather(run, name, folder)
+        sent = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        count = total_bytes(folder)
+        seen = "private" if args.private else "public"
+        where = f"{run.name} -> {name} at {clean(api.endpoint, 200)}, {seen} if it is new"
+        for line in (where, f"{len(sent)} files, {size(count)}: {', '.join(sent)}", *lines):
+            say(line, as_json=args.json)
+        if not args.yes and not _agreed():
+            raise UsageError("nothing was sent: answer y, or give --yes")
+        with hub_errors(f"push to {name}"):
+            url = str(api.create_repo(repo_id=name, repo_type="model", private=args.private, exist_ok=True))
+            api.upload_folder(repo_id=name, repo_type="model", folder_path=str(folder),
+                              commit_message=f"{run.name}, trained with Spreeze")  # fmt: skip
+    if args.json:
+        emit({"repository": name, "url": url, "run": run.name, "files": sent, "bytes": count})
+    else:
+        say(f"sent: {url}\nanybody who may read it gets it by: spreeze pull {name}")
+    return 0
+
+
+def _agreed() -> bool:
+    """True if somebody at a terminal says yes; a script has nobody who could."""
+    if not sys.stdin.isatty():
+        return False
+    say("send it? [y/N]", as_json=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def gather(run: Path, name: str, folder: Path) -> list[str]:
+    """Puts all that is to be sent for a run into a folder; returns what else the user should know before.
+
+    Raises:
+        RunError: the run has no best policy, or its settings are missing.
+        WeightsError: the policy is damaged.
+    """
+    weights_file = run / POLICY
+    if not weights_file.is_file() or not (run / "config.toml").is_file():
+        raise RunError(f"{run.name} has no {POLICY} with settings yet: it ended before its first evaluation")
+    weights = read_weights(weights_file)
+    spec = recorded_spec(weights)
+    if "network" not in weights.meta:  # else its module made it
+        policy_of(weights, spec)
+    (folder / POLICY).parent.mkdir()
+    shutil.copyfile(weights_file, folder / POLICY)
+    state = {key: value for key, value in read_run(run).items() if key in _PUBLIC}
+    summary = {key: value for key, value in read_json(run / "summary.json").items() if key not in _PRIVATE}
+    for file, data in (("run.json", state), ("summary.json", summary)):
+        (folder / file).write_text(json.dumps(data, indent=1), encoding="utf-8")
+    config = (run / "config.toml").read_text(encoding="utf-8", errors="replace")
+    (folder / "config.toml").write_text(_PLACES.sub("", config), encoding="utf-8")
+    if (run / "eval.csv").is_file():
+        shutil.copyfile(run / "eval.csv", folder / "eval.csv")
+    clips = sorted((run / "videos").glob("clip-*.mp4"), key=lambda path: path.stat().st_mtime)
+    clips = [path for path in (run / CLIP, *clips) if path.is_file() and not path.is_symlink()]
+    clips = [path for path in clips if path.stat().st_size <= _MOST_CLIP_BYTES]
+    if clips:
+        shutil.copyfile(clips[-1], folder / CLIP)
+    points = [(int(row["env_steps"]), float(row["return_mean"])) for row in read_rows(run / "eval.csv")]
+    points = [point for point in points if math.isfinite(point[1])]
+    if points:
+        there = published(clean(state.get("algo"), 40), clean(state.get("env_id"), 100))
+        (folder / CURVE).write_bytes(model_card.curve(points, there))
+    (folder / CARD).write_text(model_card.card(run, name, points, clip=bool(clips)), encoding="utf-8")
+    return module_lines(spec.import_module, "the name of the module is sent, its code is not; --import")
