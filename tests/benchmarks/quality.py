@@ -24,7 +24,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,9 @@ def throw_faults(args: argparse.Namespace) -> Record:
     thrown, violations, histories, checked = Counter[str](), list[str](), 0, Counter[str]()
     end_s, began_s = time.monotonic() + 60.0 * args.minutes, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
-        while sum(thrown.values()) < args.faults and time.monotonic() < end_s:
+        while _single(thrown) < args.faults and time.monotonic() < end_s:
             seed = args.seed + histories
-            faults = history(seed, min(HISTORY_FAULTS, args.faults - sum(thrown.values())))
+            faults = history(seed, min(HISTORY_FAULTS, args.faults - _single(thrown)))
             report = Storm(Path(folder), print if args.verbose else lambda text: None).play(
                 faults, (end_s - time.monotonic()) / 60.0
             )
@@ -65,7 +65,7 @@ def throw_faults(args: argparse.Namespace) -> Record:
                 rows=report.rows_checked, checkpoints=report.checkpoints_checked, sessions=report.sessions
             )
             violations += [f"seed {seed}: {name}: {text}" for name, text in report.violations]
-            print(f"seed {seed}: {sum(report.thrown.values())} faults, {report.violations}", flush=True)
+            print(f"seed {seed}: {_single(report.thrown)} faults, {report.violations}", flush=True)
             if report.violations and args.shrink:
                 short = shrunk(report.history, lambda some: bool(Storm(Path(folder)).play(some).violations))
                 print("  short history:", *short, sep="\n    ", flush=True)
@@ -73,6 +73,11 @@ def throw_faults(args: argparse.Namespace) -> Record:
         "kind": "faults", "seed": args.seed, "histories": histories, "thrown": dict(sorted(thrown.items())),
         "left_out": LEFT_OUT, "violations": violations, "minutes": (time.monotonic() - began_s) / 60.0, **checked,
     }  # fmt: skip
+
+
+def _single(thrown: Mapping[str, int]) -> int:
+    """Number of faults; ``two`` counts pairs of these."""
+    return sum(thrown.values()) - thrown.get("two", 0)
 
 
 @contextlib.contextmanager
@@ -158,7 +163,7 @@ def _where(record: Record) -> list[str]:
 
 def _faults_part(records: list[Record]) -> str:
     rows = [
-        [sum(r["thrown"].values()), ", ".join(f"{kind} {count}" for kind, count in r["thrown"].items()),
+        [_single(r["thrown"]), ", ".join(f"{kind} {count}" for kind, count in r["thrown"].items()),
          f"{r['sessions']} in {r['minutes']:.0f} minutes", f"{r['rows']:,}", r["checkpoints"],
          "; ".join(text[:160].replace("|", "/").replace("\n", " ") for text in r["violations"]) or "0", *_where(r)]
         for r in records
@@ -166,7 +171,8 @@ def _faults_part(records: list[Record]) -> str:
     left_out = sorted({r["left_out"] for r in records})
     about = (
         "Faults thrown at real runs, and violations of eight invariants that a checker outside of the run saw. A "
-        f"history ends with its first violation. Rows and checkpoints: looks at them. Left out: {', '.join(left_out)}."
+        "history ends with its first violation. Two: pairs of the other faults at once. Rows and checkpoints: looks at "
+        f"them. Left out: {', '.join(left_out)}."
     )
     head = "faults | of each kind | sessions | rows | checkpoints | violations | date | commit | machine | versions"
     return _table("Faults", about, head, rows)

@@ -24,7 +24,7 @@ import psutil
 from fault_checker import ENDED, ENVS, HEARTBEAT, TOLD, Checker, lose_unsynced
 from fault_envs import STRUCK_ID
 from fault_page import CLOCK_S, HANG_PID, LEAK_PID, NAN_PID, SLOW_S, VARIABLE, open_page, synced_files
-from harness import SUPPORT, fill
+from harness import SUPPORT, fill, mounted
 from live_run import AttachedRun, marked
 from long_form import LIMIT_S
 
@@ -181,9 +181,9 @@ class Storm:
             path.mkdir(parents=True)
         self._page_path = folder / "page"
         self._page = open_page(self._page_path)
-        self._disk = _mount(self._runs)
+        self._disk = mounted(self._runs, _DISK_BYTES)
         if self._disk:
-            stack.callback(_unmount, self._runs)
+            stack.callback(subprocess.run, ["umount", "-l", str(self._runs)], check=False, capture_output=True)
         self._checker = Checker((_MARK, self._name))
         self._run: AttachedRun | None = None
         self._pending: dict[str, _Pending] = {}
@@ -192,9 +192,7 @@ class Storm:
 
     def _begin(self) -> None:
         again = (self._runs / self._name).exists()
-        arguments = [*_COMMAND, *(("--resume", self._name) if again else ())]
-        if again:  # the environment is that of the run
-            arguments = ["--import", "fault_envs", "--seconds", "0", "--resume", self._name]
+        arguments = ["--import", "fault_envs", "--seconds", "0", "--resume", self._name] if again else _COMMAND
         paths = [str(SUPPORT / "injected"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
         saved = _newest_updates(self._runs / self._name) if again else 0
         self._run = AttachedRun(arguments, str(self._runs), self._name, {
@@ -451,15 +449,3 @@ def _newest_updates(run: Path) -> int:
         with contextlib.suppress(CheckpointError):
             return load(path).updates
     return 0
-
-
-def _mount(folder: Path) -> bool:
-    """A small disk at a folder; False where none can be mounted."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
-    with contextlib.suppress(OSError):
-        return subprocess.run(command, check=False, capture_output=True).returncode == 0
-    return False
-
-
-def _unmount(folder: Path) -> None:
-    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
