@@ -123,6 +123,7 @@ class RunDir:
         self.guarded = guarded
         """True if a lock keeps others from continuing this run; False on a file system without locks."""
         self.nonce = nonce or new_nonce()
+        self._told: dict[str, Any] = {}  # of run.json, for the case that it is damaged
 
     @classmethod
     def create(cls, runs_dir: Path, name: str, nonce: str | None = None, *, numbered: bool = False) -> RunDir:
@@ -246,12 +247,13 @@ class RunDir:
             (self.path / "control" / name).unlink()
 
     def write_state(self, *, durable: bool = False, **fields: Any) -> None:
-        """Merges fields into ``run.json`` atomically; disk errors are ignored.
+        """Merges fields into ``run.json`` atomically; disk errors are ignored, and damage to the file is made good.
 
         ``durable``: it is on the disk when this returns, so a power loss leaves this state or a later one.
         """
         with contextlib.suppress(OSError):
-            told = {"format": FORMAT, **read_run(self.path), **fields, "heartbeat": time.time()}
+            told = {**self._told, "format": FORMAT, **read_run(self.path), **fields, "heartbeat": time.time()}
+            self._told = told
             write_json(self.path / "run.json", told, durable=durable)
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Checker:
     def begin(self, run: AttachedRun) -> None:
         """Looks at a session that has begun."""
         self._run, self._counters = run, {}
-        self._first_counters = self._read_counters()
+        self._first_counters, self._fields = self._read_counters(), set(read_run(run.path))
 
     def look(self) -> None:
         """Checks all that can be seen at one moment."""
@@ -154,6 +154,8 @@ class Checker:
                 self.found(HEARTBEAT, f"after {LIMIT_S:.0f} s nothing of {sorted(waited_for)}")
                 return
             time.sleep(0.05)
+        if lost := self._fields - set(read_run(self._run.path)):
+            self.found(TOLD, f"run.json has no {sorted(lost)} any more")
 
     def see_end(self, code: int, deaths: int, refused: int) -> None:
         """Checks what a session that was stopped leaves, after so many faults that kill and that spoil a transition."""

@@ -143,6 +143,15 @@ def test_state_is_merged(run):
     assert abs(state["heartbeat"] - time.time()) < 3600
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"env_id": 3, "env_steps": "many"}'])
+def test_what_was_written_into_a_file_that_is_damaged_meanwhile_is_written_again(run, damage):
+    run.write_state(env_id="Pendulum-v1", env_steps=5)
+    (run.path / "run.json").write_bytes(damage)
+    run.write_state(updates=6)
+    told = read_run(run.path)
+    assert (told["env_id"], told["env_steps"], told["updates"]) == ("Pendulum-v1", 5, 6)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, "\0"])
 def test_a_damaged_run_file_is_read_as_empty(run, text):
     (run.path / "run.json").write_text(text)
