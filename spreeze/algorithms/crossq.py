@@ -52,7 +52,7 @@ class _JointPass:
         whole = own.stop - own.start == critics.online.stack
         self.online, self.gradient = networks if whole else (each.one(own.start) for each in networks)
         self.own, self.rows, (_, *sizes, outputs) = own, rows, critics.online.sizes
-        self._means, self._variances = ([part[own] for part in some] for some in (critics.means, critics.variances))
+        self._means, self._variances = ([part[own] for part in some] for some in critics.newest)
         like, stack = critics.online.flat, own.stop - own.start
         self._normal, self._hidden, self._grads = (
             [like.new_zeros(stack, 2 * rows, size) for size in sizes] for _ in range(3)
@@ -63,15 +63,13 @@ class _JointPass:
         self.out = like.new_zeros(stack, outputs, 2 * rows)
 
     def forward(self, x: Tensor) -> None:
-        """Outputs ``out`` [s, K, 2 B] at inputs x [2 B, I]; moves the running statistics."""
+        """Outputs ``out`` [s, K, 2 B] at inputs x [2 B, I]; fills the statistics of these rows."""
         online, below = self.online, x.expand(len(self.out), -1, -1)
         for index, (weight, bias) in enumerate(zip(online.weights, online.biases, strict=True)):
             normal = torch.bmm(below, weight, out=self._normal[index])
-            mean = normal.mean(1, keepdim=True)
-            normal.sub_(mean)
-            variance = torch.mul(normal, normal, out=self._scratch[index]).mean(1, keepdim=True)
-            self._means[index].lerp_(mean, 1.0 - _MOMENTUM)
-            self._variances[index].lerp_(variance, 1.0 - _MOMENTUM)
+            normal.sub_(torch.mean(normal, 1, keepdim=True, out=self._means[index]))
+            square = torch.mul(normal, normal, out=self._scratch[index])
+            variance = torch.mean(square, 1, keepdim=True, out=self._variances[index])
             normal.mul_(torch.add(variance, _EPS, out=self._scales[index]).rsqrt_())
             if normal.device.type == "cpu":
                 below = torch._add_relu(normal, bias, out=self._hidden[index])  # one pass over memory
@@ -108,20 +106,27 @@ class _BatchNormalised(Critics):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.target = self.online
-        like, stack, sizes = self.online.flat, self.online.stack, self.online.sizes[1:-1]
         for bias in self.online.biases:
             bias.zero_()
-        count = stack * sum(sizes)
+        like, count = self.online.flat, self.online.stack * sum(self.online.sizes[1:-1])
         self.statistics = torch.cat((like.new_zeros(count), like.new_ones(count)))
         """Running means and variances of all layers."""
-        parts = torch.split(self.statistics, [stack * size for size in (*sizes, *sizes)])
-        views = [part.view(stack, 1, -1) for part in parts]
-        self.means, self.variances = views[: len(sizes)], views[len(sizes) :]
+        self.means, self.variances = self._split(self.statistics)
+        self._of_batch = torch.zeros_like(self.statistics)
+        self.newest = self._split(self._of_batch)
+        """Means and variances of the latest batch, layer by layer."""
         self._folded = self.online.over(torch.zeros_like(like))
         self._obs_action: Tensor | None = None
         self._joint: list[list[_JointPass]] = []
         self._x = like.new_zeros(0)
         """[2 B, I], inputs of the joint pass."""
+
+    def _split(self, statistics: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Views [s, 1, H] of the means of all layers, and of the variances."""
+        stack, sizes = self.online.stack, self.online.sizes[1:-1]
+        parts = torch.split(statistics, [stack * size for size in (*sizes, *sizes)])
+        views = [part.view(stack, 1, -1) for part in parts]
+        return views[: len(sizes)], views[len(sizes) :]
 
     @property
     def plain(self) -> Parameters:
@@ -147,7 +152,7 @@ class _BatchNormalised(Critics):
         """Fills the buffers' outputs with those at what follows; those at rows of replay wait for ``_take_step``."""
         assert self._obs_action is not None
         buffers, rows = self._sized(len(next_obs)), len(next_obs)
-        if not self._joint:
+        if not self._joint or self._joint[0][0].rows != rows:
             self._joint = [[_JointPass(self, chunks[0].own, rows)] for chunks in buffers.groups]
             self._x = self._obs_action.new_zeros(2 * rows, self._obs_action.shape[1])
         self._x[:rows].copy_(self._obs_action)
@@ -176,6 +181,9 @@ class _BatchNormalised(Critics):
 
         self._each(differentiate, self._joint)
         self.adam.step()
+        total = self._of_batch.sum()  # not finite where the batch is not, whose gradient was rejected
+        found = torch.where(total - total == 0.0, self._of_batch, self.statistics)
+        self.statistics.lerp_(found, 1.0 - _MOMENTUM)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
         self._fold()  # the buffers hold views of it
@@ -186,7 +194,7 @@ class _BatchNormalised(Critics):
 
     def drop_buffers(self) -> None:
         super().drop_buffers()
-        self._joint = []
+        self._joint, self._obs_action, self._x = [], None, self._x.new_zeros(0)
 
 
 class _Twins(_BatchNormalised):

@@ -170,7 +170,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         "Algorithm",
         runnable,
         "start_algo",
-        "Algorithms that fit the action space. DQN: discrete. SAC: discrete, continuous or one of each. TD3, DDPG: "
+        "Algorithms that fit the action space. DQN: discrete. SAC: discrete, continuous or one of each. CrossQ, TD3, DDPG: "
         "continuous. QMIX: teams. Others: all, including MultiDiscrete and MultiBinary.",
     )
     row = algorithms[algo]

@@ -143,7 +143,7 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
     assert "start" not in [button.key for button in page.button]
     page.checkbox(key="start_trust_own_env").check().run()
     assert (tmp_path / "imported").exists()
-    assert page.selectbox(key="start_algo").options == ["sac", "td3", "ddpg", "ppo", "a2c", "impact", "appo", "impala"]
+    assert page.selectbox(key="start_algo").options == ["sac", "crossq", "td3", "ddpg", "ppo", "a2c", "impact", "appo", "impala"]
     assert asked(page)["env"] == {"id": "Own-v0", "import_module": "own_env"}
     page.button(key="examine").click().run()
     assert any("env speed" in text.value for text in page.markdown), [error.value for error in page.error]

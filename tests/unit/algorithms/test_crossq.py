@@ -79,6 +79,7 @@ def test_one_unit_by_hand():
     value = critics.next_value(obs + 4.0, zero.t())
     scale = (5.0 + EPS) ** -0.5
     np.testing.assert_allclose(value, [10.0 * (2.0 + scale) + 0.5, 10.0 * (2.0 + 3.0 * scale) + 0.5])
+    critics.step(torch.cat((obs, zero), 1), torch.zeros(2, dtype=torch.float64))
     np.testing.assert_allclose(critics.statistics, [0.04, 0.04, 1.04, 1.04])
 
 

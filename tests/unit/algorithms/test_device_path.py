@@ -23,7 +23,7 @@ TEAM = TeamSpec(actions=(3, 2), obs_dim=8, state_dim=6)
 CASES = [
     ("sac", {}, {}, 104), ("sac", {"critics": "quantile"}, {}, 123), ("sac", {"critics": "categorical"}, {}, 132),
     ("sac", {"actor_layer_norm": True, "critic_layer_norm": True}, {}, 221), ("sac", {"policy_delay": 2}, {}, 79),
-    ("crossq", {}, {}, 142),
+    ("crossq", {}, {}, 143),
     ("sac", {"weight_decay": 0.01, "lr_schedule": "linear"}, {}, 104), ("td3", {}, {}, 62),
     ("td3", {"critics": "categorical", "critic_layer_norm": True}, {}, 155), ("ddpg", {}, {}, 68),
     ("sac", {"activation": "gelu"}, {}, 135), ("sac", {"activation": "tanh"}, {}, 115),
