@@ -75,8 +75,13 @@ DEFAULTS = {
         "run_directory_links::test_a_pipe_is_refused_too",
         "run_directory_links::test_a_request_to_a_run_follows_no_link",
         "run_directory_links::test_a_clip_of_a_foreign_run_stays_inside")),
+    19: ("a policy is sent on the user's word only, without what is private, and one that comes is data", (
+        "hub::test_nothing_is_sent_without_a_yes_and_what_would_be_is_listed_before",
+        "hub::test_all_that_describes_the_policy_is_sent_and_nothing_of_the_machine_s_paths",
+        "hub::test_a_run_with_a_link_is_not_sent",
+        "hub::test_a_link_in_a_repository_is_not_taken")),
 }  # fmt: skip
-"""Rows 12 to 14 are about remote samplers, which do not exist; 18 has no row in the list that the others come from."""
+"""Rows 12 to 14 are about remote samplers, which do not exist; 18 and 19 have none in the list of the others."""
 SOURCE = TESTS.parent / "spreeze"
 EXAMPLES = 1000 if "SPREEZE_LONG_TESTS" in os.environ else 25
 """Of each fuzz test; the long form takes minutes."""

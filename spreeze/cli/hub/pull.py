@@ -12,7 +12,7 @@ from typing import Any
 
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.evaluate import policy_of, recorded_spec
-from spreeze.cli.hub.repository import FILES, POLICY, check_repository, hub_errors, library, module_lines
+from spreeze.cli.hub.repository import FILES, POLICY, check_repository, hub_errors, library
 from spreeze.config.schema import check_name
 from spreeze.errors import RunError
 from spreeze.formatting import clean
@@ -59,9 +59,10 @@ def _pull(args: argparse.Namespace) -> int:
         emit(document)
         return 0
     say(f"{target}: {document['algo']} on {document['env']}")
-    for line in module_lines(document["import_module"]):
-        say(line)
-    more = f" --import {document['import_module']}" if document["import_module"] else ""
+    module = document["import_module"]
+    more = f" --import {clean(module, 200)}" if module else ""
+    if module:
+        say(f"its environment comes from a module that you need to have and to trust: {clean(module, 200)}")
     say(f"watch it: python -m spreeze play {name}{more}\nevaluate it: python -m spreeze evaluate {name}{more}")
     return 0
 

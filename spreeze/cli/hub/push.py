@@ -15,22 +15,12 @@ from pathlib import Path
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.evaluate import policy_of, recorded_spec
 from spreeze.cli.hub import model_card
-from spreeze.cli.hub.repository import (
-    CARD,
-    CLIP,
-    CURVE,
-    POLICY,
-    check_repository,
-    hub_errors,
-    library,
-    module_lines,
-    total_bytes,
-)
+from spreeze.cli.hub.repository import CARD, CLIP, CURVE, POLICY, check_repository, hub_errors, library
 from spreeze.errors import RunError, UsageError
 from spreeze.formatting import clean, size
 from spreeze.machine.output import emit, say
 from spreeze.metrics.published import published
-from spreeze.run_directory import find_run, is_alive, read_json, read_run
+from spreeze.run_directory import find_run, is_alive, read_json, read_run, refuse_links
 from spreeze.transport.weights import read_weights
 from spreeze.workers.evaluator import read_rows
 
@@ -71,11 +61,13 @@ def _push(args: argparse.Namespace) -> int:
         raise RunError(
             f"{run.name} is still running: push it when it has ended (python -m spreeze runs stop {run.name})"
         )
+    refuse_links(run)  # they could lead to anything, which would be sent
     with tempfile.TemporaryDirectory(prefix="spreeze-push-") as place:
         folder = Path(place)
         lines = gather(run, name, folder)
-        sent = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        count = total_bytes(folder)
+        found = [path for path in folder.rglob("*") if path.is_file()]
+        sent = sorted(path.relative_to(folder).as_posix() for path in found)
+        count = sum(path.stat().st_size for path in found)
         seen = "private" if args.private else "public"
         where = f"{run.name} -> {name} at {clean(api.endpoint, 200)}, {seen} if it is new"
         for line in (where, f"{len(sent)} files, {size(count)}: {', '.join(sent)}", *lines):
@@ -136,4 +128,5 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
         there = published(clean(state.get("algo"), 40), clean(state.get("env_id"), 100))
         (folder / CURVE).write_bytes(model_card.curve(points, there))
     (folder / CARD).write_text(model_card.card(run, name, points, clip=bool(clips)), encoding="utf-8")
-    return module_lines(spec.import_module, "the name of the module is sent, its code is not; --import")
+    module = clean(spec.import_module, 200)
+    return [f"the environment's module is named, its code is not sent: {module}"] if spec.import_module else []

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from spreeze.errors import ConfigError, HubError
@@ -57,12 +56,3 @@ def hub_errors(doing: str) -> Iterator[None]:
     except Exception as error:
         remedy = "log in with: hf auth login (or set HF_TOKEN), and check name and network"
         raise HubError(f"{doing} failed: {type(error).__name__}: {clean(error, 300)}; {remedy}") from None
-
-
-def module_lines(module: object, flag: str = "--import") -> list[str]:
-    """Lines that name the module from which a policy's environment comes; none where there is no such module."""
-    return [f"its environment comes from {clean(module, 200)}: {flag} names it"] if module else []
-
-
-def total_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

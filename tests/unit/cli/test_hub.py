@@ -225,6 +225,14 @@ def test_a_link_in_a_repository_is_not_taken(runs, hub, tmp_path):
     assert not (tmp_path / "kept" / "eval.csv").exists()
 
 
+def test_a_run_with_a_link_is_not_sent(runs, hub, tmp_path, capsys):
+    (runs / "one" / "eval.csv").unlink()
+    (runs / "one" / "eval.csv").symlink_to(tmp_path / "elsewhere")
+    assert push.main(["one", "--to", "me/robot", "--yes", "--runs-dir", str(runs)]) == 2
+    assert "eval.csv" in capsys.readouterr().err
+    assert hub.calls == []
+
+
 def test_what_was_pulled_cannot_be_resumed_as_if_it_had_a_checkpoint(runs, hub):
     from spreeze.cli.resume import settings_of
     from spreeze.errors import RunError
