@@ -170,8 +170,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         "Algorithm",
         runnable,
         "start_algo",
-        "Algorithms that fit the action space. DQN: discrete. SAC: discrete, continuous or one of each. CrossQ, TD3, DDPG: "
-        "continuous. QMIX: teams. Others: all, including MultiDiscrete and MultiBinary.",
+        "Algorithms that fit the action space. DQN: discrete. SAC: discrete, continuous or one of each. CrossQ, TD3, "
+        "DDPG: continuous. QMIX: teams. Others: all, including MultiDiscrete and MultiBinary.",
     )
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}

@@ -88,7 +88,7 @@ def asked(page):
 
 
 @pytest.mark.parametrize(("env_id", "unfit", "first"), [("Pendulum-v1", ["dqn", "qmix"], "sac"),
-                                                         ("CartPole-v1", ["td3", "ddpg", "qmix"], "dqn")])  # fmt: skip
+                                                         ("CartPole-v1", ["crossq", "td3", "ddpg", "qmix"], "dqn")])  # fmt: skip
 def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason(env_id, unfit, first):
     page = open_page("live")
     page.selectbox(key="start_env").select(env_id).run()
@@ -143,7 +143,7 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
     assert "start" not in [button.key for button in page.button]
     page.checkbox(key="start_trust_own_env").check().run()
     assert (tmp_path / "imported").exists()
-    assert page.selectbox(key="start_algo").options == ["sac", "crossq", "td3", "ddpg", "ppo", "a2c", "impact", "appo", "impala"]
+    assert page.selectbox(key="start_algo").options[:5] == ["sac", "crossq", "td3", "ddpg", "ppo"]
     assert asked(page)["env"] == {"id": "Own-v0", "import_module": "own_env"}
     page.button(key="examine").click().run()
     assert any("env speed" in text.value for text in page.markdown), [error.value for error in page.error]

@@ -130,7 +130,7 @@ class _Pending:
     """A fault that goes on."""
 
     what: str
-    over: Callable[[], bool]
+    over: Callable[[], bool | None]
     """True once it was told, or once its time has passed."""
     end: Callable[[], None] = lambda: None
 
@@ -312,11 +312,14 @@ class Storm:
     def _disk_full(self, fault: Fault) -> None:
         told = self._says("publishing weights failed|writing the checkpoint failed")
         if self._disk and fault.size < 0.5:
-            end = fill(self._runs).unlink
-        else:
-            self._limit_files(int(500 * fault.size))
-            end = lambda: self._limit_files(resource.RLIM_INFINITY)  # noqa: E731
-        self._pending["disk_full"] = _Pending("a full disk", told, end)
+            self._pending["disk_full"] = _Pending("a full disk", told, fill(self._runs).unlink)
+            return
+        most_bytes = int(500 * fault.size)
+        self._pending["disk_full"] = _Pending(
+            "files that cannot grow",
+            lambda: told() or self._limit_files(most_bytes),  # workers that have begun meanwhile, too
+            lambda: self._limit_files(resource.RLIM_INFINITY),
+        )
 
     def _limit_files(self, size_bytes: int) -> None:
         """Longest file that a process of the run can write; not the supervisor, whose output is a file, too."""
