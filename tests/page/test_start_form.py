@@ -87,8 +87,10 @@ def asked(page):
     return user_values(build_parser().parse_args(shlex.split(line)[3:]))
 
 
-@pytest.mark.parametrize(("env_id", "unfit", "first"), [("Pendulum-v1", ["dqn", "qmix"], "sac"),
-                                                         ("CartPole-v1", ["crossq", "td3", "ddpg", "qmix"], "dqn")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env_id", "unfit", "first"),
+    [("Pendulum-v1", ["dqn", "qmix"], "sac"), ("CartPole-v1", ["crossq", "td3", "ddpg", "qmix"], "dqn")],
+)
 def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason(env_id, unfit, first):
     page = open_page("live")
     page.selectbox(key="start_env").select(env_id).run()
