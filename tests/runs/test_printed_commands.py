@@ -179,8 +179,8 @@ def _compile(text, folder):
 def test_every_other_command_is_one_that_is_known_here():
     shell = [text for section in SECTIONS for language, text in section.blocks if language == "bash"]
     others = [words for text in shell for words in commands_of(text) if ours(words) is None]
-    known = [words for words in others if words[:3] == ["python", "-m", "pytest"] or words[1:2] == ["-m"]]
-    known += [words for words in others if words[0] == "python" and words[1] in FILES]
+    scripts = {"-m", *FILES, *(path.relative_to(REPO).as_posix() for path in (REPO / "tests").rglob("*.py"))}
+    known = [words for words in others if words[1:] and words[1] in scripts]
     assert {words[0] for words in others if words not in known} - OF_OTHERS == set()
     for words in others:
         for file, _, name in (word.partition("::") for word in words if word.startswith("tests/")):

@@ -13,12 +13,13 @@ PAGES = {
 }
 """Path -> text of everything that is written for people."""
 STANDS_FOR = {
-    "RUN": "latest", "SQL": "SELECT 1", "ID": "Pendulum-v1", "ENV": "Pendulum-v1", "ALGO": "sac", "N": "20", "S": "1",
+    "RUN": "latest", "NAME": "walker",
+    "SQL": "SELECT 1", "ID": "Pendulum-v1", "ENV": "Pendulum-v1", "ALGO": "sac", "N": "20", "S": "1",
     "K": "1", "R": "0", "B": "64", "D": "cpu", "F": "0.5", "SHELL": "bash", "FILE": "file.npz", "DIR": "runs",
     "HOST:PORT": "local:1", "OWNER/NAME": "me/robot",
 }  # fmt: skip
 """Word that a page prints for whatever the reader has -> one that can be typed."""
-NAMES = [["runs", "stop"], ["runs", "pause"], ["runs", "continue"], ["runs", "evaluate"], ["bench", "NAME"]]
+NAMES = [["runs", "stop"], ["runs", "pause"], ["runs", "continue"], ["runs", "evaluate"], ["bench", "walker"]]
 """Commands that are named without what they need."""
 _ANY_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
