@@ -22,7 +22,7 @@ LIMITS = {
 """Verb -> flags that end it soon; of two equal flags the last one counts."""
 RESUMED = ("--updates", "40")
 QUICK = ("completion", "evaluate", "export", "play", "query", "report")
-QUICK_SECTIONS = ("Your own environment in five minutes", "Without an id", "A policy on a microcontroller")
+QUICK_SECTIONS = ("Your own environment in five minutes", "Your own callbacks", "A policy on a microcontroller")
 NOT_RUN = {
     "bench": "needs a GPU, or takes minutes: tests/unit/bench, tests/benchmarks",
     "dashboard": "tests/page/test_server.py",
