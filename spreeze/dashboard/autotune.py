@@ -68,7 +68,7 @@ def page() -> None:
         show_start(now.name, folder)
         return
     path = navigation.need_run()
-    st.subheader(f"Autotune of {row(path).name}", anchor=False)
+    st.title(f"Autotune of {row(path).name}", anchor=False)
     _algorithms(path)
     tuning = read(path)
     if not tuning.rows and not tuning.choice:
@@ -112,7 +112,7 @@ def show_start(name: str, folder: Path) -> None:
     if now.name != name or now.phase != "starting" or appeared:
         st.rerun()
     run, tuning = read_run(folder / name), read(folder / name)
-    st.subheader(f"Starting {components.plain(name)}", anchor=False)
+    st.title(f"Starting {components.plain(name)}", anchor=False)
     st.caption(components.plain(run.get("machine") or "Testing the environment in a separate process."))
     if run.get("state") == "tuning":
         began = run.get("tuning_began")

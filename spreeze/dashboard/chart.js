@@ -8,6 +8,10 @@ const make = (parent, tag, cls, text) => {
   if (cls) node.className = cls;
   if (text !== undefined) node.textContent = text;
   parent.appendChild(node);
+  if (/^sz-(group-)?title$/.test(cls)) {  // the page's title is the first level, a group's cards are the third
+    node.setAttribute("role", "heading");
+    node.setAttribute("aria-level", cls === "sz-title" && parent.closest(".sz-group") ? 3 : 2);
+  }
   return node;
 };
 
@@ -97,6 +101,12 @@ class Chart {
     this.sizes.observe(div);
     this.sights = new IntersectionObserver((entries) => { this.visible = entries.at(-1).isIntersecting; if (this.visible) this.schedule(); }, { rootMargin: "60px" });
     this.sights.observe(div);
+    if (!options.onRead) {  // those of the episode player are read by its slider
+      for (const [name, value] of [["role", "slider"], ["tabindex", 0], ["aria-valuenow", 0]]) div.setAttribute(name, value);
+      div.onkeydown = (event) => this.keydown(event);
+      div.onfocus = () => { this.focused = true; this.touch(); };
+      div.onblur = () => { this.focused = false; this.axis.read(null); };
+    }
     for (const name of ["pointerdown", "pointermove", "pointerup", "pointercancel", "pointerleave", "dblclick"]) this.canvas.addEventListener(name, (event) => this[name](event));
     div.__chart = this;
   }
@@ -286,12 +296,30 @@ class Chart {
       lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
-    if (this.under) for (const mark of this.marked ?? []) if (mark.text && Math.abs(atX(mark.x) - atX(wanted)) < NEAR_PX) lines.push(mark.text.replace(/(.{60}[^ ]*) /g, "$1\n   "));
+    if (this.under || this.focused) for (const mark of this.marked ?? []) if (mark.text && Math.abs(atX(mark.x) - atX(wanted)) < NEAR_PX) lines.push(mark.text.replace(/(.{60}[^ ]*) /g, "$1\n   "));
     const text = lines.join("\n");
     if (this.options.onRead) return;
+    if (this.focused) this.div.setAttribute("aria-valuetext", text.replaceAll("\n", ", "));
     if (this.box.textContent !== text) this.box.textContent = text;
     this.box.style.display = "";
     if (x > (left + right) / 2) { this.box.style.left = ""; this.box.style.right = `${this.div.clientWidth - x + 10}px`; } else { this.box.style.right = ""; this.box.style.left = `${x + 10}px`; }
+  }
+
+  // Arrows read point by point, Enter picks as a click does, + zooms in where is read, - or Escape shows all.
+  keydown(event) {
+    if (!this.area || event.ctrlKey || event.altKey || event.metaKey) return;
+    const { x } = this.traces.reduce((most, trace) => (trace.x.length > most.x.length ? trace : most), { x: [] });
+    const [low, high] = this.xRange(), last = indexAt(x, high), first = indexAt(x, low), end = x[last] === high ? last : last - 1;
+    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key] * (event.shiftKey ? 10 : 1), { at } = this.axis;
+    if (by) {
+      const now = at === null ? (by > 0 ? first - 1 : end + 1) : indexAt(x, at), next = Math.max(first, Math.min(end, now + by));
+      this.div.setAttribute("aria-valuemax", x.length - 1); this.div.setAttribute("aria-valuenow", next);
+      this.axis.read(x[next] ?? null);
+    } else if (event.key === "Enter" && at !== null) this.options.onPick?.(at, this);
+    else if (event.key === "+") this.zoom = [-0.25, 0.25].map((share) => (at ?? (low + high) / 2) + share * (high - low));
+    else if (event.key === "-" || event.key === "Escape") this.dblclick();
+    else return;
+    event.preventDefault();
   }
 
   place(event) { const frame = this.canvas.getBoundingClientRect(); return event.clientX - frame.left; }

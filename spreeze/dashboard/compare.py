@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
 
 
 def page() -> None:
-    st.subheader("Compare runs", anchor=False)
+    st.title("Compare runs", anchor=False)
     names = run_names(runs_dir())
     if not names:
         navigation.need_run()

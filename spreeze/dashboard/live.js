@@ -9,6 +9,9 @@ const PHASES = { step: "#0072B2", update: "#E69F00", wait: "rgba(128, 128, 128, 
 // Minimum and maximum of a thinned series; a series that was never thinned has no band.
 const bandOf = (kept) => (kept.banded ? { low: kept.low, high: kept.high } : {});
 
+// A tooltip that the keyboard reaches, too.
+function tip(node, text) { node.title = text; node.tabIndex = 0; }
+
 const noPoints = () => ({ t: [], s: [], x: [], y: [], low: [], high: [] });
 
 export default function ({ parentElement: root, data, setTriggerValue }) {
@@ -35,6 +38,8 @@ class LivePage {
   // ---- building -------------------------------------------------------------------------------
   build() {
     this.host.replaceChildren();
+    this.said = make(this.host, "div", "sz-said");
+    this.said.setAttribute("role", "status");
     this.progress = make(this.host, "pre", "sz-progress");
     this.progress.style.display = "none";
     const large = make(this.host, "div", "sz-hero"), tiles = make(this.host, "div", "sz-tiles");
@@ -90,7 +95,7 @@ class LivePage {
   // A number with its label; a large one has smaller numbers below it.
   tile(parent, tile) {
     const box = make(parent, "div", tile.more ? "sz-tile sz-large" : "sz-tile");
-    box.title = tile.help; box.tabIndex = 0;
+    tip(box, tile.help);
     make(box, "div", "sz-label", tile.label);
     const line = make(box, "div", "sz-value");
     if (tile.id === "state") this.dot = make(line, "i", "sz-dot");
@@ -99,11 +104,14 @@ class LivePage {
     const below = tile.more && make(box, "div", "sz-more");
     for (const item of tile.more ?? []) {
       const part = make(below, "span", "");
-      part.title = item.help;
+      tip(part, item.help);
       make(part, "span", "sz-label", `${item.label} `);
       this.remember(item.id, make(part, "span", "", "-"));
     }
   }
+
+  // Tells a screen reader what has changed; numbers that change each second are none of it.
+  say(text) { if (this.said.textContent !== text) this.said.textContent = text; }
 
   // One chip for each judgement on the learning; those that are amber have their sentence below. A click shows the chart.
   healthChips(found) {
@@ -114,15 +122,14 @@ class LivePage {
       if (!this.chips.has(label)) {
         const chip = make(this.health, "button", ""), sign = make(chip, "i", "");
         sign.setAttribute("aria-hidden", "true");
-        make(chip, "span", "sz-label", label);
-        this.chips.set(label, { chip, sign, value: make(chip, "span", "sz-strong", "") });
+        make(chip, "span", "sz-label", label); make(chip, "span", "", " ");
+        this.chips.set(label, { chip, sign, value: make(chip, "span", "sz-strong", ""), level: make(chip, "span", "sz-said", "") });
       }
       const one = this.chips.get(label);
       one.chip.className = `sz-chip sz-${level}`; one.chip.title = sentence;
-      one.chip.setAttribute("aria-label", `${label} ${value}, ${level}: ${sentence}`);
       one.chip.onclick = () => this.showChart(chart);
       one.sign.textContent = { good: "\u2713", amber: "!" }[level] ?? "?";
-      one.value.textContent = value;
+      one.value.textContent = value; one.level.textContent = `, ${level}`;
     }
     this.reasons.replaceChildren();
     for (const [label, , level, sentence] of found) if (level === "amber") make(this.reasons, "li", "", `${label}: ${sentence}`);
@@ -156,7 +163,7 @@ class LivePage {
     field("Smoothing", "range", "smooth", "weight of earlier values in a moving average; raw values stay visible");
     field("log scale", "checkbox", "log", "logarithmic vertical axis, if all values are positive");
     field("ignore outliers", "checkbox", "robust", "the vertical axis omits the outermost 2 % on each side");
-    make(box, "span", "sz-caption", "drag to zoom, double-click to reset; click on the return to see the episode");
+    make(box, "span", "sz-caption", "drag or + to zoom, double-click or - to reset; click or Enter on the return to see the episode");
   }
 
   // The browser's tab tells the newest return of a live run, so that it is seen from another one.
@@ -174,7 +181,7 @@ class LivePage {
       make(cell, "div", "sz-title", stage.title);
       for (const item of stage.items) {
         const line = make(cell, "div", "sz-item");
-        line.title = item.help;
+        tip(line, item.help);
         make(line, "span", "sz-label", item.label);
         const value = make(line, "span", "sz-strong");
         this.remember(item.id, make(value, "span", "", "-"));
@@ -186,7 +193,7 @@ class LivePage {
 
   axisMenu(chart) {
     const menu = make(chart.head, "select", "sz-select");
-    menu.title = "horizontal axis";
+    menu.title = "horizontal axis"; menu.setAttribute("aria-label", menu.title);
     for (const [value, label] of [["t", "wall time"], ["s", "env steps"], ["u", "updates"]]) {
       const option = make(menu, "option", "", label);
       option.value = value;
@@ -200,14 +207,14 @@ class LivePage {
     const head = make(box, "div", "sz-head");
     const title = make(head, "div", "sz-title", spec.title);
     make(title, "span", "sz-unit", `[${spec.unit}]`);
-    title.title = spec.help; title.tabIndex = 0;
+    tip(title, spec.help);
     const now = make(head, "span", "sz-now", "");
     const full = make(head, "button", "sz-full", "\u2922");
     full.title = "full screen; Escape to go back";
     full.setAttribute("aria-label", `${spec.title}: full screen`);
     full.onclick = () => (document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen?.());
     const div = make(box, "div", "sz-plot");
-    div.dataset.chart = spec.key; div.tabIndex = 0;
+    div.dataset.chart = spec.key;
     div.setAttribute("role", "img");
     div.setAttribute("aria-label", `${spec.title} [${spec.unit}] over time`);
     const card = { spec, box, head, div, now, names: [], chart: null };
@@ -278,6 +285,7 @@ class LivePage {
       } catch (error) {
         if (this.dead || error.name === "AbortError") return;
         this.note.textContent = "No connection to the dashboard server; the run continues.";
+        this.say(this.note.textContent);
       }
       if (this.dead || !news) return;
       this.pageNews(news.page);
@@ -318,6 +326,8 @@ class LivePage {
     this.tabTitle(news.text.eval_return);
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.note.classList.toggle("sz-problem", news.problem);
+    const told = `${news.state} ${news.problem}`;
+    if (told !== this.told) { this.told = told; this.say(news.problem ? `${news.state}: ${news.note}` : news.state); }
     this.healthChips(news.health);
     this.dot.className = `sz-dot sz-state-${news.state}`;
     if (news.marks && JSON.stringify(news.marks) !== JSON.stringify(this.marks)) { this.marks = news.marks; this.time?.touch(); }

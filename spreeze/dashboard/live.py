@@ -65,7 +65,7 @@ def _shown(path: Path | None, now: control.Activity) -> None:
         f"seed {whole(facts.seed)}",
     )
     head = st.container(horizontal=True, vertical_alignment="bottom")
-    head.subheader(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")
+    head.title(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")
     head.caption(components.plain(f"{facts.name}{note}"), width="content")
     components.show_live(path, now.key)
 

@@ -35,7 +35,7 @@ class EpisodePlayer {
     this.slider.type = "range"; this.slider.min = 0; this.slider.step = 1; this.slider.setAttribute("aria-label", "env step");
     this.slider.oninput = () => this.go(Number(this.slider.value));
     this.speed = make(bar, "select", "sz-select");
-    this.speed.title = "speed";
+    this.speed.title = "speed"; this.speed.setAttribute("aria-label", "speed");
     for (const speed of [0.25, 0.5, 1, 2, 4]) { const option = make(this.speed, "option", "", `${speed}\u00d7`); option.value = speed; }
     this.speed.value = 1;
     this.step = make(left, "div", "sz-strong", "");
@@ -48,7 +48,8 @@ class EpisodePlayer {
 
   button(parent, text, title, act) {
     const node = make(parent, "button", "sz-button", text);
-    node.type = "button"; node.title = title; node.setAttribute("aria-label", title); node.onclick = act;
+    node.type = "button"; node.title = title; node.onclick = act;
+    if (!/\w/.test(text)) node.setAttribute("aria-label", title);  // words are a name themselves
     return node;
   }
 
@@ -157,6 +158,7 @@ class EpisodePlayer {
     }
     strip.found = found;
     strip.name.textContent = found.title;
+    strip.menu.setAttribute("aria-label", `lines of ${found.title}`);
     const pages = Math.ceil(found.lines.length / found.most);
     if (strip.menu.length !== pages) {
       strip.menu.replaceChildren(); strip.from = 0;

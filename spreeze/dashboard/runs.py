@@ -35,7 +35,7 @@ _PACKED = (
 
 def page() -> None:
     folder = runs_dir()
-    st.subheader("Runs", anchor=False)
+    st.title("Runs", anchor=False)
     components.show_errors(folder)
     if note := st.session_state.pop("control_note", None):
         st.success(components.plain(note))
@@ -51,7 +51,7 @@ def _one(path: Path, folder: Path) -> None:
     facts = row(path)
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
-    st.subheader(components.plain(facts.title), anchor=False)
+    st.header(components.plain(facts.title), anchor=False)
     ended = f" ({facts.exit_reason})" if facts.exit_reason else ""
     st.caption(components.plain(f"{facts.state}{ended} \u00b7 {number(facts.updates)} updates \u00b7 {short(path)}"))
     if facts.about.note:
@@ -201,7 +201,7 @@ def _imported_by(path: Path) -> str | None:
 
 def watch() -> None:
     path = navigation.need_run()
-    st.subheader(f"Clips of {row(path).name}", anchor=False)
+    st.title(f"Clips of {row(path).name}", anchor=False)
     if path != SAMPLE:  # its networks are not included
         components.show_command("play", control.command_line("spreeze", "play", as_cli_argument(path)))
     components.show_episodes(path)
@@ -248,7 +248,7 @@ def label(clip: Clip) -> str:
 
 def logs() -> None:
     path = navigation.need_run()
-    st.subheader(f"Logs of {row(path).name}", anchor=False)
+    st.title(f"Logs of {row(path).name}", anchor=False)
     _events(path)
     files = log_files(path)
     if not files:
@@ -285,7 +285,7 @@ _SIGNS = {"ok": "\u2713", "warn": "!", "fail": "\u2717"}
 
 def machine() -> None:
     """Findings of the doctor on this machine, and the machine of the selected run."""
-    st.subheader("About this machine", anchor=False)
+    st.title("About this machine", anchor=False)
     st.caption(
         "The doctor checks PyTorch, the default environment and the video encoder in separate processes (a "
         "few seconds)."
@@ -303,7 +303,7 @@ def machine() -> None:
     path = navigation.current()
     if path is not None:
         run = read_run(path)
-        st.subheader("Machine of the selected run", anchor=False)
+        st.header("Machine of the selected run", anchor=False)
         st.write(components.plain(run.get("machine")))
         versions = run.get("versions")
         if isinstance(versions, dict):

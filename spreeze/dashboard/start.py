@@ -138,7 +138,7 @@ def form(folder: Path) -> None:
 def _welcome(folder: Path) -> None:
     """Introduction for a new user."""
     st.markdown(
-        "### A reinforcement-learning trainer that tunes itself to your desktop\n"
+        "# A reinforcement-learning trainer that tunes itself to your desktop\n"
         "Choose an environment and press Start: Spreeze benchmarks this machine, chooses batch size, threads "
         "and samplers, explains the choice, and trains on all cores. Shown below is a recording."
     )
@@ -230,16 +230,16 @@ def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, Algo
 def _reasons(
     spec: EnvSpec | None, mode: Mode, unfit: list[str], idle: list[str], row: AlgorithmRow, profile: Layer | None
 ) -> str:
-    """Description of the mode, who chose it, and in grey the modes that do not fit and why."""
+    """Description of the mode, who chose it, and the modes that do not fit and why."""
     lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
     choice = profile.choice if profile is not None else None
     if profile is not None and choice is not None and (choice["algo"], choice["mode"]) == (row.name, mode.name):
         lines.append(f"Algorithm and mode are what {components.plain(profile.source)} sets for this environment.")
     if unfit and spec is not None:
-        lines.append(f":gray[Not for {components.plain(task_text(spec))}: {', '.join(unfit)}.]")
+        lines.append(f"Not for {components.plain(task_text(spec))}: {', '.join(unfit)}.")
     if idle:
         data = "fresh rollouts" if row.on_policy else "replay"
-        lines.append(f":gray[{row.name} learns from {data}, which these modes do not have: {', '.join(idle)}.]")
+        lines.append(f"{row.name} learns from {data}, which these modes do not have: {', '.join(idle)}.")
     return " ".join(lines)
 
 

@@ -149,7 +149,7 @@ page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
 page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
 page.note = { classList: { toggle() {} } }; page.logTail = () => {};
 for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList", "tabTitle",
-                    "healthChips"])
+                    "healthChips", "say"])
   page[name] = () => {};
 page.chartOf = () => ({ show: (traces) => drawn.push(traces.slice(0, 2).map((trace) => [trace.colour, trace.x])) });
 const news = { epoch: "e", evals: page.evals, text: {}, hosts: [], log: [], next: 9 };
@@ -388,6 +388,7 @@ def test_the_lines_of_several_learners_are_named_after_their_groups():
 _DRAW = """
 const told = [], pen = new Proxy({}, { get: (_, name) => (...args) => told.push([name, ...args]), set: () => true });
 const node = () => ({ style: {}, appendChild: (child) => child, addEventListener() {}, getContext: () => pen,
+                      setAttribute(name, value) { this[name] = value; },
                       clientWidth: 400, clientHeight: 200, set textContent(text) { this.said = text; } });
 globalThis.document = { createElement: node };
 globalThis.ResizeObserver = globalThis.IntersectionObserver = class { observe() {} };
@@ -430,6 +431,7 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
 _LINKED = """
 const pen = new Proxy({}, { get: () => () => {}, set: () => true });
 const node = () => ({ style: {}, appendChild: (child) => child, addEventListener() {}, getContext: () => pen,
+                      setAttribute(name, value) { this[name] = value; },
                       getBoundingClientRect: () => ({ left: 0, top: 0 }), setPointerCapture() {},
                       clientWidth: 462, clientHeight: 200, set textContent(text) { this.said = text; } });
 globalThis.document = { createElement: node };
@@ -452,6 +454,36 @@ const zooms = [a.zoom, b.zoom]; b.dblclick();
 a.pointerleave(); b.draw();
 console.log(JSON.stringify({ told, picked, zooms, after: [a.zoom, time.at, b.box.style.display] }));
 """
+
+
+_KEYS = (
+    _LINKED.partition("const at =")[0]
+    + """
+const press = (key, more = {}) => a.keydown({ key, preventDefault() {}, ...more });
+const read = (...keys) => keys.map((key) => { press(key); a.draw(); return time.at; });
+a.div.onfocus();
+const moved = read("ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft");
+press("ArrowRight", { shiftKey: true }); a.draw();
+const jumped = [time.at, a.div["aria-valuenow"], a.div["aria-valuemax"], a.div["aria-valuetext"]];
+time.read(4); press("Enter");
+press("+"); const zoom = b.zoom; const within = read("Home", "End"); press("-");
+const after = a.zoom; a.div.onblur(); press("ArrowLeft"); const last = time.at; a.div.onblur();
+a.traces = []; a.draw(); const empty = read("ArrowRight", "End");
+console.log(JSON.stringify({ moved, jumped, picked, zoom, within, after, last, empty, left: time.at }));
+"""
+)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_a_chart_is_read_picked_and_zoomed_by_keys():
+    script = (Path(live_api.__file__).parent / "chart.js").read_text() + "globalThis.window = {};\n" + _KEYS
+    found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S,
+                                      check=True).stdout)  # fmt: skip
+    assert found["moved"] == [0, 1, 0, 10, 10, 0, 0]
+    assert found["jumped"] == [10, 10, 10, "10 s, a: 10"]
+    assert (found["picked"], found["zoom"], found["within"]) == ([4], [1.5, 6.5], [2, 6])
+    assert (found["after"], found["last"]) == (None, 10)
+    assert (found["empty"], found["left"]) == ([None, None], None)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")

@@ -376,7 +376,7 @@ def test_a_run_that_is_tuned_shows_what_is_measured_on_both_pages_and_no_empty_c
     for name in ("live", "autotune"):
         page = open_page(name)
         assert not page.exception
-        assert page.subheader[0].value == "Starting a1"
+        assert page.title[0].value == "Starting a1"
         assert any("2 usable cores of a test" in caption.value for caption in page.caption)
         assert page.dataframe[0].value["updates/s"].tolist() == ["100"]
         assert not components(page, "spreeze_live")
@@ -448,7 +448,7 @@ def test_a_run_that_is_shown_while_it_starts_is_drawn_though_a_newer_one_runs(wo
         page.session_state["run"] = "a1"
         page.run()
         assert not page.exception
-        assert any("Starting" in text.value for text in page.subheader)
+        assert any("Starting" in text.value for text in page.title)
 
 
 def test_a_folder_whose_name_no_run_may_have_troubles_no_page(world):
