@@ -34,7 +34,7 @@ def show_live(path: Path, page_key: str) -> None:
     reference = published(facts.algo, facts.env_id)
     # Tuples, because Streamlit loads pandas to find out whether a list is a table.
     name = SAMPLE_NAME if path == SAMPLE else path.name
-    _component("live", "live.css", "chart.js", "player.js", "live.js")(
+    _component("live", "live.css", "chart.js", "board.js", "player.js", "live.js")(
         key=f"live-{name}",
         data={
             "base": prefix(),

@@ -49,7 +49,8 @@ class LivePage {
     this.health = make(this.host, "div", "sz-health");
     this.reasons = make(this.host, "ul", "sz-reasons");
     this.chips = new Map();
-    this.tools(make(this.host, "div", "sz-tools"));
+    const tools = make(this.host, "div", "sz-tools");
+    this.tools(tools);
     const top = make(this.host, "div", "sz-top");
     this.returnCard = this.card(top, { key: "return", title: "Evaluation return", unit: "return", help: this.data.return_help });
     this.axisMenu(this.returnCard);
@@ -73,17 +74,12 @@ class LivePage {
     this.learners.hidden = true;
     this.timeline = make(this.host, "div", "sz-card sz-timeline");
     this.timeline.style.display = "none";
-    const grid = {};
+    this.board = new ChartBoard(this.host);
     for (const chart of this.data.charts) {
-      if (!grid[chart.group]) {
-        const box = make(this.host, "div", "sz-group");
-        box.style.display = "none";
-        make(box, "div", "sz-group-title", chart.group);
-        if (chart.group === "Machine") { this.machine(box); }
-        grid[chart.group] = make(box, "div", "sz-grid");
-      }
-      this.card(grid[chart.group], chart);
+      const machine = chart.group === "Machine" ? (box) => this.machine(box) : null;
+      this.board.add(this.card(this.board.grid(chart.group, machine), chart));
     }
+    this.board.tools(tools);
     const log = make(this.host, "div", "sz-card");
     make(log, "div", "sz-title", "Events");
     this.events = make(log, "div", "sz-events");
@@ -135,10 +131,11 @@ class LivePage {
     for (const [label, , level, sentence] of found) if (level === "amber") make(this.reasons, "li", "", `${label}: ${sentence}`);
   }
 
-  // Brings a chart into view, if it has been drawn.
+  // Brings a chart into view, if it has been drawn; it may have been hidden.
   showChart(key) {
     const card = this.charts.get(key);
     if (!card?.chart) return;
+    if (this.board.kept.hidden.includes(key)) this.board.keep("hidden", toggled(this.board.kept.hidden, key));
     card.box.scrollIntoView({ block: "center" });
     card.div.focus({ preventScroll: true });
     card.box.classList.remove("sz-found"); void card.box.offsetWidth; card.box.classList.add("sz-found");
@@ -146,7 +143,7 @@ class LivePage {
 
   // How all charts are drawn; kept for this browser tab.
   tools(box) {
-    this.view = { smooth: 0, log: false, robust: true };
+    this.view = { smooth: 0, log: false, robust: true, notify: false };
     try { Object.assign(this.view, JSON.parse(sessionStorage.getItem("spreeze-view") ?? "{}")); } catch { /* no storage here */ }
     const redraw = () => {
       try { sessionStorage.setItem("spreeze-view", JSON.stringify(this.view)); } catch { /* no storage here */ }
@@ -159,11 +156,20 @@ class LivePage {
       input.type = type; input.name = key;
       if (type === "range") { input.min = 0; input.max = 0.99; input.step = 0.01; input.value = this.view[key]; input.oninput = () => { this.view[key] = Number(input.value); redraw(); }; }
       else { input.checked = this.view[key]; input.onchange = () => { this.view[key] = input.checked; redraw(); }; }
+      return input;
     };
     field("Smoothing", "range", "smooth", "weight of earlier values in a moving average; raw values stay visible");
     field("log scale", "checkbox", "log", "logarithmic vertical axis, if all values are positive");
     field("ignore outliers", "checkbox", "robust", "the vertical axis omits the outermost 2 % on each side");
+    const notify = field("notify at the end", "checkbox", "notify", "a notification of the browser when the run ends or fails");
+    notify.addEventListener("change", () => { if (notify.checked) globalThis.Notification?.requestPermission(); });
     make(box, "span", "sz-caption", "drag or + to zoom, double-click or - to reset; click or Enter on the return to see the episode");
+  }
+
+  // A notification of the browser when a run that was watched alive has ended.
+  announce(news) {
+    if (!this.live || news.live || !this.view.notify || globalThis.Notification?.permission !== "granted") return;
+    new Notification(`${this.data.run}: ${news.state}`, { body: news.note });
   }
 
   // The browser's tab tells the newest return of a live run, so that it is seen from another one.
@@ -209,7 +215,7 @@ class LivePage {
     make(title, "span", "sz-unit", `[${spec.unit}]`);
     tip(title, spec.help);
     const now = make(head, "span", "sz-now", "");
-    const full = make(head, "button", "sz-full", "\u2922");
+    const full = make(head, "button", "sz-act", "\u2922");
     full.title = "full screen; Escape to go back";
     full.setAttribute("aria-label", `${spec.title}: full screen`);
     full.onclick = () => (document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen?.());
@@ -218,22 +224,20 @@ class LivePage {
     div.setAttribute("role", "img");
     div.setAttribute("aria-label", `${spec.title} [${spec.unit}] over time`);
     const card = { spec, box, head, div, now, names: [], chart: null };
-    if (spec.key !== "return") box.style.display = "none";
     this.charts.set(spec.key, card);
     return card;
   }
 
   // The chart of a card, made when its first number arrives.
   chartOf(card) {
-    card.chart ??= new Chart(card.div, {
+    if (card.chart) return card.chart;
+    card.chart = new Chart(card.div, {
       height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
       yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look, view: () => this.view,
       axis: this.time, onPick: card === this.returnCard ? (x) => this.openEpisode(x) : undefined,
       marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map(([t, level, text]) => ({ x: t / this.unit.by, level, text }))),
     });
-    card.box.style.display = "";
-    const group = card.box.closest(".sz-group");  // shown with its first chart
-    if (group) group.style.display = "";
+    this.board.arrange();
     return card.chart;
   }
 
@@ -315,6 +319,7 @@ class LivePage {
   apply(news) {
     const begun = performance.now();
     if (news.epoch !== this.epoch) { this.clear(news); this.epoch = news.epoch; }
+    this.announce(news);
     this.live = news.live;
     for (const key of Object.keys(this.evals)) this.evals[key].push(...news.evals[key]);
     const changed = new Set(news.evals.t.length ? [this.returnCard] : []);

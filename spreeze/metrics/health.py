@@ -19,7 +19,7 @@ a value falls to a third. Values begin at 0."""
 MOST_BIAS = 0.5
 """Bias of a value as a share of the return's size."""
 MOST_AT_BOUND = 0.8
-LARGEST_UPDATE, LEAST_UPDATE = 1e-2, 1e-7
+LARGEST_UPDATE, LEAST_UPDATE = 5e-2, 1e-7
 MOST_DEAD = 0.9
 MOST_FALLS = 0.5
 

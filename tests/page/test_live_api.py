@@ -385,6 +385,29 @@ def test_the_lines_of_several_learners_are_named_after_their_groups():
     assert (updates_now, gpu_now) == ("13", "9 / 9")
 
 
+_END = """
+const told = [], page = Object.create(LivePage.prototype);
+globalThis.Notification = class { constructor(title, { body }) { told.push([title, body]); } };
+Object.assign(page, { data: { run: "r1" }, view: { notify: false }, live: true });
+const news = (live) => page.announce({ live, state: live ? "running" : "failed", note: "out of memory" });
+const asked = (permission, notify, live = true) => {
+  Notification.permission = permission; page.view.notify = notify; page.live = live; news(false);
+};
+asked("granted", false); asked("denied", true); asked("granted", true, false);
+page.live = true; news(true);
+asked("granted", true);
+console.log(JSON.stringify(told));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_the_end_of_a_watched_run_is_announced_where_the_user_wants_it_and_the_browser_may():
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _END
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert json.loads(found.stdout) == [["r1: failed", "out of memory"]]
+
+
 _DRAW = """
 const told = [], pen = new Proxy({}, { get: (_, name) => (...args) => told.push([name, ...args]), set: () => true });
 const node = () => ({ style: {}, appendChild: (child) => child, addEventListener() {}, getContext: () => pen,

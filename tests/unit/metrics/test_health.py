@@ -53,8 +53,8 @@ def test_the_bias_is_told_with_its_sign():
     [
         ("eval_actions_at_bound", 0.8, Health.GOOD, "80 %", "80 % of the action's numbers are at a bound."),
         ("eval_actions_at_bound", 0.81, Health.AMBER, "81 %", "if the return stands still"),
-        ("update_size", 1e-2, Health.GOOD, "1.0e-02", "changes the parameters by 1.0e-02"),
-        ("update_size", 1.1e-2, Health.AMBER, "1.1e-02", "lower the learning rate"),
+        ("update_size", 5e-2, Health.GOOD, "5.0e-02", "changes the parameters by 5.0e-02"),
+        ("update_size", 5.1e-2, Health.AMBER, "5.1e-02", "lower the learning rate"),
         ("update_size", 1e-7, Health.GOOD, "1.0e-07", "changes"),
         ("update_size", 9e-8, Health.AMBER, "9.0e-08", "raise the learning rate"),
         ("dead_units", 0.9, Health.GOOD, "90 %", "90 % of the hidden units"),
