@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -474,7 +475,7 @@ def _child(code: str, timeout_s: float) -> tuple[int | None, str]:
     return done.returncode, done.stdout
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
     table = Table.grid(padding=(0, 2))
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for check in document["checks"]:
@@ -484,8 +485,10 @@ def _print(document: dict[str, Any]) -> None:
         table.add_row(Text(check["status"], style=styles[check["status"]]), Text(check["name"]), text)
     console = Screen(file=sys.stdout)
     console.print(table)
-    verdict = "Ready: python -m spreeze.train --auto" if document["ok"] else "Not ready: see the failed checks above."
-    console.print(Text(verdict, style="bold"))
+    given = [("--env", args.env), ("--import", args.import_module), *(("--env-arg", each) for each in args.env_arg)]
+    words = [word for flag, value in given if value for word in (flag, value)]
+    ready = f"Ready: {shlex.join(['python', '-m', 'spreeze.train', '--auto', *words])}"
+    console.print(Text(ready if document["ok"] else "Not ready: see the failed checks above.", style="bold"))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -505,7 +508,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.json:
             emit(document)
         else:
-            _print(document)
+            _print(document, args)
         return 0 if document["ok"] else 1
 
     return guarded(body, as_json=args.json)

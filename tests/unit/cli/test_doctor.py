@@ -188,6 +188,13 @@ def test_table_shows_findings_and_exit_code_says_not_ready(monkeypatch, capsys):
     assert "Not ready" in shown
 
 
+def test_what_is_ready_is_the_command_for_the_task_that_was_checked(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda *arguments: {"ok": True, "checks": []})
+    assert doctor.main(["--env", "Own-v0", "--import", "own", "--env-arg", "name=a b"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "python -m spreeze.train --auto --env Own-v0 --import own --env-arg 'name=a b'" in shown
+
+
 def test_none_of_these_modules_loads_torch_or_gymnasium():
     modules = "machine.hardware machine.utilisation metrics.store metrics.bottleneck cli.doctor"
     imports = "\n".join(f"import spreeze.{name}" for name in modules.split())
