@@ -20,19 +20,19 @@ from typing import Any
 from spreeze.algorithms.distributional import CategoricalCritics, QuantileCritics
 from spreeze.algorithms.fused_mlp import Parameters
 from spreeze.algorithms.off_policy import Chunk, Critics
-from spreeze.algorithms.sac import SAC, SACConfig
+from spreeze.algorithms.sac import SAC, SoftActorCriticConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossQConfig(SACConfig):
+class CrossQConfig(SoftActorCriticConfig):
     """CrossQ: SAC with batch normalisation in place of target networks (Bhatt et al. 2024, arXiv 1902.05605)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = {"critic_layer_norm": False, "activation": "relu", "network": "", "recurrent": "none"}
+        others = {"critic_layer_norm": False, "activation": "relu", "network": ""}
         for name, only in others.items():
             if getattr(self, name) != only:
                 raise ConfigError(f"crossq.{name} = {getattr(self, name)}: it is not built for that; remove it")
@@ -223,7 +223,7 @@ class CrossQ(SAC):
         return 1.0
 
     @staticmethod
-    def _create_critics(config: SACConfig, *place: Any) -> Critics:
+    def _create_critics(config: SoftActorCriticConfig, *place: Any) -> Critics:
         return _KINDS[config.critics](config, *place)
 
 

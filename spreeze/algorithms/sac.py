@@ -50,8 +50,8 @@ from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(RecurrentReplayConfig, DistributionalConfig):
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
+class SoftActorCriticConfig(DistributionalConfig):
+    """Settings of SAC and of what derives from it."""
 
     alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
     policy_delay: int = setting(1, "critic steps per step of actor and entropy coefficient", low=1, high=100)
@@ -80,6 +80,11 @@ class SACConfig(RecurrentReplayConfig, DistributionalConfig):
         high=1.0,
     )
 
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(RecurrentReplayConfig, SoftActorCriticConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
+
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
         self.check_memory(spec, self.network)
@@ -103,7 +108,7 @@ class _Base(NamedTuple):
         cls,
         obs_dim: int,
         outputs: int,
-        config: SACConfig,
+        config: SoftActorCriticConfig,
         seed: int,
         device: str,
         network: NetworkRow | None,
@@ -113,7 +118,7 @@ class _Base(NamedTuple):
         encoder: Encoder | None = None
         if frames is not None:
             encoder = ImageEncoder(frames, config, seed, place.critics)
-        elif config.sequence is not None:
+        elif isinstance(config, SACConfig) and config.sequence is not None:
             encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, place.critics, lr=config.critic_lr)
         inputs = obs_dim if encoder is None else encoder.size
         init, sizes = torch.Generator().manual_seed(seed), (inputs, *config.actor_sizes, outputs)
@@ -175,7 +180,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
 
     name = "sac"
     actor: TrainedNetworks[Parameters]
-    _config: SACConfig
+    _config: SoftActorCriticConfig
     _log_alpha_max: float | Tensor | None = None
     _coefficients = 1
     """Number of entropy coefficients."""
@@ -187,7 +192,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         self,
         base: _Base,
         critics: CriticNetworks[Any],
-        config: SACConfig,
+        config: SoftActorCriticConfig,
         seed: int,
         meta: dict[str, Any],
         *,
@@ -254,7 +259,7 @@ class SAC(_SoftActorCritic):
         self,
         obs_dim: int,
         action_dim: int,
-        config: SACConfig,
+        config: SoftActorCriticConfig,
         seed: int,
         device: str = "cpu",
         *,
@@ -270,7 +275,7 @@ class SAC(_SoftActorCritic):
         self._begin(action_dim)
 
     @staticmethod
-    def _create_critics(config: SACConfig, *place: Any) -> Critics:
+    def _create_critics(config: SoftActorCriticConfig, *place: Any) -> Critics:
         return create_critics(config, *place)
 
     def _begin(self, action_dim: int) -> None:

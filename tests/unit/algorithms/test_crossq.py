@@ -115,7 +115,7 @@ def test_the_order_of_rows_does_not_matter_to_the_gradient():
 
 
 @pytest.mark.parametrize("changes", [
-    {"critic_layer_norm": True}, {"activation": "silu"}, {"network": "some"}, {"recurrent": "gru"},
+    {"critic_layer_norm": True}, {"activation": "silu"}, {"network": "some"},
 ])  # fmt: skip
 def test_what_it_is_not_built_for_is_refused(changes):
     with pytest.raises(ConfigError, match=f"crossq.{next(iter(changes))} = "):
