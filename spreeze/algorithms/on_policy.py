@@ -170,8 +170,6 @@ class OnPolicyAlgorithm(Algorithm):
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
         valid only during ``learn``."""
-        self._seen: Tensor | None = None
-        """Observations [M, O] of the latest minibatch of vectors."""
         self._explained_variance = math.nan
 
     @abstractmethod
@@ -347,7 +345,6 @@ class OnPolicyAlgorithm(Algorithm):
         self._penalise(out, grad_out)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = objective, log_ratio, value, samples.target
-        self._seen = samples.obs if self._frames is None else None
 
     def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
         """Adds a further loss's gradients with respect to outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
@@ -381,8 +378,8 @@ class OnPolicyAlgorithm(Algorithm):
         return () if self._latest is None else (self.optimiser,)
 
     def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
-        if isinstance(self.net, MlpActorCritic) and self._seen is not None:
-            yield self.net.networks, self._seen
+        if isinstance(self.net, MlpActorCritic) and self._latest is not None:
+            yield self.net.networks, self.net.obs
 
     def _clip_share(self, clip: float) -> dict[str, float]:
         """Share of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
@@ -508,6 +505,11 @@ class MlpActorCritic:
                 orthogonal_(network.t(), HIDDEN_GAIN, generator)
         orthogonal_(self.networks.head_weight[0], POLICY_GAIN, generator)
         orthogonal_(self.networks.head_weight[1, :1], VALUE_GAIN, generator)
+
+    @property
+    def obs(self) -> Tensor:
+        """Observations [M, O] of the latest ``forward``."""
+        return self._x_t[0].t()
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""

@@ -230,7 +230,8 @@ def live_response(
         }
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
-    shown = snapshot_of(run, read_config(path), fresh, data_flow(run), state=state, table=table)
+    config, parts = read_config(path), data_flow(run)
+    shown = snapshot_of(run, config, fresh, parts, state=state, table=table)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
         known = last.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
@@ -242,7 +243,11 @@ def live_response(
         "whole": whole,
         "scores": scored,
         "evals_next": count,
-        "text": texts(shown, fresh, run, last, path, table) | {"since_best": _since_best(best, shown.wall_s)},
+        "text": {
+            **texts(shown, fresh, run, last, path, table),
+            "since_best": _since_best(best, shown.wall_s),
+            "no_picture": _no_picture(config, state, serial=parts is not None and parts.serial),
+        },
         "evals": evaluations,
         "shares": {
             role: [[part, round(share, 4)] for part, share in split.items() if share >= 0.0]
@@ -325,16 +330,15 @@ def texts(
         "final": number(shown.eval_final),
         "samplers_active": _samplers(shown),
         "picture": _age(drawn_s),
-        "no_picture": _no_picture(path, shown.state, serial=parts is not None and parts.serial),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
 
 
-def _no_picture(path: Path, state: str, *, serial: bool) -> str:
+def _no_picture(config: Mapping[str, Any], state: str, *, serial: bool) -> str:
     """Text in place of the agent's picture while there is none."""
     if serial:
         return "This mode renders nothing during training: use spreeze play."
-    if read_config(path).get("visualizer", {}).get("enabled") is False:
+    if config.get("visualizer", {}).get("enabled") is False:
         return "The visualizer is disabled (visualizer.enabled)."
     if state not in LIVE_STATES:
         return "No picture: the run ended before the first one."

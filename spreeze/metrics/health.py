@@ -44,10 +44,35 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
     """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``."""
     return [
         Judgement("Value bias", *_bias(values), "eval_start_value"),
-        Judgement("Actions at bound", *_at_bound(values.get("eval_actions_at_bound")), "eval_actions_at_bound"),
+        _share(
+            values,
+            "Actions at bound",
+            "eval_actions_at_bound",
+            MOST_AT_BOUND,
+            "of the action's numbers are at a bound",
+            ", where little gradient passes; if the return stands still, lower the actor's learning rate or explore "
+            "more",
+            "it comes with an evaluation whose episodes are kept, where actions are numbers",
+        ),
         Judgement("Update size", *_update(values.get("update_size")), "update_size"),
-        Judgement("Dead units", *_dead(values.get("dead_units")), "dead_units"),
-        Judgement("Terminated", *_terminated(values.get("eval_terminated"), env_id), "eval_terminated"),
+        _share(
+            values,
+            "Dead units",
+            "dead_units",
+            MOST_DEAD,
+            "of the hidden units are 0 on the whole batch",
+            ", and no gradient revives them; start again with a lower learning rate, layer norm or another activation",
+            "only hidden units with ReLU can be dead, and some networks do not tell",
+        ),
+        _share(
+            values,
+            "Terminated",
+            "eval_terminated",
+            MOST_FALLS if can_fall(env_id) else 1.0,
+            "of the evaluation's episodes terminated before their time limit",
+            ": the robot falls in most of them; a click on the return shows how the worst one fell; train on",
+            "it comes with an evaluation",
+        ),
     ]
 
 
@@ -56,6 +81,18 @@ _Found = tuple[str, Health, str]
 
 def _unknown(sentence: str) -> _Found:
     return DASH, Health.UNKNOWN, sentence
+
+
+def _share(
+    values: Mapping[str, float], label: str, metric: str, most: float, told: str, amber: str, unknown: str
+) -> Judgement:
+    """A share that is amber above ``most``: its sentence goes on with ``told``, and then with ``amber``."""
+    share = values.get(metric)
+    if share is None:
+        return Judgement(label, *_unknown(f"Unknown: {unknown}."), metric)
+    good = share <= most
+    sentence = f"{percent(share)} {told}{'' if good else amber}."
+    return Judgement(label, percent(share), Health.GOOD if good else Health.AMBER, sentence, metric)
 
 
 def _bias(values: Mapping[str, float]) -> _Found:
@@ -80,16 +117,6 @@ def _bias(values: Mapping[str, float]) -> _Found:
     return text, Health.AMBER, f"{told}: it is underestimated; {remedy}."
 
 
-def _at_bound(share: float | None) -> _Found:
-    if share is None:
-        return _unknown("Unknown: it comes with an evaluation whose episodes are kept, where actions are numbers.")
-    told = f"{percent(share)} of the action's numbers are at a bound"
-    if share <= MOST_AT_BOUND:
-        return percent(share), Health.GOOD, f"{told}."
-    remedy = "if the return stands still, lower the actor's learning rate or explore more"
-    return percent(share), Health.AMBER, f"{told}, where little gradient passes; {remedy}."
-
-
 def _update(size: float | None) -> _Found:
     if size is None:
         return _unknown("Unknown: it comes seconds after the first update.")
@@ -100,23 +127,3 @@ def _update(size: float | None) -> _Found:
     if size < LEAST_UPDATE:
         return text, Health.AMBER, f"{told}: next to nothing is learned; raise the learning rate, or end the run."
     return text, Health.GOOD, f"{told}."
-
-
-def _dead(share: float | None) -> _Found:
-    if share is None:
-        return _unknown("Unknown: only hidden units with ReLU can be dead, and some networks do not tell.")
-    told = f"{percent(share)} of the hidden units are 0 on the whole batch"
-    if share <= MOST_DEAD:
-        return percent(share), Health.GOOD, f"{told}."
-    remedy = "start again with a lower learning rate, layer norm or another activation"
-    return percent(share), Health.AMBER, f"{told}, and no gradient revives them; {remedy}."
-
-
-def _terminated(share: float | None, env_id: object) -> _Found:
-    if share is None:
-        return _unknown("Unknown: it comes with an evaluation.")
-    told = f"{percent(share)} of the evaluation's episodes terminated before their time limit"
-    if can_fall(env_id) and share > MOST_FALLS:
-        remedy = "a click on the return shows how the worst one fell; train on"
-        return percent(share), Health.AMBER, f"{told}: the robot falls in most of them; {remedy}."
-    return percent(share), Health.GOOD, f"{told}."

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.arguments import Parser, guarded
-from spreeze.cli.evaluate import policy_of, recorded_spec
-from spreeze.cli.hub.repository import FILES, POLICY, check_repository, hub_errors, library
+from spreeze.cli.hub.repository import FILES, POLICY, check_repository, hub_errors, library, read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import check_format, make_runs_dir, read_json, read_run, write_json
-from spreeze.transport.weights import read_weights
 
 
 def build_parser() -> Parser:
@@ -82,10 +80,7 @@ def _checked(come: Path, kept: Path, repository: str) -> dict[str, Any]:
     if not (kept / POLICY).is_file():
         raise RunError(f"{repository} holds no policy of Spreeze: it has no {POLICY}")
     check_format(kept)
-    weights = read_weights(kept / POLICY)
-    spec = recorded_spec(weights)
-    if "network" not in weights.meta:  # else its module made it
-        policy_of(weights, spec)
+    weights, spec = read_policy(kept / POLICY)
     about = {"env_id": spec.env_id, "algo": weights.meta.get("algo"), **read_run(kept), "state": "finished",
              "pulled_from": repository}  # fmt: skip
     write_json(kept / "run.json", {key: value for key, value in about.items() if key not in ("pid", "host", "nonce")})

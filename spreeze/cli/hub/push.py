@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spreeze.cli.arguments import Parser, guarded
-from spreeze.cli.evaluate import policy_of, recorded_spec
 from spreeze.cli.hub import model_card
-from spreeze.cli.hub.repository import CARD, CLIP, CURVE, POLICY, check_repository, hub_errors, library
+from spreeze.cli.hub.repository import CARD, CLIP, CURVE, POLICY, check_repository, hub_errors, library, read_policy
 from spreeze.errors import RunError, UsageError
 from spreeze.formatting import clean, size
 from spreeze.machine.output import emit, say
 from spreeze.metrics.published import published
 from spreeze.run_directory import find_run, is_alive, read_json, read_run, refuse_links
-from spreeze.transport.weights import read_weights
 from spreeze.workers.evaluator import read_rows
 
 _PUBLIC = (
@@ -103,10 +101,7 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
     weights_file = run / POLICY
     if not weights_file.is_file() or not (run / "config.toml").is_file():
         raise RunError(f"{run.name} has no {POLICY} with settings yet: it ended before its first evaluation")
-    weights = read_weights(weights_file)
-    spec = recorded_spec(weights)
-    if "network" not in weights.meta:  # else its module made it
-        policy_of(weights, spec)
+    _, spec = read_policy(weights_file)
     (folder / POLICY).parent.mkdir()
     shutil.copyfile(weights_file, folder / POLICY)
     state = {key: value for key, value in read_run(run).items() if key in _PUBLIC}

@@ -7,10 +7,14 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from spreeze.cli.evaluate import policy_of, recorded_spec
 from spreeze.errors import ConfigError, HubError
 from spreeze.formatting import clean
+from spreeze.transport.weights import Weights, read_weights
+from spreeze.types import EnvSpec
 
 POLICY = "checkpoints/best.safetensors"
 CLIP = "replay.mp4"
@@ -31,6 +35,19 @@ def check_repository(name: str, flag: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{flag} {clean(name, 100)}: expected OWNER/NAME, as the hub has it")
     return name
+
+
+def read_policy(path: Path) -> tuple[Weights, EnvSpec]:
+    """The weights of a policy, and the task that it was trained on.
+
+    Raises:
+        WeightsError: it is damaged.
+    """
+    weights = read_weights(path)
+    spec = recorded_spec(weights)
+    if "network" not in weights.meta:  # else its module made it
+        policy_of(weights, spec)
+    return weights, spec
 
 
 def library() -> Any:
