@@ -208,6 +208,9 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         self._alpha_adam = FlatAdam(self.log_alpha, self.alpha_gradient, config.alpha_lr)
         self._adams.append(self._alpha_adam)
 
+    def _optimizers(self) -> list[FlatAdam]:
+        return [adam for adam in super()._optimizers() if adam is not self._alpha_adam]
+
     def _temperature_step(self) -> None:
         self._alpha_adam.step()
         if self._log_alpha_max is not None:

@@ -75,6 +75,13 @@ def test_actor_and_critics_are_looked_at_and_stay_as_they_are(name, changes):
     assert algorithm.health(batch)["dead_units"] == 1.0
 
 
+def test_the_entropy_coefficient_whose_logarithm_begins_at_0_is_no_network():
+    algorithm = made("sac", initial_alpha=1.0)
+    for batch in batches(2):
+        algorithm.update(batch)
+    assert 0.0 < algorithm.health(batch)["update_size"] < 0.1
+
+
 def test_networks_that_are_none_of_vectors_tell_the_size_of_their_updates_alone():
     algorithm = made("sac", activation="tanh")
     (batch,) = batches(1)
