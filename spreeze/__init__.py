@@ -5,7 +5,7 @@ to add               touch                                       as follows
 ===================  ==========================================  ==================================================
 an algorithm         algorithms/NAME.py, config/algorithms.py    settings, class and row; the other names the file
 a mode               config/modes.py, modes/NAME.py              its declaration; ``assemble`` if its path is its own
-a knob of the tuner  tuner/knobs.py                              its row, which says what data flows have it
+a knob of the tuner  tuner/knobs.py                              its row, for the data flows that it names
 a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row

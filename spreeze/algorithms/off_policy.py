@@ -1,7 +1,7 @@
 """Off-policy algorithms: base class, steps of an update, critics.
 
-An update consists of two functions of the actor and two of the critics; only their arguments and results are
-exchanged::
+An update calls two methods of the actor and two of the critics, which each algorithm implements; only their
+arguments and results pass between the two::
 
     actor side                                         critic side
     actor_forward(batch)   -- next actions, log_probs -->  critic_step(batch, ...)
@@ -165,7 +165,7 @@ class OffPolicyAlgorithm(Algorithm):
         raise NotImplementedError
 
     def update_targets(self) -> None:
-        """Updates the target networks at the end of a period, and counts the update."""
+        """Moves the target networks, by default at the end of a period, and counts the update."""
         if self._moves_actor():
             self._update_critics_target()
             if self.actor is not None:
@@ -617,7 +617,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
 
     @abstractmethod
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
-        """Fills ``_gradient`` from the sum over rows of that by the recorded outputs; their mean is differentiated."""
+        """Fills ``_gradient``: ``grad_q`` holds the derivative of each row, and the loss is the mean over rows."""
 
     def policy_head(self) -> tuple[Tensor, Tensor]:
         """Weight [K, H] and bias [K] that give the first network's action values, or its outputs where K is K Z."""

@@ -5,6 +5,9 @@ al. 2019 (arXiv 1912.11077). Departures from the authors' code: all networks tak
 actor, temperature, targets; the temperature's step is on log alpha; both of an update's action draws (at ``next_obs``
 for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions every
 expectation over actions is computed exactly from the policy's probabilities: no action is drawn.
+
+``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps of actor and critics below; ``workers/__init__.py`` lists
+the functions from an observation to the published weights.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ class _Base(NamedTuple):
     place: DeviceSplit
     encoder: Encoder | None
     inputs: int
-    """Values that actor and critics read of an observation."""
+    """Width of the networks' input: the observation, after the encoder if there is one."""
     init: torch.Generator
     actor: TrainedNetworks[Parameters]
     critic_layers: HiddenLayers
@@ -182,6 +185,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
     actor: TrainedNetworks[Parameters]
     _config: SoftActorCriticConfig
     _log_alpha_max: float | Tensor | None = None
+    """Upper bound of log alpha; None: no bound."""
     _coefficients = 1
     """Number of entropy coefficients."""
     _masked = False
@@ -465,8 +469,8 @@ class HybridCritics(DiscreteCritics):
 class HybridSAC(SAC):
     """SAC over numbers and one of n choices, independent of each other given the state (arXiv 1912.11077).
 
-    The numbers are drawn, the expectation over the choice is exact. Either has an entropy coefficient of its own: those
-    of SAC and of discrete SAC. Between actor and critics, an action is the numbers and the choice's probabilities, its
+    The numbers are drawn, the expectation over the choice is exact. Each has its own entropy coefficient, as in SAC and
+    in discrete SAC. Between actor and critics, an action is the numbers and the choice's probabilities, its
     log-probability that of the numbers and those of all choices.
     """
 

@@ -85,9 +85,8 @@ class Parser(argparse.ArgumentParser):
 
     def group_of(self, name: str) -> argparse._ArgumentGroup:
         """The group of the help text that a flag, or the flag of a setting, stands in."""
-        title = next(
-            title for wanted in (name, name.partition(".")[0]) for title, names in _GROUPS.items() if wanted in names
-        )
+        wanted = (name, name.partition(".")[0])
+        title = next((title for one in wanted for title, names in _GROUPS.items() if one in names), "learning")
         known = {group.title: group for group in self._action_groups}
         return known.get(title) or self.add_argument_group(title)
 
@@ -272,7 +271,7 @@ def _add(parser: Parser, flag: str, key: str) -> None:
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
-        text = f"do not {doc} (default: on)" if item.default else f"{doc} (default: off)"
+        text = f"do not {doc} (default: it does)" if item.default else f"{doc} (default: off)"
         group = parser.group_of(key)
         group.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
@@ -280,7 +279,7 @@ def _add(parser: Parser, flag: str, key: str) -> None:
     default = (
         told
         or item.metadata["default_text"]
-        or ("none" if item.default is None else item.default or "none" if kind is tuple else item.default)
+        or ("none" if item.default is None or item.default in ((), "") else item.default)
     )
     text = f"{doc}{f' [{unit}]' if unit else ''}".replace("%", "%%")
     more: dict[str, Any] = {"type": kind, "choices": choices}

@@ -46,7 +46,7 @@ def _governed(data_flow: DataFlow) -> bool:
 
 
 MOST_DEFAULT_SAMPLERS = 16
-"""Samplers that a run starts unasked; more are seldom worth a core each."""
+"""Most samplers by default; more are seldom worth a core each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,8 +434,8 @@ class TuningConfig(Section):
     )
     while_training: bool = setting(
         True,
-        "measure on the running workers while they train; false: measure before the run, which then waits up to a "
-        "minute, as it does where workers cannot change these settings",
+        "measure on the running workers while they train, where they can change these settings; else before the run, "
+        "which then waits up to a minute",
         flag="--tune-first",
         read=_replay,
         tuner=True,
@@ -478,7 +478,7 @@ class CallbackConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class StopConfig(Section):
-    """When training ends by itself; without any condition at a published return, a plateau or the end of its budget."""
+    """When training ends. Without a condition: at the published return, at a plateau, or after ``budget_s``."""
 
     read, personal = unoffered, True
 
@@ -491,8 +491,8 @@ class StopConfig(Section):
     )
     target_return: float | None = setting(
         None,
-        "stop at this mean evaluation return, once the lower confidence bound of an evaluation reaches it, or "
-        "of a second one with 20 to 100 episodes",
+        "stop once the lower confidence bound of an evaluation reaches this mean return, or that of a second "
+        "evaluation with 20 to 100 episodes",
         flag="--target-return",
     )
     target_evaluations: int = setting(

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _FLOAT32 = np.dtype(np.float32)
 """NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
 _LONGEST_HOLD, _HOLD_EXPONENT, _MOST_HELD = 64, 1.5, 2
-"""Longest hold of a random action [env steps], how its chance falls with that number, and the most numbers of one."""
+"""Longest hold of a random action [env steps], the exponent by which longer ones get rarer, and the most components
+of actions that are held."""
 CHANGED_ARGS = "env_args.json"
 """File of a run directory: the ``key=value`` texts that have changed, all together."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
@@ -81,7 +82,7 @@ class ActionScaling:
 
 
 class Task:
-    """The stepping used by samplers and evaluator; no autoreset: the caller resets.
+    """One environment, checked at every step; the caller resets it.
 
     Every observation is a fresh array, because some environments write into one of their own. A task with images
     gives single frames, uint8; ``ObsBuffer`` stacks them.
@@ -322,7 +323,7 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
 def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:
     """One more environment of a known description; errors as ``make_env``.
 
-    ``whole_games``: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
+    ``whole_games``: an Atari episode is the whole game, even if a lost life ends it for the samplers (evaluation).
     """
     env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec, whole_games=whole_games))
     return Task(env, spec)

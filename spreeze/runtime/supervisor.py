@@ -55,7 +55,7 @@ from spreeze.workers.roles import ROLES, Address
 
 _LOOK_S = 0.05
 _FINAL_EVALUATION_S = 6.0
-_EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 more are for closing
+_EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 s remain for closing files
 _TUNER_AFTER_S = 5.0  # from the first update to the tuner, so that a short run is over before it begins
 _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, whose imports would delay the first ones
 
@@ -285,7 +285,7 @@ class _Supervisor:
             self._recorder.finish(restarts)
 
     def _waited(self, specs: list[WorkerSpec]) -> None:
-        """Called while waiting for ``specs``; shows what learners still have to write."""
+        """Called while these workers end: shows how much of their checkpoints learners have yet to write."""
         self._report_hang_up()
         if any(spec.role.learns for spec in specs):
             groups = self._read().groups

@@ -191,3 +191,7 @@ class ParameterSource(Protocol):
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version; None if there is none newer than (epoch, version), or while it is being written."""
         ...
+
+
+class ParameterStore(ParameterPublisher, ParameterSource, Protocol):
+    """Both sides in one, for weights that are found by a path."""

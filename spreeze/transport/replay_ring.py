@@ -1,4 +1,4 @@
-"""The replay ring: its shape, its memory, the one writer of each shard, and the reader.
+"""The replay ring: its layout in shared memory, ``ShardWriter`` (one for each shard) and ``ReplayReader``.
 
 The memory starts with int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
 ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
@@ -394,7 +394,7 @@ class Drawn(NamedTuple):
     """Positions of n drawn rows."""
 
     shard: np.ndarray | None  # [n]; None where there is one shard
-    logical: np.ndarray  # [n]: index since the shard exists
+    logical: np.ndarray  # [n]: number of the row since the shard's first one; it never wraps
     row: np.ndarray  # [n]: row in ``ring.rows``
 
 
@@ -404,10 +404,9 @@ class ReplayReader:
     Rows older than the capacity of the whole ring are left out, as in one common ring: the shard of a retired sampler
     fades away instead of being drawn forever.
 
-    So the newest C rows of all can be drawn, as far as the S shards, of c = C / S rows each, still hold them: all C if
-    samplers write at the same rate, fewer if one writes alone, since its rows have the room of one shard. Therefore
-    samplers rest in turn (``runtime.cpu_governor``). If they write r rows a turn, a shard holds its last c / r turns,
-    and all shards the last C / r, so C rows; at most r are missing where r does not divide c.
+    The newest C rows can be drawn if samplers write at equal rates. One that writes alone keeps only its own shard, of
+    C / S rows. Therefore samplers rest in turn (``runtime.cpu_governor``): all shards then hold the last turns, and at
+    most the rows of one turn are missing.
     """
 
     def __init__(self, ring: ReplayRing, max_age_rows: int | None = None) -> None:

@@ -260,7 +260,10 @@ class Knob:
     fixed: bool = False
     """A resumed run keeps the value that it has: what is stored depends on it."""
     own: bool = False
-    """True for a knob of another module; set by ``knobs.knobs_of``."""
+    """Varied by its candidates around the choice of the other knobs, which alone the model of replay modes knows.
+
+    Knobs of other modules always are. One of ``knobs.py`` that a replay mode tunes needs it.
+    """
 
     @property
     def column(self) -> str:

@@ -1,4 +1,4 @@
-"""The whole choice: learners alone, everything running, the neighbours, other modules' knobs; then the reasons."""
+"""Chooses the settings: measures learners alone, then samplers with a learner, then neighbours of the best."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Search:
         return [new if spread_of([new]) <= spread_of([old]) else old for old, new in pairs]
 
     def _moves(self, here: Setting, other: Setting) -> bool:
-        """True if the other setting takes what is learned from away from what is configured."""
+        """True if the other setting moves a value, on which learning depends, away from the configured one."""
         return any(other[name] not in (here[name], kept) for name, kept in self.kept.items() if name in other)
 
     def _holds(self, rounds: Rounds, here: Setting, other: Setting, least_gain: float) -> bool:
@@ -489,7 +489,7 @@ class Search:
                 self.kept[name] = min({one[name] for one in settings}, key=lambda one: (_apart(one, value), one))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
-        """The best forecast; what is learned moves only for more than the rows behind the forecasts scatter.
+        """The best forecast; batch size and ratio change only for a gain above the noise of the measurements.
 
         Each such value has to pay by itself.
         """
@@ -826,7 +826,8 @@ class Search:
     def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
         """Other values of one knob with their expected scores over that of the choice, best first.
 
-        Of what the learner alone tells it is the best setting with the other value; else all other knobs are as chosen.
+        For knobs that are measured on the learner alone, the best setting with that value; for others, the choice with
+        only this value changed.
         """
         centre, name = self.centre, knob.name
         own = self._forecast(centre).score

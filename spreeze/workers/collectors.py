@@ -48,7 +48,7 @@ _RETURNS = SLOTS["sampler"].index("returns")
 _BLOCK_STEPS = 32
 """Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
 _REWARD_STEPS, _FIRST_REWARDS = 128, 4096
-"""Steps whose rewards are added up at once, a fourth of them until there were so many: that takes 0.1 ms."""
+"""Steps whose rewards are added up at once, and the number of steps up to which a fourth of them are: 0.1 ms a time."""
 _SEED_BITS = 31
 _ALL = slice(None)
 _SLOW_S = 1.0
@@ -222,10 +222,10 @@ class Collector:
 
 
 class TransitionCollector(Collector):
-    """N environments stepped together; with ``make_vector`` all are one, and an error costs all its episodes."""
+    """N environments stepped together; with ``make_vector`` they are one, and an error ends all its episodes."""
 
     rows_per_step = 1
-    """Rows of an env step, at most."""
+    """Most rows that one env step writes."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
+from spreeze.transport.protocols import ParameterStore
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.roles import ROLES, Address
@@ -32,10 +33,10 @@ _INFO_S = 1.0
 _ENVELOPE_BYTES = 200  # longest text of a message without its entries
 
 
-def open_weights(folder: Path) -> WeightsStore:
-    """The published weights of the learner whose files are in ``folder``, for it and for all who read them.
+def open_weights(folder: Path) -> ParameterStore:
+    """The published weights of the learner whose files are in ``folder``, for it and for the workers that read them.
 
-    For weights that travel in another way, return another ``ParameterPublisher`` and ``ParameterSource`` here.
+    For weights that travel in another way, return another store here. Verbs and the Python interface read the files.
     """
     return WeightsStore(folder / "weights")
 

@@ -1,4 +1,4 @@
-"""The learner: one loop over a feed, whatever it learns from, and its files."""
+"""The learner: a loop that learns from a feed (``workers.feeds``), publishes weights and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trainer(Protocol):
         """The policy's arrays, which another thread may fetch later, and what is published with them."""
 
     def value_snapshot(self) -> Snapshot | None:
-        """Values of the newest networks, as ``value_snapshot`` gives them."""
+        """Copies of the value networks, for recorded episodes; None if there are none."""
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """All that a resume needs: tensors and JSON."""
@@ -55,7 +55,7 @@ class Trainer(Protocol):
 
 
 class Feed:
-    """A learner's source of data, and the trainer that learns from it."""
+    """A learner's source of data, and the trainer that learns from it; see ``workers.feeds``."""
 
     trainer: Trainer
     saved_ring: ReplayRing | None = None
@@ -69,7 +69,7 @@ class Feed:
     goes_back = False
     """True if it can go back to a checkpoint, once the return has fallen."""
     broadcast_s = 0.0
-    """Time that handing weights to samplers took, where they do not read the published ones."""
+    """Time spent sending weights to samplers that do not read the published ones (mode serial) [s]."""
 
     def __init__(self, context: WorkerContext, job: AnyLearnerJob) -> None:
         self._context, self._job = context, job

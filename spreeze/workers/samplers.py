@@ -71,7 +71,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
 
 
 class SamplerLoop:
-    """The steady state: limiter, weights, actions, environments, rows, metrics."""
+    """One turn: ask the limiter, refresh the policy, step the environments, store rows, post metrics."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SamplerLoop:
         self._limiter, self._retuned = job.limiter, 0
         self._random = HeldActions(job.spec, rng)
         self._is_told = job.policies is None
-        """True where a hint says that there are new weights."""
+        """True if weights come as files, announced by a hint; else the policy is read at each turn."""
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)) if job.policies is None else job.policies.attach())
         self._hint = -1
         self._counts = sink.counts()
@@ -164,7 +164,7 @@ def _collector(
     stack: contextlib.ExitStack,
     **ways: bool,
 ) -> RolloutCollector:
-    """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``ways`` as ``RolloutCollector``."""
+    """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``ways`` are keyword arguments."""
     made = RolloutCollector(
         TaskSource(job.spec, context.run_dir, lambda: context.env_args_version),
         job.spec,
