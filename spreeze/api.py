@@ -78,19 +78,20 @@ def train(
     callbacks: Iterable[type[BaseCallback] | Callable[[], BaseCallback] | str] = (),
     quiet: bool = False,
 ) -> Run:
-    """Trains until the first stop condition, by default until Ctrl-C, and returns the run.
+    """Trains until a stop condition, or without one until the run ends by itself, and returns the run.
 
     Ctrl-C (``KeyboardInterrupt``, also the stop button of a notebook) writes a checkpoint, evaluates, and returns the
     run; a second one stops it at once and is raised. If this process is killed, the run stops like with Ctrl-C.
 
     Args:
-        env: Gymnasium id of the task, its ``EnvSpec``, or a class or function at the top of this script or of a module
-            that makes it; ``lambda: MyEnv(size=5)`` is the class with that argument. Each process of the run imports
-            the script, up to this call if it stands under no main guard.
+        env: Gymnasium id of the task, Gymnasium's ``EnvSpec``, or a class or function at the top of this script or of
+            a module that makes it; ``lambda: MyEnv(size=5)`` is the class with that argument. Each process of the run
+            imports the script, up to this call if it stands under no main guard.
         algo: algorithm; None: from profile or action space.
         mode: such as ``spreeze``, ``hts`` or ``serial``; None: from profile or algorithm, otherwise ``spreeze``.
         seed: random seed of networks, exploration and environments.
-        auto: benchmark this machine first (up to 60 s, cached) to choose settings that are not set.
+        auto: let the tuner choose settings that are not set; in mode ``spreeze`` it measures while the run trains, for
+            at most 60 s; results are cached.
         seconds: stop after this training time. Without a stop condition the run ends by itself: at the published
             return of the task, once returns no longer rise, or after ``stop.budget_s``; 0: it trains until Ctrl-C.
         env_steps: stop after this many env steps.
@@ -99,8 +100,8 @@ def train(
         settings: other settings, such as ``{"sac.gamma": 0.98, "learner.batch_size": 512}``.
         runs_dir: parent directory of run directories.
         name: name of the run; None: from date, environment, algorithm and seed.
-        import_module: module that registers the task, or path of a script; None: that of its class, if this program
-            has registered it. What is defined in a notebook cannot be imported.
+        import_module: module or script that defines or registers the environment; None: that of its class, if this
+            program has registered it. What is defined in a notebook cannot be imported.
         env_args: keyword arguments of the environment's constructor: a mapping to None, numbers, strings, and nested
             lists, tuples and dictionaries, or ``key=value`` strings as for ``--env-arg``.
         callbacks: classes of callbacks (``spreeze.BaseCallback``) at the top of this script or of a module, or such as
@@ -163,7 +164,7 @@ def load_policy(
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """One metric over a run, K points: raw for an hour, then means over 10 s, later over a minute."""
+    """One metric over a run, K points: the latest hour as sampled, a day in means over 10 s, then a minute."""
 
     name: str
     unit: str
@@ -229,7 +230,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """One of ``LIVE_STATES``, or ``finished``, ``stopped``, ``failed``, ``crashed`` (its process was killed)."""
+        """One of ``LIVE_STATES``, ``finished``, ``stopped``, ``failed``, ``crashed`` (process killed), ``damaged``."""
         return state_of(self.path)
 
     @property

@@ -4,12 +4,8 @@ A run is alive while its supervisor holds the flock on ``run.lock``; on a file s
 that ``run.json`` names lives and its state is one of a live run. Names cannot leave the runs directory; directories are
 private (0700).
 
-``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
-``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
-safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
-``videos/``, ``logs/`` (bounded), ``errors/``, ``control/`` (requests to a live run), ``summary.json``, ``about.json``
-(the user's title, note and tags), with ``--log`` ``tensorboard/``. No pickle anywhere. With several learners, the first
-uses these, and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``,
+Its files are listed in ``assets/docs/architecture.md``; none is a pickle. With several learners, the first one uses the
+directory itself, and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``,
 ``groups/2/``, ...
 """
 

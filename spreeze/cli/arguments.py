@@ -34,7 +34,7 @@ _GROUPS = {
 }  # fmt: skip
 """Groups of flags in the help text: settings, sections or flags; others stand with their section."""
 _NEEDED_FIRST = (
-    "--env", "--profile", "--algo", "--seed", "--set", "--auto",
+    "--env", "--import", "--algo", "--seed", "--set", "--auto",
     "--seconds", "--env-steps", "--target-return", "--resume",
 )  # fmt: skip
 """Flags that ``--help`` of a command of ``train`` shows; ``--help-all`` shows every one."""
@@ -248,8 +248,8 @@ def build_parser() -> Parser:
     )
     parser.flag(
         "--auto",
-        text="benchmark this machine (up to 60 s, cached) to choose batch size, learner threads and samplers; "
-        "settings given here are kept",
+        text="let the tuner measure this machine (up to 60 s, cached) and choose batch size, learner threads and "
+        "samplers; settings given here are kept",
         default=False,
     )
     parser.flag("--fresh", text="with --auto: ignore the cached result", default=False)

@@ -95,20 +95,22 @@ def speed(probe: Probe) -> str:
     """Median step time with its relative standard deviation."""
     if probe.step_us_median is None:
         return "speed unknown"
-    spread = "" if probe.step_cv is None else f" +- {100 * probe.step_cv:.0f} %"
+    spread = "" if probe.step_cv is None else f" (standard deviation {100 * probe.step_cv:.0f} % of the mean)"
     return f"{probe.step_us_median:.0f} us a step{spread}"
 
 
 def _spaces(probe: Probe) -> list[Check]:
     spec, fitting = probe.spec, fitting_algorithms(probe.spec)
-    limit = "no time limit" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} env steps"
-    text = f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}"
+    limit = (
+        "no registered time limit" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} env steps"
+    )
+    text = f"{spec.env_id}: {spec.obs_dim} observation values, {actions_text(spec)}, {limit}"
     found = [_finding("environment", f"{text}; algorithms that fit: {', '.join(fitting)}")]
     others: dict[str, list[str]] = {}
     for row in rows(spec.import_module).values():
         others.setdefault(row.why_not(spec), []).append(row.name)
-    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in others.items() if why)
-    found += [_finding("other algorithms", f"what they take: {told}")] if told else []
+    told = "; ".join(f"{', '.join(names)} ({why})" for why, names in others.items() if why)
+    found += [_finding("other algorithms", f"do not fit: {told}")] if told else []
     if isinstance(spec.action, Choices) and "sac" in fitting:
         text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
         found.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
@@ -179,13 +181,13 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
     try:
         found = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
     except SpreezeError as error:
-        remedy = "training works without rendering; --no-visualizer silences this warning"
+        remedy = "training works without; add render_mode=None to the constructor, or use --no-visualizer"
         return _finding("env pictures", clean(error), remedy)
     return _finding("env pictures", f"draws {found['width']} x {found['height']} without a window")
 
 
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
-"""Limits of a remark: a difference of clocks and a round trip above, a bandwidth below."""
+"""A clock difference or round trip above these, or a bandwidth below, gets a remark."""
 
 
 def check_cluster(
@@ -340,7 +342,7 @@ def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool =
     need, free = replay_bytes(replay), machine.shared_memory_free_bytes
     text = f"replay of {replay.capacity:,} rows needs {size(need)}; /dev/shm has {size(free)} free"
     if nameless:
-        return _finding("shared memory", f"{text} (nameless memory: not bound by it)")
+        return _finding("shared memory", f"{text} (not needed: main memory alone limits replay)")
     remedy = "docker run --shm-size=1g, or lower --replay-capacity"
     return _finding("shared memory", text, remedy if free is not None and free < need else None)
 
@@ -378,7 +380,7 @@ def check_sqlite(runs_dir: Path) -> Check:
 
 def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
-        return _finding("GPU", machine.gpu_reason, "none; the learner runs on the CPU")
+        return _finding("GPU", machine.gpu_reason, "nothing to do: the learner runs on the CPU")
     text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
     busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
     names = ", ".join(f"GPU {gpu.index}" for gpu in busy)

@@ -95,11 +95,12 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
         raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
     steps = export.operations(weights.arrays, weights.meta, spec)
     code = (
-        c_example(spec, out.name, name, export.state_dim(steps))
+        c_example(spec, out.name, export.state_dim(steps))
         if in_c
         else example(spec, row, out.name, export.state_dim(steps))
     )
-    data = export.encode(row.name, steps, spec, _about(weights, spec, name))
+    about = _about(weights, spec, name) | ({"name": out.stem} if in_c else {})
+    data = export.encode(row.name, steps, spec, about)
     with _in_place([out, program]) as (temporary, temporary_program):
         files.write_bytes(temporary, data)
         check = (
@@ -242,9 +243,9 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
     return "\n".join(lines) + "\n"
 
 
-def c_example(spec: EnvSpec, file_name: str, run: str, state_dim: int) -> str:
+def c_example(spec: EnvSpec, file_name: str, state_dim: int) -> str:
     """A C program that acts three times on an observation of zeros."""
-    name = c_source.c_name(run)
+    name = c_source.c_name(Path(file_name).stem)
     big = name.upper()
     layout = c_source.comment("; ".join(spec.obs_layout) or spec.env_id)
     memory = f"static float state[{big}_STATE]; /* zeros where an episode begins */\n            " if state_dim else ""

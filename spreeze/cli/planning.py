@@ -198,20 +198,21 @@ def _samplers(settings: Settings, machine: Machine, reasons: dict[str, str]) -> 
             return 1 if data_flow.serial else config.sampling.samplers or 1
         threads = config.learner.threads * learners
         whose = "the learner" if learners == 1 else f"{learners} learners, at least one for each"
-        text = f"{usable:g} usable cores less {threads} for {whose}{_at_most(usable - threads)}"
+        samplers = config.samplers_beside(usable)
+        text = f"{samplers}: {usable:g} usable cores less {threads} for {whose}{_at_most(usable - threads)}"
         reasons["sampling.samplers"] = text
-        return config.samplers_beside(usable)
+        return samplers
+    most = max(1, config.rollout_samplers(usable) // learners) * learners
     if part.samplers is None and not data_flow.serial:
         cores = config.rollout_cores(usable)
         each = "" if learners == 1 else f", at least one for each of {learners} learners"
-        reasons["rollout.samplers"] = f"{cores:g} usable cores{_at_most(cores)}{each}"
+        reasons["rollout.samplers"] = f"{most}: {cores:g} usable cores{_at_most(cores)}{each}"
     if "rollout.inference_workers" not in settings.sources and data_flow.inference_workers:
         text = "none: each sampler runs the policy itself, which avoids the communication"
         reasons["rollout.inference_workers"] = text
     if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
         text = "networks over vectors are too small to keep a GPU busy; use --device cuda:0 to force it"
         reasons["learner.device"] = f"{config.learner.device}: {text}"
-    most = max(1, config.rollout_samplers(usable) // learners) * learners
     return part.samplers or (1 if data_flow.serial else most)
 
 
@@ -223,13 +224,13 @@ def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) 
         envs = samplers // config.run.learners * part.envs_per_sampler
         interval = config.rollout_interval(envs)
         settings = settings.with_layer(Layer(default_of(settings), {"rollout": {"sync_interval": interval}}))
-        text = f"{envs * interval} env steps of {envs} environments together (rollout.size = {part.size})"
+        text = f"{interval}: {envs * interval} env steps of {envs} environments together (rollout.size = {part.size})"
         reasons["rollout.sync_interval"] = text
     if config.data_flow.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
         text = (
-            f"{ratio:g} rows drawn for each inserted one, "
+            f"{ratio:g}: rows drawn for each inserted one, "
             f"as in mode serial: the controller of mode {config.run.mode} keeps this balance"
         )
         reasons |= dict.fromkeys([f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS], text)

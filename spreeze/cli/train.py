@@ -1,6 +1,6 @@
 """``python -m spreeze.train``: examines the machine, resolves the settings, trains, reports.
 
-python -m spreeze.train --auto                                # a walking robot, until Ctrl-C
+python -m spreeze.train --auto                                # a walking robot; ends by itself
 python -m spreeze.train --env Pendulum-v1 --target-return -200
 python -m spreeze.train --resume latest
 """
@@ -167,8 +167,8 @@ def _open_run_dir(args: argparse.Namespace, plan: RunPlan, resumed: Path | None,
         run_dir = RunDir.create(Path(run.runs_dir), name, launcher.nonce, numbered=run.name is None)
     if not run_dir.guarded:
         say(
-            f"{run.runs_dir}: this file system has no locks, so nothing protects {run_dir.path.name}, so "
-            "resume it only once at a time",
+            f"{run.runs_dir}: this file system has no locks, so nothing keeps two processes from resuming "
+            f"{run_dir.path.name} at once: do not",
             as_json=args.json,
         )
     return run_dir

@@ -448,7 +448,7 @@ def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tupl
     return [
         (clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
         for check in doctor(*_env_flags(env_id, module, args))["checks"]
-        if check["name"].startswith(("env", "pictures"))
+        if check["name"].startswith("env")
     ]
 
 

@@ -270,11 +270,11 @@ def _own_environment(env_id: str) -> _Own:
     )
     args = tuple(line.strip() for line in text.splitlines() if line.strip())
     module = st.text_input(
-        "Module that registers it",
+        "Module that has it",
         key="start_module",
         **_KEPT,
         placeholder="my_robot",
-        help="An installed Python module, or one in the working directory; enter the id under Task.",
+        help="An installed Python module, or one where the page was started, as my_robot; enter the id under Task.",
     ).strip()
     if not module:
         return _Own(None, args)

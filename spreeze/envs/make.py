@@ -422,6 +422,8 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
         else []
     )
     hint = did_you_mean(name, [*own, *classes]) or did_you_mean(name, known)
+    if not of_module and isinstance(vars(sys.modules.get(import_module, sys)).get(name), type):
+        hint = f"; its class {name} is --env {import_module}:{name}"
     if not hint:
         hint = (
             f"; it has {', '.join([*own, *classes][:5])}"
@@ -429,7 +431,7 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
             else ("; gymnasium.register has to be called when that module is imported")
         )
     kind = "id, class or function" if of_module else "id"
-    if is_script(import_module):
+    if is_script(import_module) and "; its class" not in hint:
         hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
     return EnvironmentError_(
         f"unknown environment '{name}': module '{import_module}' was imported, but has no such {kind}{hint}"

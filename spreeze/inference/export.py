@@ -688,7 +688,7 @@ class _Codec(NamedTuple):
 
 
 def _write_c(steps: list[Operation], spec: EnvSpec, about: dict[str, Any], *, int8: bool) -> bytes:
-    name = c_source.c_name(str(about.get("run", "policy")))
+    name = c_source.c_name(str(about.get("name", "policy")))
     about = about | {"action": list(spec.action.shape) if isinstance(spec.action, Choices) else [spec.action_dim]}
     obs = file_input(spec, draw_obs(spec, {}, 1, seed=0))[0]
     return c_source.header(steps, obs, state_dim(steps), about, name, int8=int8).encode()

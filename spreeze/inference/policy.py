@@ -1,10 +1,7 @@
 """Policies in NumPy, for samplers, evaluator and visualizer: torch is never loaded there.
 
-Below about sixteen observations a NumPy pass takes a third of torch's time: 12 instead of 37 us at 2x256.
-
-The last bits of a row of a matmul depend on the number of rows: over 1 to 64 rows, OpenBLAS 0.3.31 gave up to 3 results
-for the same row, but always one at all places of a matmul of 4, 8, 16 or 32 rows (15 shapes, 3 x 64 to 3136 x 512). So
-``draw`` works in tiles of a fixed number of rows.
+For the few observations of a sampler a NumPy pass takes less time than one of torch. A row's last bits depend on how
+many rows are multiplied at once, so ``draw`` always multiplies ``TILE`` rows.
 """
 
 from __future__ import annotations
@@ -123,7 +120,7 @@ class Policy:
             return cls._built(arrays, meta)
         except _ODD as error:
             raise WeightsError(
-                f"the weights have no policy metadata: {type(error).__name__}: {str(error)[:200]}"
+                f"the weights describe no valid policy: {type(error).__name__}: {str(error)[:200]}"
             ) from None
 
     @classmethod

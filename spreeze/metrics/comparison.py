@@ -500,7 +500,7 @@ def _rows(found: Report, env: str) -> list[list[str]]:
             rows.append([group.group.label, str(group.runs), *scores, *times])
     for pair in found.pairs:
         if pair.group.env == env:
-            title = f"{pair.group.label} less {pair.against.label}, same seeds"
+            title = f"{pair.group.label} minus {pair.against.label}, same seeds"
             scores = [spread_text(pair.final), spread_text(pair.final_time)]
             ratios = [f"{spread_text(value)} of its time" for value in pair.required_ratio]
             rows.append([title, str(pair.seeds), *scores, *ratios])

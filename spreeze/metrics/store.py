@@ -380,7 +380,7 @@ class MetricsWriter:
             return False
         self.set_aside.append(self._path.with_name(free))
         why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
-        text = f"{self._path.name} {why}: it is {free} from now on, and a new file was started; earlier curves are in"
+        text = f"{self._path.name} {why}: it was renamed to {free}, and a new file was started; earlier curves are in"
         self._reports.append(("warning", f"{text} the old file"))
         return True
 

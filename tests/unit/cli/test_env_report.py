@@ -79,7 +79,7 @@ def test_a_good_environment_is_described_timed_weighed_and_drawn():
     checks, found = check_env("spreeze/Synthetic-v0", None, ("law=constant", "mean_s=0.001", "obs_dim=5"))
     checks = _named(checks)
     assert [check.status for check in checks.values()] == ["ok"] * 7 or checks["env speed"].status == "warn"
-    assert "observation 5, 2 continuous actions" in checks["environment"].text
+    assert "5 observation values, 2 continuous actions" in checks["environment"].text
     assert "sac" in checks["environment"].text
     assert ".recurrent=lstm" in checks["recurrent"].text
     assert "for each additional one" in checks["env memory"].text
@@ -164,7 +164,9 @@ def test_the_example_environment_is_examined_and_trained_on(tmp_path, monkeypatc
         if line.startswith("python -m spreeze")
     ][:2]
     done = verb("doctor", *commands[0])
-    assert "MyRobot-v0: observation 2, one continuous action, at most 100 env steps" in " ".join(done.stdout.split())
+    assert "MyRobot-v0: 2 observation values, one continuous action, at most 100 env steps" in " ".join(
+        done.stdout.split()
+    )
     assert "no warnings" in " ".join(done.stdout.split())
     run, code, document = train(tmp_path, *commands[1], "--updates", "60")
     assert code == 0, run.stderr

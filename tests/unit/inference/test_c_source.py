@@ -46,7 +46,7 @@ KINDS = {  # one algorithm of each head on each kind of task
 def compared(arrays, meta, spec, folder, row="c", count=1000):
     steps, obs = export.operations(arrays, meta, spec), export.draw_obs(spec, arrays, count, seed=1)
     path = folder / "policy.h"
-    path.write_bytes(export.encode(row, steps, spec, {"run": "walker-2"}))
+    path.write_bytes(export.encode(row, steps, spec, {"name": "walker-2"}))
     act = export.open_policy(row, path)
     return agreement.check(
         act, steps, actions_of(arrays, meta, spec, obs), obs, spec, exact=row == "c"
@@ -98,7 +98,7 @@ def test_two_policies_fit_into_one_program(tmp_path):
     for name in ("left", "right"):
         arrays, meta = made("sac", VECTOR)
         steps = export.operations(arrays, meta, VECTOR)
-        (tmp_path / f"{name}.h").write_bytes(export.encode("c", steps, VECTOR, {"run": name}))
+        (tmp_path / f"{name}.h").write_bytes(export.encode("c", steps, VECTOR, {"name": name}))
         calls.append(f"{name}_act(obs, action);")
     program = tmp_path / "both.c"
     program.write_text(
@@ -138,9 +138,9 @@ def test_the_program_of_a_policy_with_memory_keeps_its_state(tmp_path):
     arrays, meta = made("ppo", VECTOR, recurrent="gru", recurrent_size=7)
     arrays |= {"head_w": 100.0 * arrays["head_w"], "cell_x_bias": np.ones_like(arrays["cell_x_bias"])}
     steps = export.operations(arrays, meta, VECTOR)
-    (tmp_path / "memory.h").write_bytes(export.encode("c", steps, VECTOR, {"run": "memory"}))
+    (tmp_path / "memory.h").write_bytes(export.encode("c", steps, VECTOR, {"name": "memory"}))
     program = tmp_path / "memory.c"
-    program.write_text(c_example(VECTOR, "memory.h", "memory", export.state_dim(steps)))
+    program.write_text(c_example(VECTOR, "memory.h", export.state_dim(steps)))
     assert len(set(built([program], tmp_path / "memory").splitlines())) == 3, "an action depends on those before it"
 
 
@@ -161,7 +161,7 @@ def test_names_are_those_of_c_and_no_text_ends_a_comment():
     arrays, meta = made("sac", VECTOR)
     spec = dataclasses.replace(VECTOR, env_id="x*/ int y; /*\n*\\\n/ ??/")
     steps = export.operations(arrays, meta, spec)
-    text = export.encode("c", steps, spec, {"run": "x", "env": spec.env_id}).decode()
+    text = export.encode("c", steps, spec, {"name": "x", "env": spec.env_id}).decode()
     assert text.count("*/") == 1
     assert "\\" not in text
 

@@ -347,7 +347,7 @@ def test_settings_that_differ_part_the_groups_of_the_table(runs_dir, capfd):
     assert compare(runs_dir, "h1", "plain", "--policies", "1") == 0
     out = capfd.readouterr().out
     assert "ppo hts rollout.correction=none" in out
-    assert "ppo hts rollout.correction=delayed less ppo hts rollout.correction=none, same seeds" in out
+    assert "ppo hts rollout.correction=delayed minus ppo hts rollout.correction=none, same seeds" in out
 
 
 @pytest.mark.parametrize(

@@ -492,7 +492,7 @@ def test_a_damaged_file_is_told_kept_and_a_new_one_begun(path, damage):
         ((level, told),) = writer.reports()
         name = "metrics.db.damaged" + ("" if count == 1 else "-2")
         assert level == "warning"
-        assert f"it is {name} from now on" in told
+        assert f"it was renamed to {name}" in told
         assert (writer.trouble, writer.rows_dropped, writer.set_aside) == (None, 0, [path.with_name(name)])
         assert before is None or path.with_name(name).read_bytes()[100:] == before or damage is other_tables
         writer.close()

@@ -227,7 +227,7 @@ def test_a_damaged_file_of_metrics_is_told_and_its_evaluations_come_from_the_csv
     (tmp_path / "metrics.db").write_bytes(b"no database" * 500)
     second = session(tmp_path, notes, sessions=1)
     assert [note.partition(":")[0] for note in notes] == ["warning", "metrics"]
-    assert "metrics.db is damaged (file is not a database): it is metrics.db.damaged from now on" in notes[0]
+    assert "metrics.db is damaged (file is not a database): it was renamed to metrics.db.damaged" in notes[0]
     assert notes[1] == "metrics: 3 evaluations of earlier sessions were read from eval.csv"
     assert (second.outcome.eval_best, second.outcome.eval_final_evaluations) == (9.0, 3)
     second.close()
