@@ -13,8 +13,8 @@ a family of tasks    envs/families.py                            its row, and wh
 a weight transport   transport/weights.py, workers/context.py    for files; rollout modes create their own memory
 ===================  ==========================================  ==================================================
 
-A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``. A transport implements an
-interface of ``transport/protocols.py``.
+A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``. A weight transport has the
+methods of ``ParameterPublisher`` and ``ParameterSource``.
 
 ``tests/contract/test_newcomer.py`` adds one of each, except a transport, and checks that all of Spreeze knows it.
 

@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from spreeze.errors import ResourceError
 from spreeze.run_directory import group_folder
@@ -30,11 +30,7 @@ from spreeze.workers.roles import Address, RestartLimit
 _LEAST_LIMIT_BYTES = 2**30
 
 
-class _Closing(Protocol):
-    def close(self) -> None: ...
-
-
-_T = TypeVar("_T", bound=_Closing)
+_T = TypeVar("_T")
 
 
 class Data:
@@ -93,11 +89,11 @@ class Assembly(contextlib.ExitStack):
     def open(self, create: Callable[[], _T]) -> _T:
         """Creates a channel that lasts as long as the run; a ResourceError if there are too few descriptors."""
         try:
-            made = create()
+            made: Any = create()
         except OSError as error:
             raise ResourceError(f"no descriptors for {self.plan.samplers} samplers: {error}; raise ulimit -n") from None
         self.callback(made.close)
-        return made
+        return made  # type: ignore[no-any-return]
 
     def wakeups(self, count: int) -> tuple[WakeupHandle, ...]:
         return tuple(self.open(Wakeup.create).handle for _ in range(count))

@@ -68,11 +68,8 @@ class Moment(NamedTuple):
     """Env steps."""
 
 
-class Tell(Protocol):
-    """Reports to the supervisor."""
-
-    def __call__(self, **fields: Any) -> None:
-        """``event`` = (level, text), ``known`` = names and ids to be given again when the run is resumed."""
+Tell = Callable[..., None]
+"""Reports to the supervisor: ``event`` = (level, text), ``known`` = names and ids to be given again at a resume."""
 
 
 class MetricSink(Protocol):

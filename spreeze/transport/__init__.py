@@ -1,8 +1,8 @@
 """Communication between processes: shared memory, files, sockets. Independent of algorithms and environments.
 
-*Interfaces.* Samplers write to a ``TransitionSink`` or ``RolloutSink``, learners read from a ``BatchSource`` or a
-``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``, and
-``rollouts`` for the reader of rollouts. A new transport is one more class, and one more line in the contract tests.
+*Ways.* Samplers write by a ``ShardWriter`` or a ``RolloutWriter``, learners read by a ``ReplayReader`` or a
+``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource`` (``weights``). A new
+transport of weights is one more class, and one more line in the contract tests.
 
 *Channels.* The supervisor creates all channels, so they outlive every worker. A job contains a ``handle`` of each one,
 to which its worker attaches (``handles``); the descriptors that a process inherits follow from these handles.

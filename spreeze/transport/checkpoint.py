@@ -24,8 +24,8 @@ from safetensors import numpy as safetensors_numpy
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.transport import files
 from spreeze.transport.files import PIECE_BYTES
-from spreeze.transport.protocols import Arrays
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
+from spreeze.transport.weights import Arrays
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")

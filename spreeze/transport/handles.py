@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from spreeze.types import Jsonable
 
@@ -25,15 +25,6 @@ class Handle(Jsonable):
 
     fds: tuple[int, ...]
     """Descriptors, which have the same numbers in the process that inherits them."""
-
-
-class Channel(Protocol):
-    """Memory or a wakeup that outlives every worker, owned by the process that created it."""
-
-    @property
-    def handle(self) -> Handle: ...  # with ``attach``, which opens the channel in another process
-
-    def close(self) -> None: ...
 
 
 def handles(job: Any) -> Iterator[Handle]:

@@ -30,9 +30,8 @@ import numpy as np
 
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
 from spreeze.transport.handles import Handle
-from spreeze.transport.protocols import Arrays
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays, nameless_file
-from spreeze.transport.weights import ParametersHandle, VersionedParameters
+from spreeze.transport.weights import Arrays, ParametersHandle, VersionedParameters
 from spreeze.types import Jsonable
 
 NORMS = 256

@@ -23,7 +23,6 @@ import numpy as np
 
 from spreeze.errors import ConfigError, TransportError
 from spreeze.transport.handles import Handle
-from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
 from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
 from spreeze.types import Jsonable, RowLayout
 
@@ -234,8 +233,27 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
     return zlib.crc32(row[:-1].data, zlib.crc32(frame.data, logical & 0xFFFFFFFF))
 
 
+class FrameColumns(NamedTuple):
+    """The additional columns of N rows of images (see ``RowLayout``)."""
+
+    frame: np.ndarray  # [N, F] uint8
+    back: np.ndarray  # [N]
+    age: np.ndarray  # [N]
+
+
+class ReplayCounts(NamedTuple):
+    """Inputs of a sampler's rate limiter."""
+
+    inserted: int  # rows inserted into replay so far
+    baseline: int  # ``inserted`` when learning started, -1 before
+    sampled: int  # rows drawn since learning started
+
+
 class ShardWriter:
     """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
+
+    Rows arrive complete, in order, each at most once. If a writer is killed, what ``write`` had published still
+    arrives; of the write in which it was killed, the first rows may arrive, perhaps all.
 
     The successor of a dead writer continues after its last committed row. It leaves ``reserved`` as it is: rows that
     were announced may be half overwritten.
@@ -295,9 +313,10 @@ class ShardWriter:
         version: int = 0,
         frames: FrameColumns | None = None,
     ) -> None:
-        """See ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images.
+        """Appends N transitions that policy ``version`` collected; arrays as in ``RowLayout``, ``reward`` [N].
 
-        Of sequences ``obs`` is the whole rows, without a checksum, and of the other columns only their length counts.
+        ``num_steps`` [N] is for rings with n-step returns or images. Of sequences ``obs`` is the whole rows, without a
+        checksum, and of the other columns only their length counts. A ValueError if a shape does not fit.
         """
         count = len(reward)
         position = self._position
@@ -372,7 +391,7 @@ class ShardWriter:
             start = stop
 
 
-def write_rows(sink: TransitionSink, rows: np.ndarray, version: int) -> None:
+def write_rows(sink: ShardWriter, rows: np.ndarray, version: int) -> None:
     """Writes packed rows [N, W] float32, not of images."""
     layout = sink.layout
     if layout.sequence is not None:
@@ -496,7 +515,11 @@ class ReplayReader:
         return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
-        """See ``BatchSource.sample``; images: uniform over transitions with complete frames."""
+        """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.
+
+        Images: uniform over transitions with complete frames. Returns how many draws were repeated because a writer
+        may have been changing their rows. Raises a TransportError if there is nothing to draw.
+        """
         self.refresh()
         self._drawn = drawn = self._draw(rng, len(rows))
         bad, redrawn = self._copy(drawn, rows, frames)

@@ -32,9 +32,8 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import State
 from spreeze.transport.handles import Handle
-from spreeze.transport.protocols import Arrays, StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
-from spreeze.transport.weights import VersionedParameters
+from spreeze.transport.weights import Arrays, VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768  # actions kept of one episode; a longer episode cannot be replayed
@@ -290,8 +289,27 @@ _TO_COME = 2**62  # an env step that no environment ever reaches
 _LONG_AGO = 2**62
 
 
+class StepRows(NamedTuple):
+    """One env step of each of n environments, in the order of their numbers."""
+
+    obs: np.ndarray  # [n, O] or [n, k, C, H, W]
+    action: np.ndarray  # [n, A] as drawn
+    log_prob: np.ndarray  # [n]
+    version: np.ndarray | int  # [n] version of the parameters that drew the action
+    reward: Sequence[float]  # [n]
+    terminated: Sequence[bool]  # [n]
+    truncated: Sequence[bool]  # [n]
+    next_obs: np.ndarray  # as obs
+    state: np.ndarray | None = None  # [n, S] the policy's before the step; None without memory
+    next_state: np.ndarray | None = None  # [n, S] after it, whether or not the episode ended
+
+
 class RolloutWriter:
-    """A ``RolloutSink`` for environments ``first`` to ``first + count - 1``, indexed from 0 here."""
+    """Writes the steps of one sampler's environments ``first`` to ``first + count - 1``, indexed from 0 here.
+
+    A step counts when ``commit`` returns and is complete then, whichever process is killed. A restarted sampler
+    continues after the last step that counts. A rollout that a reader may be using is never changed.
+    """
 
     def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
         self._rollouts, self._spec, self._first, self._count = rollouts, rollouts.spec, first, count
@@ -327,6 +345,7 @@ class RolloutWriter:
         return [index for index, steps in enumerate(self.steps) if steps < end]
 
     def request_id(self, index: int) -> int:
+        """Number of the request for the next action; a new one after each step and each abandoned episode."""
         return self.steps[index] + self.episode[index] + 1
 
     def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
@@ -334,6 +353,7 @@ class RolloutWriter:
         return slice(0, self._count) if len(indices) == self._count else np.array(indices)
 
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
+        """Stores one env step of each of ``indices`` [n], ascending."""
         steps, start, action, log_steps = self.steps, self._start, rows.action, self._spec.log_steps
         envs, place = self._place(indices)
         for array, values in zip(self._sides, rows, strict=False):
@@ -410,6 +430,7 @@ class RolloutWriter:
 
     @property
     def filled(self) -> bool:
+        """True if the last step completed a rollout of all these environments."""
         least = min(self.steps)
         if self._spec.asynchronous:
             return 0 < least == max(self.steps) and least % self._rollout_steps == 0
@@ -417,10 +438,22 @@ class RolloutWriter:
 
     @property
     def last_of_step(self) -> bool:
+        """True if no environment of any sampler is behind these."""
         return int(self._steps.min()) >= max(self.steps)
 
     def close(self) -> None:
         del self._steps, self._log, self._sides, self._states
+
+
+class TakenRollout(NamedTuple):
+    """A copy of a rollout."""
+
+    writer: int  # number of the sampler that filled it
+    rollout: int  # j, counted by that sampler
+    use: int  # 1 to K
+    version: int  # of the oldest policy in it
+    versions: np.ndarray  # [T, M]
+    batch: RolloutBatch | None  # None of a rollout that the taker knew
 
 
 class RolloutReader:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.transport.protocols import FrameColumns, TransitionSink
+from spreeze.transport.replay_ring import FrameColumns, ShardWriter
 
 _MOST = float(np.finfo(np.float32).max)
 """Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
@@ -70,7 +70,7 @@ class NStep:
 
 
 class NStepRows(NamedTuple):
-    """Columns of n-step transitions, as ``TransitionSink.write`` takes them."""
+    """Columns of n-step transitions, as ``ShardWriter.write`` takes them."""
 
     obs: np.ndarray  # [R, O]
     action: np.ndarray  # [R, A]
@@ -147,7 +147,7 @@ class FrameLog:
     the transition that ends with its frame; shorter ones at an episode's end follow in rows with the same frame.
     """
 
-    def __init__(self, sink: TransitionSink, num_envs: int, n_step: int, gamma: float) -> None:
+    def __init__(self, sink: ShardWriter, num_envs: int, n_step: int, gamma: float) -> None:
         self._sink, self._layout = sink, sink.layout
         self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)]
         self._first: list[np.ndarray | None] = [None] * num_envs

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
@@ -29,9 +29,9 @@ from safetensors import numpy as safetensors_numpy
 from spreeze.errors import WeightsError, refuse_newer
 from spreeze.transport import files
 from spreeze.transport.handles import Handle
-from spreeze.transport.protocols import Arrays
 from spreeze.transport.shared_memory import nameless_file
 
+Arrays = dict[str, np.ndarray]
 FORMAT = 1
 """Format number of a weights file, in its metadata."""
 LATEST = "LATEST.json"
@@ -58,6 +58,31 @@ class Weights:
     def to_bytes(self) -> bytes:
         """The bytes of a weights file; those of its own, if it has one."""
         return encode(self.arrays, self.meta, self.epoch, self.version)
+
+
+class ParameterPublisher(Protocol):
+    """The learner's side: one at any time, which never waits for a reader."""
+
+    def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> object:
+        """Makes a version visible atomically; one that was already published stays as it is, perhaps with an error.
+
+        Raises:
+            WeightsError: a newer version was published, or a value is not finite; nothing was changed.
+            OSError: no room; the previous version is still there.
+        """
+        ...
+
+
+class ParameterSource(Protocol):
+    """A reader's side; it may be opened late and never goes back to an older version."""
+
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
+        """The newest version; None if there is none newer than (epoch, version), or while it is being written."""
+        ...
+
+
+class ParameterStore(ParameterPublisher, ParameterSource, Protocol):
+    """Both sides in one, for weights that are found by a path."""
 
 
 def schema_of(arrays: Arrays) -> str:

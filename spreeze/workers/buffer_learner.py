@@ -21,9 +21,8 @@ from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.checkpoint import Checkpoint
-from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import RolloutReader, Rollouts
-from spreeze.transport.weights import VersionedParameters, check_finite
+from spreeze.transport.weights import Arrays, VersionedParameters, check_finite
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled

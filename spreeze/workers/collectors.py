@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,15 @@ from spreeze.inference.policy import Policy, State, begin_episode, exploring_arr
 from spreeze.inference.return_scale import DiscountedReturns
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
-from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter
+from spreeze.transport.replay_ring import ShardWriter
+from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
 from spreeze.transport.transitions import FrameLog, NStepBatch
-from spreeze.transport.weights import VersionedParameters
+from spreeze.transport.weights import ParameterSource, VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.context import is_power_of_ten
+
+if TYPE_CHECKING:
+    from spreeze.workers.evaluator import TurnEvaluation
 
 # Looked up once, since every round over the environments posts; rollout samplers have the same slots.
 _ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _TRANSITIONS_REJECTED, _ENV_ERRORS = (
@@ -100,19 +103,6 @@ class SamplerStats:
                 slots[index] = base[index] + value
 
 
-class BetweenEpisodes(Protocol):
-    """Activity of an environment between two episodes that are collected."""
-
-    @property
-    def overdue(self) -> bool:
-        """True if the current episode is to be truncated, as it does not end by itself."""
-        ...
-
-    def play(self, task: Task) -> Task | None:
-        """Returns the environment to continue with, to be reset; None to have one made."""
-        ...
-
-
 class Collector:
     """The environments of one process; counts their episodes and errors, and replaces broken ones."""
 
@@ -139,7 +129,8 @@ class Collector:
         """Versions of the arguments that each environment was made with."""
         self.on_episode: Callable[[float, int, bool | None], None] = _ignore
         """Called with return, length and success of each episode."""
-        self.interlude: BetweenEpisodes | None = None
+        self.interlude: TurnEvaluation | None = None
+        """Evaluations between the episodes that are collected."""
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
@@ -232,7 +223,7 @@ class TransitionCollector(Collector):
         make_task: Callable[[], Task],
         num_envs: int,
         spec: EnvSpec,
-        sink: TransitionSink,
+        sink: ShardWriter,
         *,
         n_step: int,
         gamma: float,
@@ -267,7 +258,7 @@ class TransitionCollector(Collector):
             self._reset(index, seeds[index])
 
     def _open_rows(
-        self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
+        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
     ) -> VectorRowWriter | FrameRowWriter:
         return (VectorRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, sink, n_step, gamma)
 
@@ -412,7 +403,7 @@ class StepBatch(NamedTuple):
 class VectorRowWriter:
     """Writes rows of vector observations; ``obs`` [N, O] is current, and two buffers alternate."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float) -> None:
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
         self._next_obs = np.zeros_like(self.obs)
         self._sink = sink
@@ -449,7 +440,7 @@ class VectorRowWriter:
 class FrameRowWriter:
     """Writes rows of images: frame stacks for the policy are kept here, each frame is stored once in replay."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float) -> None:
         assert spec.frames is not None
         self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames.sign_rewards
@@ -531,8 +522,6 @@ class NewestPolicy:
 
 class RolloutCollector(Collector):
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
-
-    columns: RolloutSink
 
     def __init__(
         self,

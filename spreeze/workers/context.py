@@ -20,9 +20,8 @@ from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
-from spreeze.transport.protocols import ParameterStore
 from spreeze.transport.status_table import StatusTable
-from spreeze.transport.weights import WeightsStore
+from spreeze.transport.weights import ParameterStore, WeightsStore
 from spreeze.workers.roles import ROLES, Address
 
 _REST_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spreeze.algorithms import create_on_policy
-from spreeze.algorithms.algorithm import Algorithm
 from spreeze.algorithms.fused_mlp import TwoThreads
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
@@ -26,16 +25,18 @@ from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
 from spreeze.transport.prioritised_replay import open_reader
-from spreeze.transport.protocols import Arrays
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.rollouts import LearnerMemory, Rollouts
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
-from spreeze.workers.learner import Feed, Learner, Trainer
+from spreeze.workers.learner import Feed, Learner
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.parameter_averages import PeerAverage
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import malloc_trim, open_device, resolve_device
+
+if TYPE_CHECKING:
+    from spreeze.workers.buffer_learner import BufferTrainer
 
 _POLL_S = 0.0005
 _BEAT_S = 1.0
@@ -59,19 +60,10 @@ def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iter
         yield from Learner(context, job, RolloutFeed(context, job, rollouts)).turns()
 
 
-class RestorableTrainer(Trainer, Protocol):
-    """One whose state is in its checkpoint."""
-
-    @property
-    def algorithm(self) -> Algorithm: ...
-
-    def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None: ...
-
-
 class SkippedUpdates:
     """Notices that no update is applied any more, because loss or gradient is not finite."""
 
-    def __init__(self, trainer: RestorableTrainer) -> None:
+    def __init__(self, trainer: ReplayTrainer | BufferTrainer) -> None:
         self._trainer, self._in_a_row = trainer, 0
         self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
 
@@ -91,7 +83,7 @@ class SkippedUpdates:
 class RestoredFeed(Feed):
     """One whose trainer's state is in its checkpoint."""
 
-    trainer: RestorableTrainer
+    trainer: ReplayTrainer | BufferTrainer
     _skipped: SkippedUpdates
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:

@@ -19,8 +19,7 @@ import numpy as np
 from spreeze.envs.goals import GoalRewards
 from spreeze.envs.scalars import FLOAT32_MAX
 from spreeze.envs.task import Task
-from spreeze.transport.protocols import TransitionSink
-from spreeze.transport.replay_ring import write_rows
+from spreeze.transport.replay_ring import ShardWriter, write_rows
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
 
@@ -100,7 +99,7 @@ class GoalRowWriter(VectorRowWriter):
         self,
         spec: EnvSpec,
         num_envs: int,
-        sink: TransitionSink,
+        sink: ShardWriter,
         n_step: int,
         gamma: float,
         relabelled: Callable[[int, GoalEpisode], np.ndarray],
@@ -151,7 +150,7 @@ class GoalCollector(TransitionCollector):
         self.rows_per_step = 1 + goals
 
     def _open_rows(
-        self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
+        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
     ) -> VectorRowWriter | FrameRowWriter:
         self._relabelling = Relabelling(spec, sink.layout, self._goals, gamma, future=self._her == "future")
         return GoalRowWriter(

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.table import TABLE, Phase
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
-from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
+from spreeze.transport.weights import Arrays, ParameterPublisher
 from spreeze.workers.best_policy import best_updates
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
 from spreeze.workers.episodes.value_snapshot import Snapshot

@@ -24,9 +24,8 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
 from spreeze.transport.mixing import Mixer
-from spreeze.transport.protocols import Arrays
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollouts
-from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.transport.weights import Arrays, VersionedParameters, Weights
 from spreeze.types import RolloutBatch
 from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,18 +12,13 @@ from spreeze.inference.lazy_torch import torch
 from spreeze.transport.gossip import Gossip
 from spreeze.transport.mixing import as_float32, as_float64
 
+if TYPE_CHECKING:
+    from spreeze.workers.replay_trainer import ReplayTrainer
+
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _GONE_AFTER = 4
 """Averagings without news from another learner after which it counts as gone; speeds differ by less."""
-
-
-class AveragedStatistics(Protocol):
-    """A learner's running statistics, which are averaged beside its parameters."""
-
-    def averaged_statistics(self) -> np.ndarray: ...
-
-    def set_averaged_statistics(self, values: np.ndarray) -> None: ...
 
 
 class PolicyAverage:
@@ -92,9 +87,9 @@ class PeerAverage:
         interval: int,
         *,
         joins: bool = False,
-        statistics: AveragedStatistics | None = None,
+        statistics: ReplayTrainer | None = None,
     ) -> None:
-        """``gossip`` is that of all learners, each a neighbour of each. The ``statistics`` are averaged too.
+        """``gossip`` is that of all learners, each a neighbour of each; running ``statistics`` are averaged too.
 
         One that ``joins`` others, which may have learned for long, takes the mean of theirs alone the first time.
         """

@@ -27,7 +27,6 @@ from spreeze.inference.obs_scale import OBS_CLIP
 from spreeze.inference.policy import Normalizer, with_exploring
 from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_statistics, set_averaged_statistics
 from spreeze.transport.prioritised_replay import PrioritisedReader
-from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
 from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
@@ -67,7 +66,7 @@ class ReplayTrainer:
         algo: str,
         config: AlgorithmConfig,
         layout: RowLayout,
-        reader: BatchSource,
+        reader: ReplayReader,
         learner: LearnerConfig,
         *,
         seed: int,
@@ -174,7 +173,6 @@ class ReplayTrainer:
         if self._prioritised is not None:
             self.notes.append("batches are gathered on the host, without CUDA graphs: it holds the priorities of rows")
             return
-        assert isinstance(self._reader, ReplayReader)
         gpu_replay, note = fitted_gpu_replay(
             self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
         )

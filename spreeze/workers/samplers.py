@@ -18,10 +18,10 @@ import numpy as np
 
 from spreeze.envs.task import HeldActions, TaskSource, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
+from spreeze.transport.weights import ParameterSource
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation

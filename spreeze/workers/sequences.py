@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spreeze.transport.protocols import TransitionSink
-from spreeze.transport.replay_ring import write_rows
+from spreeze.transport.replay_ring import ShardWriter, write_rows
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
 
@@ -20,7 +19,7 @@ from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionColl
 class SequenceRowWriter(VectorRowWriter):
     """Writes a row where T more slots of an environment are full."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, gamma: float) -> None:
         super().__init__(spec, num_envs, sink, 1, gamma)
         shape = sink.layout.sequence
         assert shape is not None
@@ -86,7 +85,7 @@ class SequenceCollector(TransitionCollector):
     """N environments whose steps are stored as sequences, with the policy's states."""
 
     def _open_rows(
-        self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
+        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
     ) -> VectorRowWriter | FrameRowWriter:
         self._sequences = SequenceRowWriter(spec, num_envs, sink, gamma)
         return self._sequences

@@ -1,4 +1,4 @@
-"""RolloutSink and RolloutReader: rollouts are whole, in order, and used at most K times, whoever is killed."""
+"""RolloutWriter and RolloutReader: rollouts are whole, in order, and used at most K times, whoever is killed."""
 
 import json
 import os
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spreeze.errors import ConfigError
-from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import RolloutReader, Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.rollouts import RolloutReader, Rollouts, RolloutSpec, RolloutWriter, StepRows
 
 T, M = 3, 2
 

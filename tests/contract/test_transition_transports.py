@@ -1,4 +1,4 @@
-"""TransitionSink and BatchSource: rows arrive whole, in order and once, in this process and from others."""
+"""ShardWriter and ReplayReader: rows arrive whole, in order and once, in this process and from others."""
 
 import contextlib
 import json

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spreeze.transport.protocols import FrameColumns
+from spreeze.transport.replay_ring import FrameColumns
 
 
 def put(sink, count, version=0):

@@ -17,7 +17,7 @@ from spreeze.algorithms.distributional import CategoricalCritics
 from spreeze.algorithms.fused_mlp import Parameters, policy_arrays, policy_snapshot
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm
-from spreeze.transport.protocols import Arrays
+from spreeze.transport.weights import Arrays
 
 Snapshot = tuple[Callable[[], Arrays], dict[str, Any]]
 """Arrays, which another thread may fetch later, and metadata for ``step_values``."""

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, TransportError
-from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts, RolloutSpec, RolloutWriter, StepRows
 
 SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, log_steps=4)
 

@@ -9,8 +9,7 @@ import torch
 from rollouts import learner, rollout, task
 
 from spreeze.inference.policy import Policy, exploring_arrays
-from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter, StepRows
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.buffer_learner import BufferTrainer, PolicyBroadcast
 from spreeze.workers.collectors import NewestPolicy
