@@ -21,8 +21,7 @@ from spreeze.machine.logs import KeptLog, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
-from spreeze.transport.handles import inherited_fds
-from spreeze.transport.shared_memory import readable
+from spreeze.transport.shared_memory import inherited_fds, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import Job
 from spreeze.workers.main import MOST_FDS

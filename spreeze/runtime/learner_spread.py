@@ -11,8 +11,8 @@ import numpy as np
 from spreeze.metrics import median
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import GroupSample, Recorder
+from spreeze.transport.gossip import asynchronous_bound, contraction, mixing_matrix, radius, synchronous_bound
 from spreeze.transport.mixing import NORMS, MixMemory
-from spreeze.transport.topology import asynchronous_bound, contraction, mixing_matrix, radius, synchronous_bound
 from spreeze.workers.roles import Address
 
 _SLOW = 0.5

@@ -5,7 +5,7 @@
 transport of weights is one more class, and one more line in the contract tests.
 
 *Channels.* The supervisor creates all channels, so they outlive every worker. A job contains a ``handle`` of each one,
-to which its worker attaches (``handles``); the descriptors that a process inherits follow from these handles.
+to which its worker attaches (``shared_memory``); the descriptors that a process inherits follow from these handles.
 
 *A dead process never blocks another one.* Processes share only memory, files, pipes, sockets and exit codes:
 ``multiprocessing`` locks, events and queues can block forever after a SIGKILL. Shared memory is anonymous and is freed

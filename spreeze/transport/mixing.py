@@ -29,8 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
-from spreeze.transport.handles import Handle
-from spreeze.transport.shared_memory import ArraySpec, SharedArrays, nameless_file
+from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, nameless_file
 from spreeze.transport.weights import Arrays, ParametersHandle, VersionedParameters
 from spreeze.types import Jsonable
 

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import ConfigError, TransportError
-from spreeze.transport.handles import Handle
-from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
+from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, Handle, allocate, attach
 from spreeze.types import Jsonable, RowLayout
 
 LINE_WORDS = 16  # 128 bytes: two cache lines, because processors fetch them in pairs

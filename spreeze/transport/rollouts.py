@@ -31,8 +31,7 @@ import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import State
-from spreeze.transport.handles import Handle
-from spreeze.transport.shared_memory import ArraySpec, SharedArrays
+from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
 from spreeze.transport.weights import Arrays, VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 

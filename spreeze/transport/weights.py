@@ -28,8 +28,7 @@ from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import WeightsError, refuse_newer
 from spreeze.transport import files
-from spreeze.transport.handles import Handle
-from spreeze.transport.shared_memory import nameless_file
+from spreeze.transport.shared_memory import Handle, nameless_file
 
 Arrays = dict[str, np.ndarray]
 FORMAT = 1

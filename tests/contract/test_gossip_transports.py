@@ -15,7 +15,7 @@ from hosts_without_ray import HostsWithoutRay, Told, inherited
 from spreeze.runtime.cluster import gateway, host_run
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.transport.gossip import Gossip, GossipMemory, messages_kept
-from spreeze.transport.handles import inherited_fds
+from spreeze.transport.shared_memory import inherited_fds
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import LearnerBridgeJob
 

@@ -12,9 +12,9 @@ from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.modes import serial
 from spreeze.run_directory import RunDir
 from spreeze.runtime import hang_watch, supervisor
-from spreeze.runtime.hang_watch import EnvironmentHung, HangWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.turns import EnvironmentHung, HangWatch
 from spreeze.workers import learner
 from spreeze.workers.evaluator import Evaluation, read_rows
 

@@ -16,7 +16,7 @@ import warm
 from spreeze.machine.processes import marked
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.recorder import Rates
-from spreeze.transport.handles import inherited_fds
+from spreeze.transport.shared_memory import inherited_fds
 from spreeze.workers.roles import role_of
 
 REPO = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.gossip import GossipMemory
-from spreeze.transport.handles import inherited_fds
+from spreeze.transport.shared_memory import inherited_fds
 from spreeze.types import Jsonable
 
 _TURN_S, _AGAIN_S = 0.2, 3.0

@@ -30,8 +30,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     parse_address,
 )
 from spreeze.transport.chunks import sign_json, verify_json
-from spreeze.transport.gossip import seal_messages, unseal_messages
-from spreeze.transport.topology import in_neighbours
+from spreeze.transport.gossip import in_neighbours, seal_messages, unseal_messages
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerBridgeJob
 

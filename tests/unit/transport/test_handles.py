@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from harness import PATIENCE_S
 
-from spreeze.transport.handles import handles, inherited_fds, with_own_descriptors
 from spreeze.transport.mixing import MixHandle, MixMemory
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
-from spreeze.transport.shared_memory import Wakeup, WakeupHandle
+from spreeze.transport.shared_memory import Wakeup, WakeupHandle, handles, inherited_fds, with_own_descriptors
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Jsonable, RowLayout
 

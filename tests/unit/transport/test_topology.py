@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spreeze.transport.topology import (
+from spreeze.transport.gossip import (
     asynchronous_bound,
     contraction,
     hops,
