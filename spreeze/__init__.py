@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spreeze.api import Run, load_policy, train
-    from spreeze.runtime.callbacks.callback import BaseCallback
+    from spreeze.runtime.callback import BaseCallback
 
 __version__ = "0.2.0"
 __all__ = ["BaseCallback", "Run", "load_policy", "train"]

@@ -45,7 +45,7 @@ from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import find_run, read_config, read_json, state_of
-from spreeze.runtime.callbacks.callback import BaseCallback
+from spreeze.runtime.callback import BaseCallback
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
 

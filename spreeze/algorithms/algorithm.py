@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
     from spreeze.types import TransitionBatch
 
+Snapshot = tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]
+"""Arrays, which another thread may fetch later, and metadata."""
 _GENERATOR = "generator"
 _MAX_SEED = 2**63 - 1
 
@@ -75,6 +77,19 @@ class Algorithm(ABC):
             sizes = [optimizer.update_size for optimizer in self._optimizers()]
             found = {"update_size": max(sizes, default=math.nan), "dead_units": dead_units(self._perceptrons(batch))}
         return finite(found)
+
+    def value_snapshot(self, scale: float) -> Snapshot | None:
+        """Values that a learner publishes beside its policy, for recorded episodes (``episode_recorder.step_values``).
+
+        Rewards are learned divided by ``scale``. None where there are none: networks of images, those with memory,
+        custom ones and those of teams publish no values.
+        """
+        return None
+
+    def _values_of(self, network: Parameters, kind: str, scale: float) -> dict[str, Any]:
+        """Metadata of ``value_snapshot``: ``network`` reads "states", or "actions" beside them."""
+        meta = {"scale": scale, "gamma": self.gamma, "values": kind}
+        return meta | {"layers": len(network.weights), **network.layers.meta}
 
     def policy_meta(self) -> dict[str, Any]:
         """JSON values that ``Policy.from_weights`` needs besides the weights."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import numpy as np
+
 from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, MlpBuffers, mlp_backward, mlp_forward
 from spreeze.algorithms.losses import pairs_for, projected, quantile_huber_gradient, truncated
 from spreeze.algorithms.off_policy import Chunk, Critics
@@ -146,6 +148,9 @@ class CategoricalCritics(_Distributional):
         self._range = config.v_min, config.v_max
         self.grid = torch.linspace(*self._range, config.atoms, device=like.device, dtype=like.dtype).unsqueeze(1)
         self._next_prob: Tensor | None = None
+
+    def value_arrays(self) -> dict[str, np.ndarray]:
+        return {"atoms": self.grid[:, 0].cpu().numpy().astype(np.float32)}
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """The grid; the probabilities, of the critic whose mean is the least in each row, are kept for ``step``."""

@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Algorithm, Encoder, FlatNetworks, finite
+from spreeze.algorithms.algorithm import Algorithm, Encoder, FlatNetworks, Snapshot, finite
 from spreeze.algorithms.conv_networks import ConvParameters
 from spreeze.algorithms.fused_mlp import (
     RELU,
@@ -302,6 +302,16 @@ class OffPolicyAlgorithm(Algorithm):
         arrays = self.policy_arrays()
         return lambda: arrays
 
+    def value_snapshot(self, scale: float) -> Snapshot | None:
+        """The first critic's Q(s, a); of a policy that is made of values, as in DQN, only their unit."""
+        critics = self.critics
+        if self.encoder is None and self.actor is None:
+            return dict, {"scale": scale, "gamma": self.gamma, "values": "policy"}
+        if self.encoder is not None or not isinstance(critics, Critics) or critics.online.layers.own is not None:
+            return None
+        read, grid = policy_snapshot(critics.plain), critics.value_arrays()
+        return lambda: read() | grid, self._values_of(critics.plain, "actions", scale)
+
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"actor": self.actor, "critics": self.critics, "encoder": self.encoder}
         return {
@@ -459,6 +469,10 @@ class Critics(CriticNetworks[Parameters]):
     def plain(self) -> Parameters:
         """The critics as perceptrons whose rows do not depend on one another."""
         return self.online
+
+    def value_arrays(self) -> dict[str, np.ndarray]:
+        """What a reader of the outputs needs beside the networks' weights."""
+        return {}
 
     def join(self, obs_action: Tensor) -> None:
         """Tells critics that normalise over rows of the [B, O + A] of the next ``step``, before ``next_value``."""

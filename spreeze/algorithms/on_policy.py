@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Algorithm, finite
+from spreeze.algorithms.algorithm import Algorithm, Snapshot, finite
 from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
@@ -402,6 +402,14 @@ class OnPolicyAlgorithm(Algorithm):
         if len(self.net.log_std):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
         return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
+
+    def value_snapshot(self, scale: float) -> Snapshot | None:
+        """V(s) of perceptrons."""
+        network = self.net.value_network if isinstance(self.net, MlpActorCritic) else None
+        if network is None or network.layers.own is not None:
+            return None
+        arrays = policy_arrays(network)
+        return lambda: arrays, self._values_of(network, "states", scale)
 
     def parameters(self) -> np.ndarray:
         """A copy of all parameters of policy and value, float32 [d]."""

@@ -10,7 +10,7 @@ steps.
 
 From replay (``RecurrentEncoder``), the cell is learned by the critics' loss through sequences, as in R2D2: a sequence
 begins with the state that its sampler had, which the burn-in brings up to date. Actor and critics read what the cell
-gives at each step, so that for them a batch of sequences is one of transitions. As with images (``image_encoder``), no
+gives at each step, so that for them a batch of sequences is one of transitions. As with images (``ImageEncoder``), no
 gradient of the actor flows back, and the policy's state is all that samplers have to keep. Target networks read a
 target cell, which runs over the same steps. Departures from R2D2: rewards are scaled as everywhere here, instead of a
 transform of values; the cell's gradient is bounded apart from the critics'.

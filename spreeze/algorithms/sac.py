@@ -20,6 +20,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Encoder, finite
+from spreeze.algorithms.conv_networks import ImageEncoder, over_images
 from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
@@ -32,7 +33,6 @@ from spreeze.algorithms.fused_mlp import (
     mlp_forward,
     new_parameters,
 )
-from spreeze.algorithms.image_encoder import ImageEncoder, over_images
 from spreeze.algorithms.off_policy import (
     ActorOutputs,
     CriticNetworks,

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 from spreeze.errors import ResourceError
 from spreeze.run_directory import group_folder
 from spreeze.runtime.launcher import WorkerSpec
-from spreeze.runtime.learner_spread import LearnerSpread
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, GroupSample
+from spreeze.runtime.recorder import CounterSample, GroupSample, Recorder
 from spreeze.transport import status_table as words
 from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
@@ -70,8 +69,8 @@ class Assembly(contextlib.ExitStack):
         """Messages of the learners of all hosts; None: this host's are all."""
         self.whole_env_steps: int | None = None
         """Env steps that a resume continues from, where it collects a part of the earlier ones again."""
-        self.spread: LearnerSpread | None = None
-        """Adds what is known of all learners together to a sample; None: nothing."""
+        self.measured: Callable[[tuple[GroupSample, ...], float, Recorder], tuple[GroupSample, ...]] | None = None
+        """Adds what is known of all learners together to the groups of a time; None: nothing."""
         self.host_rows = range(0)
         """Rows of the status table of other hosts, each of which looks like a sampler."""
         self.in_one_process = False

@@ -11,13 +11,11 @@ A series has the same name in all sinks: the group of its chart, then its name i
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import netrc
 import os
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +24,7 @@ from urllib.parse import urlsplit
 
 from spreeze.formatting import clean
 from spreeze.runtime import socket_process
+from spreeze.runtime.socket_process import TakeRow, Tell
 
 NICE = 15
 """Niceness, equal to the visualizer's: the imports take seconds of a core."""
@@ -66,10 +65,6 @@ class Moment(NamedTuple):
     """Seconds since the run started."""
     step: int
     """Env steps."""
-
-
-Tell = Callable[..., None]
-"""Reports to the supervisor: ``event`` = (level, text), ``known`` = names and ids to be given again at a resume."""
 
 
 class MetricSink(Protocol):
@@ -341,38 +336,30 @@ class _Clips:
         return [path for path in new if not path.is_symlink() and path.stat().st_size <= _MOST_CLIP_BYTES]
 
 
-def serve(line: socket.socket) -> None:
-    """Opens the sink that the first row names and hands it all others, until the row that ends it or a closed end."""
-    rows = line.makefile("rb")
-
-    def tell(**fields: Any) -> None:
-        line.sendall(json.dumps(fields).encode() + b"\n")
-
-    opening = Opening(**json.loads(rows.readline()))
-    clips, done, failed = _Clips(opening.path), 1, False  # clips from before the sink is open are new, too
+def opened(first: dict[str, Any], tell: Tell) -> TakeRow:
+    """Opens the sink that the first row names, and hands it all others."""
+    opening = Opening(**first)
+    clips = _Clips(opening.path)  # clips from before the sink is open are new, too
     sink = SINKS[opening.sink](opening, tell)
-    tell(done=done)
-    for text in rows:
-        row = json.loads(text)
+
+    def take(row: dict[str, Any]) -> None:
         if "end" in row:
-            failed = bool(row["end"])
-            break
+            sink.close(failed=bool(row["end"]))
+            return
         moment = Moment(*row["moment"])
         if "event" in row:
             sink.event(moment, *row["event"])
-        else:
-            sink.write(moment, {name: value for name, value in row["values"].items() if math.isfinite(value)})
-            for path in clips.new(moment.wall_s):
-                sink.clip(moment, path)
-        done += 1
-        tell(done=done)
-    sink.close(failed=failed)
-    tell(closed=True)
+            return
+        sink.write(moment, {name: value for name, value in row["values"].items() if math.isfinite(value)})
+        for path in clips.new(moment.wall_s):
+            sink.clip(moment, path)
+
+    return take
 
 
 def main(argv: list[str]) -> None:
     """The process of one sink; ``argv`` has the descriptor of its socket."""
-    socket_process.run(argv, serve, nice=NICE, describe=lambda error: clean(f"{type(error).__name__}: {error}"))
+    socket_process.run(argv, opened, nice=NICE, describe=lambda error: clean(f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import EVALUATION, TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
-from spreeze.runtime.callbacks.links import CallbackLinks
+from spreeze.runtime.callback_links import CallbackLinks
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import is_power_of_ten

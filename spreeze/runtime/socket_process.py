@@ -8,19 +8,30 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 
+Tell = Callable[..., None]
+"""Sends fields to the supervisor: ``event`` = (level, text); of a sink ``known`` = names and ids to be given again when
+the run is resumed."""
+TakeRow = Callable[[dict[str, Any]], None]
+"""Takes a row; the last one has ``end``."""
+
 
 def run(
-    argv: list[str], serve: Callable[[socket.socket], None], *, nice: int, describe: Callable[[BaseException], str]
+    argv: list[str],
+    opened: Callable[[dict[str, Any], Tell], TakeRow],
+    *,
+    nice: int,
+    describe: Callable[[BaseException], str],
 ) -> NoReturn:
-    """Serves the socket until that ends, then ends the process.
+    """Serves the socket until the row that ends it, or a closed end, then ends the process.
 
     Args:
         argv: the descriptor of the socket.
-        serve: reads rows from the socket and answers them; what it raises is sent as ``failed`` and logged.
+        opened: takes the first row and returns what takes the others, whose number done is told after each. What either
+            raises is sent as ``failed`` and logged.
         nice: niceness of the process.
         describe: the text of ``failed`` for an exception.
     """
@@ -29,12 +40,23 @@ def run(
     with contextlib.suppress(OSError):
         os.nice(nice)
     line, code = socket.socket(fileno=int(argv[0])), 1
+
+    def tell(**fields: Any) -> None:
+        line.sendall(json.dumps(fields).encode() + b"\n")
+
     try:
-        serve(line)
+        rows = map(json.loads, line.makefile("rb"))
+        take, done, row = opened(next(rows), tell), 1, dict[str, Any]()
+        while "end" not in row:
+            tell(done=done)
+            row = next(rows, {"end": False})
+            take(row)
+            done += 1
+        tell(closed=True)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
-            line.sendall(json.dumps({"failed": describe(error)}).encode() + b"\n")
+            tell(failed=describe(error))
         with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
     finally:

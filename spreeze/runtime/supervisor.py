@@ -31,7 +31,7 @@ from spreeze.machine.processes import (
 from spreeze.metrics.falls import MOST_RETURNS, FallWatch
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
-from spreeze.runtime.callbacks.links import EnvironmentArguments
+from spreeze.runtime.callback_links import EnvironmentArguments
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import (
@@ -221,9 +221,9 @@ class _Supervisor:
 
     def _read(self) -> CounterSample:
         found = self._run.read()
-        if self._run.spread is None:
+        if self._run.measured is None:
             return found
-        return dataclasses.replace(found, groups=self._run.spread.measured(found.groups, found.t_s, self._recorder))
+        return dataclasses.replace(found, groups=self._run.measured(found.groups, found.t_s, self._recorder))
 
     def _write_timeline(self) -> None:
         try:

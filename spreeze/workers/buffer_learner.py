@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
 
+from spreeze.algorithms.algorithm import Snapshot
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS, Phase
@@ -24,7 +25,6 @@ from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import Arrays, VersionedParameters, check_finite
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
@@ -171,7 +171,7 @@ class BufferTrainer:
         return self.algorithm.health()
 
     def value_snapshot(self) -> Snapshot | None:
-        return value_snapshot(self.algorithm, self.algorithm.return_scale)
+        return self.algorithm.value_snapshot(self.algorithm.return_scale)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Tensors and JSON of a checkpoint; rollouts are collected again."""

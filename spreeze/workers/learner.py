@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from spreeze.algorithms.algorithm import Snapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.table import TABLE, Phase
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
@@ -18,7 +19,6 @@ from spreeze.transport.shared_memory import WAIT_S
 from spreeze.transport.weights import Arrays, ParameterPublisher
 from spreeze.workers.best_policy import best_updates
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
-from spreeze.workers.episodes.value_snapshot import Snapshot
 from spreeze.workers.jobs import AnyLearnerJob
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 

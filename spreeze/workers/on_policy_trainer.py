@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.algorithms.algorithm import Snapshot
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
@@ -27,7 +28,6 @@ from spreeze.transport.mixing import Mixer
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollouts
 from spreeze.transport.weights import Arrays, VersionedParameters, Weights
 from spreeze.types import RolloutBatch
-from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 
 Progress = Callable[[int], float]
 """Env steps of a learner -> share of the run that is over."""
@@ -200,7 +200,7 @@ class OnPolicyTrainer:
         return self.algorithm.health()
 
     def value_snapshot(self) -> Snapshot | None:
-        return value_snapshot(self.algorithm, self.algorithm.return_scale)
+        return self.algorithm.value_snapshot(self.algorithm.return_scale)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Returns tensors and JSON from which a resume restarts this rollout."""

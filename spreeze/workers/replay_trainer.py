@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import create
+from spreeze.algorithms.algorithm import Snapshot
 from spreeze.algorithms.fused_mlp import Parallel, TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
@@ -29,7 +30,6 @@ from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
-from spreeze.workers.episodes.value_snapshot import Snapshot, value_snapshot
 from spreeze.workers.gpu_replay import (
     CudaGraph,
     DeviceStream,
@@ -565,7 +565,7 @@ class ReplayTrainer:
         return read, self._policy_meta()
 
     def value_snapshot(self) -> Snapshot | None:
-        return value_snapshot(self.algorithm, self.return_scale)
+        return self.algorithm.value_snapshot(self.return_scale)
 
     def exploring_policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The weights that choose the actions of a sampler in the same process."""

@@ -15,9 +15,9 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.modes import assemble
+from spreeze.modes.paced_rollouts import LearnerSpread
 from spreeze.run_directory import group_folder
 from spreeze.runtime.assembly import assembled
-from spreeze.runtime.learner_spread import LearnerSpread
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.mixing import Mixer, MixMemory, MixSpec
 from spreeze.types import Choices, EnvSpec

@@ -3,9 +3,7 @@
 ``lockstep``
     plays them, several at a time.
 ``episode_recorder``
-    keeps the numbers of three of them.
+    keeps the numbers of three of them, and the values of their states.
 ``episode_redraw``
     makes their pictures, when somebody looks.
-``value_snapshot``, ``step_values``
-    values of their states: what a learner publishes, and how the recorder reads it.
 """

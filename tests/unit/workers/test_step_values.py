@@ -9,8 +9,7 @@ from spreeze.algorithms import create, create_on_policy
 from spreeze.config.schema import SECTIONS
 from spreeze.transport.weights import Weights
 from spreeze.types import Box, Choices, EnvSpec
-from spreeze.workers.episodes.step_values import step_values
-from spreeze.workers.episodes.value_snapshot import value_snapshot
+from spreeze.workers.episodes.episode_recorder import step_values
 
 STEPS, SCALE = 7, 3.0
 OBSERVED = np.random.default_rng(1).normal(size=(STEPS, OBS)).astype(np.float32)
@@ -23,7 +22,7 @@ def spec_of(action):
 
 
 def found(algorithm, spec, action, **more):
-    arrays, meta = value_snapshot(algorithm, SCALE)
+    arrays, meta = algorithm.value_snapshot(SCALE)
     policy = Weights({**algorithm.policy_arrays(), **more}, algorithm.policy_meta(), 1, 1)
     return step_values(Weights(arrays(), meta, 1, 1), policy, OBSERVED, action, spec)
 
@@ -64,4 +63,4 @@ def test_v_of_an_algorithm_that_learns_from_rollouts_with_its_normaliser():
 
 
 def test_networks_of_another_form_publish_nothing():
-    assert value_snapshot(made("sac", recurrent="gru"), SCALE) is None
+    assert made("sac", recurrent="gru").value_snapshot(SCALE) is None

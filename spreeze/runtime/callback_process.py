@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
-import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from spreeze.errors import ConfigError, described
 from spreeze.inference.user_modules import import_named
 from spreeze.runtime import socket_process
-from spreeze.runtime.callbacks.callback import DECLARED, BaseCallback, Logger
+from spreeze.runtime.callback import DECLARED, BaseCallback, Logger
+from spreeze.runtime.socket_process import TakeRow, Tell
 from spreeze.workers.context import is_power_of_ten
 
 _NICE = 5
@@ -51,32 +49,22 @@ def open_callbacks(text: str) -> list[BaseCallback]:
     return [made(**keywords)]
 
 
-def serve(line: socket.socket) -> None:
-    """Opens the callback that the first row names and calls its methods, until the row that ends it."""
-    rows = line.makefile("rb")
-
-    def tell(**fields: Any) -> None:
-        line.sendall(json.dumps(fields).encode() + b"\n")
-
-    opening = json.loads(rows.readline())
+def opened(opening: dict[str, Any], tell: Tell) -> TakeRow:
+    """Opens the callbacks that the first row names; each other row calls a method of theirs."""
     callbacks = [_Hooked(callback, opening, tell) for callback in open_callbacks(opening["callback"])]
-    done = 1
-    tell(done=done, episodes=any(callback.hears_of_episodes for callback in callbacks))
-    for text in rows:
-        row = json.loads(text)
-        if "end" in row:
-            break
-        for callback in callbacks:
+    tell(episodes=any(callback.hears_of_episodes for callback in callbacks))
+
+    def take(row: dict[str, Any]) -> None:
+        for callback in callbacks if "hook" in row else ():
             callback.call(row["hook"], row["arguments"], row["step"])
-        done += 1
-        tell(done=done)
-    tell(closed=True)
+
+    return take
 
 
 class _Hooked:
     """A callback, and how often each of its methods has raised."""
 
-    def __init__(self, callback: BaseCallback, opening: dict[str, Any], tell: Callable[..., None]) -> None:
+    def __init__(self, callback: BaseCallback, opening: dict[str, Any], tell: Tell) -> None:
         self._callback, self._tell, self._failures = callback, tell, Counter[str]()
         callback.run_dir, callback.settings = Path(opening["run_dir"]), opening["settings"]
         callback.env_id, callback.algo = opening["env_id"], opening["algo"]
@@ -102,7 +90,7 @@ class _Hooked:
 
 def main(argv: list[str]) -> None:
     """The process of one callback; ``argv`` has the descriptor of its socket."""
-    socket_process.run(argv, serve, nice=_NICE, describe=lambda error: described(error, _MOST_TEXT))
+    socket_process.run(argv, opened, nice=_NICE, describe=lambda error: described(error, _MOST_TEXT))
 
 
 if __name__ == "__main__":

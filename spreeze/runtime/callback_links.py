@@ -17,7 +17,7 @@ from spreeze.formatting import clean
 from spreeze.inference.user_modules import is_script
 from spreeze.metrics.info_means import MOST_NUMBERS
 from spreeze.run_directory import RunDir
-from spreeze.runtime.callbacks.callback import DECLARED
+from spreeze.runtime.callback import DECLARED
 from spreeze.runtime.loggers import OPEN_S, Sink, end_all, setting_values
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.files import replace_bytes
@@ -26,7 +26,7 @@ _METRICS_S = 1.0
 
 
 class _Link(Sink):
-    module = "spreeze.runtime.callbacks.process"
+    module = "spreeze.runtime.callback_process"
 
     def __init__(
         self,
