@@ -42,9 +42,9 @@ from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError, UsageError
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.inference.policy import Normalizer
-from spreeze.inference.return_scale import (
+from spreeze.inference.normalizer import (
     DiscountedReturns,
+    Normalizer,
     averaged_statistics,
     scaled_rewards,
     set_averaged_statistics,

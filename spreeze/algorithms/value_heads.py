@@ -2,7 +2,7 @@
 
 A head of distributions gives Z outputs for each action. *Quantile* (QR-DQN; Dabney et al. 2018, arXiv 1710.10044): they
 are quantiles of the return. *Categorical* (C51; Bellemare et al. 2017, arXiv 1707.06887): they are logits of returns on
-a grid. Actions are chosen by the mean. Rewards are in the unit of ``inference.return_scale``, so one grid and one
+a grid. Actions are chosen by the mean. Rewards are in the unit of ``inference.normalizer``, so one grid and one
 threshold of Huber's loss fit tasks of any reward size; a mean far from 0 needs a wider grid.
 """
 

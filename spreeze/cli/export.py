@@ -302,7 +302,7 @@ def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
             raise ConfigError(f"the environment comes from {spec.import_module!r}, which is no module name")
         return [f"import {spec.import_module}  # registers the environment"]
     if plain_id in OWN_IDS:
-        return [f"import {OWN_IDS[plain_id]}", "", f"{OWN_IDS[plain_id]}.register()  # an environment of Spreeze's own"]
+        return [f"import {OWN_IDS[plain_id]}  # an environment of Spreeze's own"]
     if plain_id.startswith("ALE/"):
         return ["import ale_py  # pip install ale-py", "", "gymnasium.register_envs(ale_py)"]
     return [f"import {BULLET_MODULE}  # registers the environment"] if plain_id in BULLET_IDS else []

@@ -65,7 +65,7 @@ BULLET_IDS = tuple(
 
 MUJOCO_ID, FALLBACK_ID = "Walker2d-v5", "Pendulum-v1"
 """The default task without Bullet, and without MuJoCo either."""
-OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.testing"}
+OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.small_tasks"}
 """Our own environments that need no ``--import``, and the module that registers each."""
 PACKAGES = {
     "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
@@ -209,7 +209,7 @@ def _register(name: str, registry: Any) -> None:
             raise EnvironmentError_(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
         importlib.import_module(_IMAGE_MODULE).register()
     elif name in OWN_IDS:
-        importlib.import_module(OWN_IDS[name]).register()
+        importlib.import_module(OWN_IDS[name])
     elif name not in registry and bullet_missing() is None:
         importlib.import_module(BULLET_MODULE)
         importlib.import_module(_FAST_MODULE).register()

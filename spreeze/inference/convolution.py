@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from spreeze.errors import WeightsError
-from spreeze.inference.obs_scale import obs_scale, scaled
+from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.types import FrameSpec
 
 _ZERO = np.array(0.0, np.float32)

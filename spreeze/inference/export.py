@@ -29,7 +29,7 @@ from spreeze.errors import ConfigError
 from spreeze.inference import c_source
 from spreeze.inference.convolution import CNNS, TrunkInputs
 from spreeze.inference.heads import FORBIDDEN, head_of
-from spreeze.inference.obs_scale import OBS_CLIP
+from spreeze.inference.normalizer import OBS_CLIP
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, Policy, State
 from spreeze.inference.recurrence import CELLS, Cell
 from spreeze.types import Choices, EnvSpec

@@ -16,8 +16,7 @@ import numpy as np
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
 from spreeze.inference.heads import FORBIDDEN, Arrays, DrawingHead, Head, head_of
-from spreeze.inference.noisy_layers import NoisyLayers
-from spreeze.inference.obs_scale import OBS_CLIP, obs_scale, scaled
+from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.own_network import OwnNetwork
 from spreeze.inference.recurrence import Cell
 
@@ -428,91 +427,55 @@ def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray
     return weight, bias
 
 
-SPIKE, SPIKES = 1000.0, 0.1
-"""Standard deviations, and units, from which a value is a spike; the share of a batch up to which it is left out."""
+class NoisyLayers:
+    """The noise of a noisy network's layers (Fortunato et al. 2018, 1706.10295); each row of each step has its own.
 
-
-def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | None) -> np.ndarray:
-    """Values [B, O], their spikes replaced by ``centre`` [O], so that running statistics forget none of the others.
-
-    A spike lies ``SPIKE`` of ``std`` [O] (at least 1) from the centre; None: of the largest distance of nine tenths of
-    the values. Where more than one and ``SPIKES`` of a column are spikes, that is how its values are.
+    With the factorised noise of ``algorithms.value_heads`` that of a row's products is
+    ``((x f(e_in)) deviations) f(e_out)``: one more matmul a layer, and no weights are drawn.
     """
-    distance = np.abs(values - centre)
-    if std is None:
-        std = np.quantile(distance, 1.0 - SPIKES, axis=0)
-    spikes = distance > SPIKE * np.maximum(std, 1.0)
-    spikes &= spikes.sum(axis=0) <= max(1.0, SPIKES * len(values))
-    return np.where(spikes, centre, values)
+
+    def __init__(
+        self, arrays: dict[str, np.ndarray], meta: dict[str, Any], layers: list[tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        """Reads ``noise_w0`` to ``noise_head_b``; the head's are those of the streams and outputs that it was made of.
+
+        Raises:
+            WeightsError: shapes do not fit those of ``layers``.
+        """
+        names = [str(index) for index in range(len(layers) - 1)]
+        pairs = [*((f"noise_w{name}", f"noise_b{name}") for name in names), ("noise_head_w", "noise_head_b")]
+        self._layers = [tuple(np.ascontiguousarray(arrays[name], np.float32) for name in pair) for pair in pairs]
+        about = meta["noisy"]
+        self._duelling, self._outputs, self._mean = bool(about["duelling"]), int(about["outputs"]), bool(about["mean"])
+        for index, (weight, bias) in enumerate(layers):
+            found, x = self._layers[index], np.zeros((1, len(weight)), np.float32)
+            fits = found[0].shape == (len(weight), len(found[1]))
+            if not fits or self.draw(index, x, np.random.default_rng(0))[0].shape[1:] != bias.shape:
+                raise WeightsError(f"noise of shape {found[0].shape} does not fit a layer of shape {weight.shape}")
+
+    def draw(self, index: int, x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Noise of the products of inputs ``x`` [N, I] with a layer's weights, and of its bias, both [N, H]."""
+        weight, bias = self._layers[index]
+        product = np.dot(x * _factors(rng, x.shape), weight)
+        outs = _factors(rng, product.shape)
+        product *= outs
+        outs *= bias
+        if index < len(self._layers) - 1:
+            return product, outs
+        return self._folded(product), self._folded(outs)
+
+    def _folded(self, values: np.ndarray) -> np.ndarray:
+        """Noise of the head's outputs from that of its streams, or of the mean from that of its quantiles."""
+        parts = values.reshape(len(values), -1, self._outputs)
+        if self._mean:
+            parts = parts.mean(2, keepdims=True)
+        if self._duelling:
+            own = parts[:, 1:]
+            parts = own - own.mean(1, keepdims=True) + parts[:, :1]
+        return parts.reshape(len(values), -1)
 
 
-class Normalizer:
-    """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
-
-    def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
-        """The last ``mask_dim`` values, an action mask, stay as they are."""
-        self._mask = slice(obs_dim - mask_dim, obs_dim)
-        self.count = 0.0
-        self.mean = np.zeros(obs_dim, np.float64)
-        self._m2 = np.zeros(obs_dim, np.float64)
-
-    def update(self, obs: np.ndarray) -> None:
-        """Adds observations [B, O] (Chan et al. 1979, parallel variance)."""
-        batch = obs.astype(np.float64)
-        batch[:, self._mask] = 0.0
-        count = float(len(batch))
-        mean = batch.mean(axis=0)
-        squares = ((batch - mean) ** 2).sum(axis=0)
-        std = self.std if self.count else None
-        if (squares > (0.5 * SPIKE * np.maximum(1.0 if std is None else std, 1.0)) ** 2).any():  # hardly ever
-            batch = without_spikes(batch, np.median(batch, axis=0) if std is None else self.mean, std)
-            mean = batch.mean(axis=0)
-            squares = ((batch - mean) ** 2).sum(axis=0)
-        delta = mean - self.mean
-        total = self.count + count
-        self.mean = self.mean + delta * (count / total)
-        self._m2 = self._m2 + squares + delta**2 * (self.count * count / total)
-        self.count = total
-
-    @property
-    def std(self) -> np.ndarray:
-        """Standard deviation [O]; 1 before the second observation, never below 1e-4."""
-        if self.count < 2:
-            return np.ones_like(self.mean)
-        std = np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
-        std[self._mask] = 1.0
-        return std
-
-    def apply(self, obs: np.ndarray) -> None:
-        """Normalizes observations [B, O] in place; of frames uint8 [B, k, F] the newest numbers."""
-        if obs.dtype == np.uint8:
-            newest = obs[:, -1, obs.shape[2] - 4 * len(self.mean) :]
-            numbers = np.ascontiguousarray(newest).view(np.float32)
-            self.apply(numbers)
-            newest[...] = numbers.view(np.uint8)
-            return
-        obs -= self.mean.astype(np.float32)
-        obs /= self.std.astype(np.float32)
-        np.clip(obs, -OBS_CLIP, OBS_CLIP, out=obs)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of a policy: float32 ``obs_mean`` and ``obs_std`` [O]."""
-        return {"obs_mean": self.mean.astype(np.float32), "obs_std": self.std.astype(np.float32)}
-
-    def averaged(self) -> np.ndarray:
-        """Count, means and deviations [1 + 2 O]: what is averaged with the parameters of other learners."""
-        return np.concatenate(([self.count], self.mean, np.sqrt(self._m2 / max(self.count, 1.0))))
-
-    def set_averaged(self, values: np.ndarray) -> None:
-        """Continues from averages of what ``averaged`` gives."""
-        self.count = float(values[0])
-        self.mean, deviation = np.split(values[1:].copy(), 2)
-        self._m2 = deviation**2 * self.count
-
-    def state(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.count = float(state["count"])
-        self.mean = np.asarray(state["mean"], np.float64)
-        self._m2 = np.asarray(state["m2"], np.float64)
+def _factors(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """``sign(e) sqrt|e|`` of standard normal e."""
+    normal = rng.standard_normal(shape, np.float32)
+    return np.copysign(np.sqrt(np.abs(normal)), normal)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.inference.return_scale import DiscountedReturns, ReturnMoments
+from spreeze.inference.normalizer import DiscountedReturns, ReturnMoments
 from spreeze.transport.checkpoint import STATE, CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 from spreeze.types import Box, Choices, EnvSpec, RowLayout

@@ -22,8 +22,8 @@ from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.envs.task import ActionScaling, ObsBuffer, Task, TaskSource
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError, described
+from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays
-from spreeze.inference.return_scale import DiscountedReturns
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.replay_ring import ShardWriter

@@ -24,9 +24,15 @@ from spreeze.algorithms.fused_mlp import Parallel, TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
-from spreeze.inference.obs_scale import OBS_CLIP
-from spreeze.inference.policy import Normalizer, with_exploring
-from spreeze.inference.return_scale import REWARD_CLIP, ReturnMoments, averaged_statistics, set_averaged_statistics
+from spreeze.inference.normalizer import (
+    OBS_CLIP,
+    REWARD_CLIP,
+    Normalizer,
+    ReturnMoments,
+    averaged_statistics,
+    set_averaged_statistics,
+)
+from spreeze.inference.policy import with_exploring
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch

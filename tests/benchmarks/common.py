@@ -21,10 +21,10 @@ from spreeze.bench import Row, line, row, row_of_reached
 from spreeze.bench import runs as bench_runs
 from spreeze.bench.runs import OUTSIDE_S, Document, in_turn
 from spreeze.cli import report
+from spreeze.envs.small_tasks import SYNTHETIC_ID
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.comparison import reached
 from spreeze.metrics.store import MetricsReader
-from spreeze.testing import SYNTHETIC_ID
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 """Folder of environments that fail on purpose, for this process and for runs."""

@@ -10,7 +10,7 @@ from spreeze.bench import Row, row
 from spreeze.inference.policy import Policy
 from spreeze.inference.recurrence import CELLS
 
-MODULE = "spreeze.envs.memory_tasks"
+MODULE = "spreeze.envs.small_tasks"
 _SIZES = ((1, 64), (8, 64), (32, 64), (8, 128), (8, 256))
 """Environments, and units of each of three layers."""
 _SETTINGS = {

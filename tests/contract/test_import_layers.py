@@ -16,7 +16,7 @@ LAYERS = (
     {"config"},
     {"run_directory"},
     {"machine", "metrics"},
-    {"envs", "testing", "algorithms", "transport"},
+    {"envs", "algorithms", "transport"},
     {"workers"},
     {"runtime"},
     {"modes"},
@@ -103,7 +103,7 @@ def test_torch_is_imported_only_where_gradients_are():
 
 
 def test_gymnasium_is_imported_only_where_environments_are():
-    assert [user for user in _users_of("gymnasium") if not user.startswith(("envs/", "testing.py", "api.py"))] == []
+    assert [user for user in _users_of("gymnasium") if not user.startswith(("envs/", "api.py"))] == []
 
 
 def test_multiprocessing_is_imported_nowhere():

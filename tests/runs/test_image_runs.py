@@ -14,7 +14,7 @@ import spreeze
 from spreeze.errors import UsageError
 
 TASK = (
-    "--import", "spreeze.envs.image_tasks", "--env", "Docking-v0", "--set", "image.size=36", "--set", "image.stack=2",
+    "--import", "spreeze.envs.small_tasks", "--env", "Docking-v0", "--set", "image.size=36", "--set", "image.stack=2",
     "--samplers", "1", "--envs-per-sampler", "2", "--no-visualizer", "--set", "evaluation.episodes=1",
 )  # fmt: skip
 SAC = (*TASK, "--batch-size", "8", "--replay-capacity", "2000", "--set", "replay.learning_starts=50",
@@ -45,7 +45,7 @@ def killed(tmp_path_factory):
 
 def test_a_run_is_evaluated_played_and_exported_with_a_program_that_scores_the_same(killed, tmp_path):
     clip, out = tmp_path / "docking.mp4", tmp_path / "policy.npz"
-    imports = ("--import", "spreeze.envs.image_tasks")
+    imports = ("--import", "spreeze.envs.small_tasks")
     found = verb("evaluate", killed, *imports, "--episodes", 3, "--seed", 0, "--checkpoint", "latest", "--json")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["length_mean"] == 10
@@ -67,7 +67,7 @@ def test_a_run_is_evaluated_played_and_exported_with_a_program_that_scores_the_s
 
 
 def test_a_loaded_policy_acts_in_its_environment_and_refuses_another_observation(killed):
-    policy = spreeze.load_policy(killed, import_module="spreeze.envs.image_tasks")
+    policy = spreeze.load_policy(killed, import_module="spreeze.envs.small_tasks")
     env = policy.make_env()
     obs, _ = env.reset(seed=0)
     assert obs.shape == (2, 36 * 36 + 4)

@@ -59,14 +59,14 @@ def test_one_process_and_several_learn_the_same_from_rollouts_in_turns(tmp_path)
 def test_a_run_is_evaluated_played_by_a_program_of_ones_own_and_exported(reference, tmp_path):
     folder, _, _ = reference
     run = str(folder / "runs" / "reference")
-    shown = verb("evaluate", run, "--episodes", "2", "--import", "spreeze.testing", "--checkpoint", "latest")
+    shown = verb("evaluate", run, "--episodes", "2", "--import", "spreeze.envs.small_tasks", "--checkpoint", "latest")
     assert shown.returncode == 0, shown.stderr
     out = tmp_path / "policy.npz"
     shown = verb("export", run, "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
     assert shown.returncode == 0, shown.stderr
     assert "checked beside our policy on 1,000 observations" in shown.stdout
     assert "actions, state = run_with_state(policy, x, state)" in (tmp_path / "policy_numpy_example.py").read_text()
-    policy = spreeze.load_policy(run, "latest", import_module="spreeze.testing")
+    policy = spreeze.load_policy(run, "latest", import_module="spreeze.envs.small_tasks")
     obs, state = np.zeros(policy.spec.obs_dim, np.float32), ()
     found = []
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_each_other_mode_learns_with_memory(tmp_path, mode, algo, more):
     assert code == 0, run.stderr[-3000:]
     assert document["updates"] > 1
     assert document["error"] is None
-    policy = spreeze.load_policy(str(run.path), "latest", import_module="spreeze.testing")
+    policy = spreeze.load_policy(str(run.path), "latest", import_module="spreeze.envs.small_tasks")
     assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 6)
 
 
@@ -115,7 +115,7 @@ def test_sequences_of_replay_count_as_their_env_steps_and_repeat_bit_for_bit(tmp
     assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.1)
     _, _, again = train(tmp_path, *args, name="again", tiny=())
     assert again["parameters_sha256"] == document["parameters_sha256"]
-    policy = spreeze.load_policy(str(first.path), "latest", import_module="spreeze.testing")
+    policy = spreeze.load_policy(str(first.path), "latest", import_module="spreeze.envs.small_tasks")
     assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 12)
     out = tmp_path / "policy.npz"
     shown = verb("export", str(first.path), "--format", "numpy", "--checkpoint", "latest", "--out", str(out))

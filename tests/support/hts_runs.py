@@ -16,7 +16,7 @@ SMALL = (
     "--set", "ppo.lr_schedule=constant",
     "--no-evaluator", "--no-visualizer",
 )  # fmt: skip
-SYNTHETIC = ("--env", "spreeze/Synthetic-v0", "--import", "spreeze.testing", "--env-arg", "episode_steps=25",
+SYNTHETIC = ("--env", "spreeze/Synthetic-v0", "--import", "spreeze.envs.small_tasks", "--env-arg", "episode_steps=25",
              "--env-arg", "p_terminated=0.02", "--env-arg", "obs_dim=3")  # fmt: skip
 ROWS = 16 * 4
 """Env steps of one interval."""

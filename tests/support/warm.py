@@ -51,7 +51,7 @@ PRELOADED = (
 NOT_PRELOADED = (
     "spreeze.__main__",
     "spreeze.train",
-    "spreeze.testing",
+    "spreeze.envs.small_tasks",
     "spreeze.dashboard",
     "spreeze.bench",
     "spreeze.envs.bullet",

@@ -19,7 +19,7 @@ import numpy as np
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import Task, open_task
 from spreeze.inference.heads import Deterministic
-from spreeze.inference.obs_scale import obs_scale, scaled
+from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.policy import Policy, expected_returns
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.recorded_episodes import (

@@ -12,7 +12,8 @@ from spreeze.algorithms import create
 from spreeze.algorithms.qmix import QMIXConfig
 from spreeze.envs.two_step_game import PAYOFF
 from spreeze.errors import ConfigError
-from spreeze.inference.policy import Normalizer, Policy
+from spreeze.inference.normalizer import Normalizer
+from spreeze.inference.policy import Policy
 from spreeze.types import TeamSpec, TransitionBatch
 
 TEAM = TeamSpec(actions=(2, 3), obs_dim=2, state_dim=3)

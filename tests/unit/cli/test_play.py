@@ -138,8 +138,8 @@ def test_engines_of_the_package_need_no_leave(runs_dir):
     weights = read_weights(find_weights("second", runs_dir, "best"))
     weights.meta["env"].update(env_id="envpool:CartPole-v1", import_module=None)
     assert spec_of(weights, None).env_id == "envpool:CartPole-v1"
-    weights.meta["env"].update(env_id="spreeze/Synthetic-v0", import_module="spreeze.testing")
-    assert spec_of(weights, None).import_module == "spreeze.testing"
+    weights.meta["env"].update(env_id="spreeze/Synthetic-v0", import_module="spreeze.envs.small_tasks")
+    assert spec_of(weights, None).import_module == "spreeze.envs.small_tasks"
 
 
 # --- evaluate ---

@@ -17,8 +17,7 @@ from spreeze.envs.probe import check_up, measure, probe_env
 from spreeze.envs.task import make_task, open_env, open_task, options_of
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_
-from spreeze.inference.policy import Normalizer
-from spreeze.inference.return_scale import REWARD_CLIP, DiscountedReturns, scaled_rewards
+from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns, Normalizer, scaled_rewards
 from spreeze.transport.transitions import NStep, NStepBatch
 from spreeze.types import POLICY_FORMATS
 

@@ -10,8 +10,8 @@ import pytest
 from spreeze.algorithms.dqn import DQNConfig
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import LearnerConfig
-from spreeze.envs.image_tasks import Docking
 from spreeze.envs.pictures import seen_as
+from spreeze.envs.small_tasks import Docking
 from spreeze.envs.task import ObsBuffer, make_task, open_task, uniform_actions
 from spreeze.errors import BadTransition
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter

@@ -23,7 +23,8 @@ from spreeze.envs.probe import check_up, measure
 from spreeze.envs.task import make_task, open_task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition
-from spreeze.inference.policy import Normalizer, Policy
+from spreeze.inference.normalizer import Normalizer
+from spreeze.inference.policy import Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters

@@ -9,9 +9,9 @@ import pytest
 from harness import train_until, verb
 
 from spreeze.envs.make import make_env, parse_args
+from spreeze.envs.small_tasks import SYNTHETIC_ID as ENV_ID
+from spreeze.envs.small_tasks import SyntheticEnv, spin
 from spreeze.errors import EnvironmentError_
-from spreeze.testing import SYNTHETIC_ID as ENV_ID
-from spreeze.testing import SyntheticEnv, spin
 
 
 def _times(count, **args):

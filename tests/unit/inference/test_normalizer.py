@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from spreeze.inference.policy import Normalizer
+from spreeze.inference.normalizer import Normalizer
 
 RNG = np.random.default_rng(3)
 DATA = (RNG.standard_normal((1000, 3)) * [1.0, 50.0, 0.01] + [0.0, 1e4, -3.0]).astype(np.float32)

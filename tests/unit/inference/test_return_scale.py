@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spreeze.inference.return_scale import REWARD_CLIP, DiscountedReturns, ReturnMoments, scaled_rewards
+from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns, ReturnMoments, scaled_rewards
 
 
 def added(*blocks, gamma=0.5, ended=None):

@@ -12,9 +12,9 @@ import pytest
 from fault_envs import FaultWrapper
 from rollout_double import Ascent
 
+from spreeze.envs.small_tasks import SYNTHETIC_ID as ENV_ID
 from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
-from spreeze.testing import SYNTHETIC_ID as ENV_ID
 from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, RolloutSpec, restore_rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, reset_seed

@@ -8,7 +8,7 @@ from rings import ring_of
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
-from spreeze.inference.policy import Normalizer
+from spreeze.inference.normalizer import Normalizer
 from spreeze.modes.replay import _limiter
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.checkpoint import _fields

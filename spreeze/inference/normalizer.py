@@ -1,19 +1,24 @@
-"""The unit in which algorithms learn rewards: the running deviation of discounted returns.
+"""Observations and rewards in units of their running deviation, as networks read and learn them.
 
-With it one set of constants fits tasks of any reward size: learning rates, the temperature, Huber's threshold, the grid
-of returns. Whoever steps environments adds their rewards to ``DiscountedReturns``; the learner divides by ``scale``.
+By the unit of returns one set of constants fits tasks of any reward size: learning rates, the temperature, Huber's
+threshold, the grid of returns. Whoever steps environments adds their rewards to ``DiscountedReturns``; the learner
+divides by ``scale``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from spreeze.inference.policy import without_spikes
+from spreeze.errors import WeightsError
 
+OBS_CLIP = 10.0
+"""Bound of a normalized observation."""
+# As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
+_LOW, _HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
 REWARD_CLIP = 10.0
 """Bound of a scaled reward, as in OpenAI's baselines."""
 _LARGEST, _JUDGED = 3, 10
@@ -21,14 +26,116 @@ _STEPS = 64
 """Whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
 """Share of the mean square: a variance below it is rounding, so all returns are equal."""
+SPIKE, SPIKES = 1000.0, 0.1
+"""Standard deviations, and units, from which a value is a spike; the share of a batch up to which it is left out."""
 
 
-class Statistics(Protocol):
-    """Running statistics that are averaged with the parameters of other learners."""
+def obs_scale(arrays: dict[str, np.ndarray], obs_dim: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and deviation [O] among a policy's arrays; None without a normaliser."""
+    if "obs_mean" not in arrays:
+        return None
+    mean, std = (np.ascontiguousarray(arrays[name], np.float32) for name in ("obs_mean", "obs_std"))
+    if mean.shape != (obs_dim,) or std.shape != (obs_dim,):
+        raise WeightsError(f"normalizer has shapes {mean.shape} and {std.shape}; ({obs_dim},) is needed")
+    return mean, std
 
-    def averaged(self) -> np.ndarray: ...
 
-    def set_averaged(self, values: np.ndarray) -> None: ...
+def scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    """Observations [N, O], normalized and clipped if there is a normalizer."""
+    if scale is None:
+        return x
+    mean, std = scale
+    x = np.subtract(x, mean)
+    x /= std
+    np.maximum(x, _LOW, out=x)
+    np.minimum(x, _HIGH, out=x)
+    return x
+
+
+def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | None) -> np.ndarray:
+    """Values [B, O], their spikes replaced by ``centre`` [O], so that running statistics forget none of the others.
+
+    A spike lies ``SPIKE`` of ``std`` [O] (at least 1) from the centre; None: of the largest distance of nine tenths of
+    the values. Where more than one and ``SPIKES`` of a column are spikes, that is how its values are.
+    """
+    distance = np.abs(values - centre)
+    if std is None:
+        std = np.quantile(distance, 1.0 - SPIKES, axis=0)
+    spikes = distance > SPIKE * np.maximum(std, 1.0)
+    spikes &= spikes.sum(axis=0) <= max(1.0, SPIKES * len(values))
+    return np.where(spikes, centre, values)
+
+
+class Normalizer:
+    """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
+
+    def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
+        """The last ``mask_dim`` values, an action mask, stay as they are."""
+        self._mask = slice(obs_dim - mask_dim, obs_dim)
+        self.count = 0.0
+        self.mean = np.zeros(obs_dim, np.float64)
+        self._m2 = np.zeros(obs_dim, np.float64)
+
+    def update(self, obs: np.ndarray) -> None:
+        """Adds observations [B, O] (Chan et al. 1979, parallel variance)."""
+        batch = obs.astype(np.float64)
+        batch[:, self._mask] = 0.0
+        count = float(len(batch))
+        mean = batch.mean(axis=0)
+        squares = ((batch - mean) ** 2).sum(axis=0)
+        std = self.std if self.count else None
+        if (squares > (0.5 * SPIKE * np.maximum(1.0 if std is None else std, 1.0)) ** 2).any():  # hardly ever
+            batch = without_spikes(batch, np.median(batch, axis=0) if std is None else self.mean, std)
+            mean = batch.mean(axis=0)
+            squares = ((batch - mean) ** 2).sum(axis=0)
+        delta = mean - self.mean
+        total = self.count + count
+        self.mean = self.mean + delta * (count / total)
+        self._m2 = self._m2 + squares + delta**2 * (self.count * count / total)
+        self.count = total
+
+    @property
+    def std(self) -> np.ndarray:
+        """Standard deviation [O]; 1 before the second observation, never below 1e-4."""
+        if self.count < 2:
+            return np.ones_like(self.mean)
+        std = np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
+        std[self._mask] = 1.0
+        return std
+
+    def apply(self, obs: np.ndarray) -> None:
+        """Normalizes observations [B, O] in place; of frames uint8 [B, k, F] the newest numbers."""
+        if obs.dtype == np.uint8:
+            newest = obs[:, -1, obs.shape[2] - 4 * len(self.mean) :]
+            numbers = np.ascontiguousarray(newest).view(np.float32)
+            self.apply(numbers)
+            newest[...] = numbers.view(np.uint8)
+            return
+        obs -= self.mean.astype(np.float32)
+        obs /= self.std.astype(np.float32)
+        np.clip(obs, -OBS_CLIP, OBS_CLIP, out=obs)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of a policy: float32 ``obs_mean`` and ``obs_std`` [O]."""
+        return {"obs_mean": self.mean.astype(np.float32), "obs_std": self.std.astype(np.float32)}
+
+    def averaged(self) -> np.ndarray:
+        """Count, means and deviations [1 + 2 O]: what is averaged with the parameters of other learners."""
+        return np.concatenate(([self.count], self.mean, np.sqrt(self._m2 / max(self.count, 1.0))))
+
+    def set_averaged(self, values: np.ndarray) -> None:
+        """Continues from averages of what ``averaged`` gives."""
+        self.count = float(values[0])
+        self.mean, deviation = np.split(values[1:].copy(), 2)
+        self._m2 = deviation**2 * self.count
+
+    def state(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.count = float(state["count"])
+        self.mean = np.asarray(state["mean"], np.float64)
+        self._m2 = np.asarray(state["m2"], np.float64)
 
 
 class ReturnMoments:
@@ -134,12 +241,12 @@ class DiscountedReturns(ReturnMoments):
         self._largest = np.asarray(state["largest"], np.float64)
 
 
-def averaged_statistics(parts: Sequence[Statistics | None]) -> np.ndarray:
+def averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None]) -> np.ndarray:
     """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
     return np.concatenate([np.zeros(0), *(part.averaged() for part in parts if part is not None)])
 
 
-def set_averaged_statistics(parts: Sequence[Statistics | None], values: np.ndarray) -> None:
+def set_averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None], values: np.ndarray) -> None:
     """Continues with averages [k] of what ``averaged_statistics`` gives for these parts."""
     for part in parts:
         if part is not None:
