@@ -38,6 +38,7 @@ from typing import Any
 from spreeze import __version__
 from spreeze.config.schema import check_name, is_valid_name
 from spreeze.errors import ResourceError, RunError, did_you_mean, refuse_newer
+from spreeze.files import replace_bytes
 from spreeze.formatting import clean
 
 FORMAT = 1
@@ -730,34 +731,7 @@ def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
     Raises:
         OSError: disk full or no permission; the old content is untouched.
     """
-    replace_text(path, json.dumps(data, indent=1) + "\n", durable=durable)
-
-
-def replace_text(path: Path, text: str, mode: int = 0o666, *, durable: bool = False) -> None:
-    """Replaces a text file atomically; ``mode``: its permissions, less the umask.
-
-    Raises:
-        OSError: disk full or no permission; the old content is untouched.
-    """
-    # No Path, whose parts Python 3.11 keeps for the life of the process.
-    temporary = os.path.join(path.parent, f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if durable:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), durable=durable)
 
 
 def make_runs_dir(path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze import __version__
+from spreeze import __version__, files
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.cli.query import TABLES, metric_rows
@@ -31,7 +31,6 @@ from spreeze.inference.user_modules import is_script, is_within
 from spreeze.machine.output import emit, say
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import find_run
-from spreeze.transport import files
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import POLICY_FORMATS, ActionPart, Choices, EnvSpec, FrameSpec, PictureSpec, PolicyFormat, nested
 

@@ -34,6 +34,7 @@ from spreeze.envs.make import bullet_engine, foreign_module
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.files import replace_bytes
 from spreeze.formatting import percent, size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, read_machine
@@ -65,7 +66,6 @@ from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import Outcome, summary
-from spreeze.transport.files import replace_bytes
 from spreeze.tuner.in_run import InRunTuner, can_tune_in_run, first_setting
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import CAPACITY, ENVS, SAMPLERS, Setting, TrialResult

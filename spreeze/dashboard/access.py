@@ -27,8 +27,9 @@ from starlette.websockets import WebSocketClose
 from spreeze.dashboard.run_data import one_at_a_time
 from spreeze.envs.make import has_display
 from spreeze.errors import ResourceError
+from spreeze.files import replace_bytes
 from spreeze.machine.output import say
-from spreeze.run_directory import LAUNCHES, replace_text
+from spreeze.run_directory import LAUNCHES
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
 """Environment variable; with ``off`` whoever reaches the port gets in."""
@@ -73,7 +74,7 @@ def write_private(place: Path, text: str) -> None:
         OSError: disk full, no permission, or the folder is a symbolic link.
     """
     _make_place(place.parent)
-    replace_text(place, text, 0o600)
+    replace_bytes(place, text.encode(), mode=0o600)
 
 
 def _make_place(folder: Path) -> None:

@@ -32,6 +32,7 @@ from spreeze.config.schema import Config, SamplingConfig
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env, one_line
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
+from spreeze.files import replace_bytes
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.last_words import Log, ending, oom_kills
@@ -457,11 +458,11 @@ def main(argv: list[str]) -> int:
         found = {"error": f"{failed}{_text_of(error, 1000)}", "kind": type(error).__name__}
     finally:
         faulthandler.cancel_dump_traceback_later()
-    _write(folder / _RESULT, found)
+    replace_bytes(folder / _RESULT, json.dumps(found).encode())
     if job["second"] and "error" not in found:
         faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * found["start_s"]), exit=True)
         second = _another(task, found, tasks)
-        _write(folder / _SECOND, second)
+        replace_bytes(folder / _SECOND, json.dumps(second).encode())
         while second["alone"] is not None and not (folder / _ENOUGH).exists():
             time.sleep(_LOOK_S)
     close_in_time(*(made.close for made in tasks))
@@ -503,12 +504,6 @@ def _another(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) ->
 
 def _text_of(error: Exception, limit: int = 300) -> str:
     return one_line(error, limit) if isinstance(error, EnvironmentError_) else described(error, limit)
-
-
-def _write(path: Path, found: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found), encoding="utf-8")
-    os.replace(temporary, path)
 
 
 _CHECKUP_TIMING_S = 2.0

@@ -13,6 +13,7 @@ from spreeze.envs.families import engine_of
 from spreeze.envs.make import parse_args
 from spreeze.envs.task import CHANGED_ARGS, merged_args
 from spreeze.errors import ConfigError, SpreezeError
+from spreeze.files import replace_bytes
 from spreeze.formatting import clean
 from spreeze.inference.user_modules import is_script
 from spreeze.metrics.info_means import MOST_NUMBERS
@@ -20,7 +21,6 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.callback import DECLARED
 from spreeze.runtime.loggers import OPEN_S, Sink, end_all, setting_values
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.files import replace_bytes
 
 _METRICS_S = 1.0
 

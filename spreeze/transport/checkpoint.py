@@ -21,9 +21,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors_numpy
 
+from spreeze import files
 from spreeze.errors import CheckpointError, ResourceError
-from spreeze.transport import files
-from spreeze.transport.files import PIECE_BYTES
+from spreeze.files import PIECE_BYTES
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 from spreeze.transport.weights import Arrays
 

@@ -26,8 +26,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors_numpy
 
+from spreeze import files
 from spreeze.errors import WeightsError, refuse_newer
-from spreeze.transport import files
 from spreeze.transport.shared_memory import Handle, nameless_file
 
 Arrays = dict[str, np.ndarray]

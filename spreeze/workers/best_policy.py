@@ -22,8 +22,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spreeze.files import replace_bytes, replace_json
 from spreeze.metrics import student_quantile
-from spreeze.transport.files import replace_bytes, replace_json
 
 _TEST_EVERY = 8  # evaluations for one test
 _FAR = 4.0

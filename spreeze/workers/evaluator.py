@@ -30,13 +30,13 @@ import numpy as np
 
 from spreeze.envs.task import Task
 from spreeze.errors import SpreezeError, described
+from spreeze.files import remove_unfinished
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import close_in_time, end_with_parent, leave, leave_to_supervisor, lower_priority
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
-from spreeze.transport.files import remove_unfinished
 from spreeze.transport.weights import Weights, decode
 from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import (

@@ -20,10 +20,10 @@ from PIL import Image, ImageOps
 
 from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import described
+from spreeze.files import remove_unfinished, replace_json
 from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import Phase
-from spreeze.transport.files import remove_unfinished, replace_json
 from spreeze.transport.weights import Weights
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, pause_s
 from spreeze.workers.episodes.episode_redraw import clip_stride

@@ -11,7 +11,7 @@ from sources import FILES, nodes, relative
 from sources import PACKAGE as ROOT
 
 LAYERS = (
-    {"errors", "types", "formatting"},
+    {"errors", "files", "types", "formatting"},
     {"inference"},
     {"config"},
     {"run_directory"},
@@ -31,6 +31,7 @@ PAGE_IMPORTS = {
     "dashboard",
     "envs",
     "errors",
+    "files",
     "formatting",
     "machine",
     "metrics",

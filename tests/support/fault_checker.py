@@ -17,10 +17,10 @@ from long_form import LEFT_S, LIMIT_S
 from rings import torn_rows
 
 from spreeze.errors import CheckpointError
+from spreeze.files import TEMP_PREFIX
 from spreeze.run_directory import read_json, read_run
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore, load
-from spreeze.transport.files import TEMP_PREFIX
 
 VERSIONS, TORN, TWICE, COUNTERS, CHECKPOINTS, LEFT, HEARTBEAT, TOLD = INVARIANTS = (
     "weight versions rise", "no row is torn", "no row is there twice", "counters never fall",

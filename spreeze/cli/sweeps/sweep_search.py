@@ -36,21 +36,14 @@ from spreeze.cli.sweeps.sweep_runs import (
 from spreeze.config.profiles import profile_text
 from spreeze.config.schema import Config, StopConfig, check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.files import replace_bytes
 from spreeze.formatting import aligned
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, print_error, say
 from spreeze.metrics import comparison
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.run_directory import (
-    describe,
-    make_runs_dir,
-    names_from,
-    process_identity,
-    replace_text,
-    same_process,
-    send_request,
-)
+from spreeze.run_directory import describe, make_runs_dir, names_from, process_identity, same_process, send_request
 from spreeze.runtime.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -424,7 +417,7 @@ class SettingSearch:
         path = self._runs_dir / f"{self._sweep.name}.toml"
         text = profile_text(settings, record, machine.one_line(), "spreeze sweep --search")
         try:
-            replace_text(path, text)
+            replace_bytes(path, text.encode())
         except OSError as error:
             raise ResourceError(f"cannot write {path}: {error}") from None
         return path

@@ -18,6 +18,7 @@ import numpy as np
 
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import Task, open_task
+from spreeze.files import remove_unfinished, replace_bytes
 from spreeze.inference.heads import Deterministic
 from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.policy import Policy, expected_returns
@@ -36,7 +37,6 @@ from spreeze.metrics.recorded_episodes import (
     start_return,
 )
 from spreeze.run_directory import group_folder
-from spreeze.transport.files import remove_unfinished, replace_bytes
 from spreeze.transport.weights import Weights
 from spreeze.types import EnvSpec
 from spreeze.workers.context import open_values

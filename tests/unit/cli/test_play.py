@@ -17,7 +17,7 @@ from spreeze.cli.evaluate import find_weights, spec_of
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, RunError
-from spreeze.transport.files import replace_bytes
+from spreeze.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
 from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
 

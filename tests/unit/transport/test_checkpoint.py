@@ -8,8 +8,9 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
+from spreeze import files
 from spreeze.errors import CheckpointError, ResourceError
-from spreeze.transport import checkpoint, files
+from spreeze.transport import checkpoint
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout

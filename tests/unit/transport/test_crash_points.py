@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_checkpoint import Crash, fail_at
 
+from spreeze import files
 from spreeze.cli.resume import settings_of, write_settings
 from spreeze.config.layers import Layer, resolve
 from spreeze.run_directory import read_run, write_json
-from spreeze.transport import files
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore

@@ -12,8 +12,8 @@ from harness import PATIENCE_S, REPO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spreeze import files
 from spreeze.errors import WeightsError
-from spreeze.transport import files
 from spreeze.transport.weights import LATEST, WeightsStore, encode, read_weights
 
 

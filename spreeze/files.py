@@ -22,13 +22,20 @@ def temp_name() -> str:
 
 
 def write_bytes(
-    path: Path | str, data: bytes, *, durable: bool = False, on_written: Callable[[int], None] = lambda count: None
+    path: Path | str,
+    data: bytes,
+    *,
+    durable: bool = False,
+    mode: int = 0o666,
+    on_written: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
 
+    ``mode``: its permissions, less the umask.
+
     ``on_written`` gets the number of bytes of each piece (for a heartbeat). An OSError if the name is taken.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         left = memoryview(data)
         while left:
@@ -43,7 +50,7 @@ def write_bytes(
         os.close(fd)
 
 
-def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> None:
+def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
     """Replaces a file's content atomically: a reader sees all of the old content or all of the new.
 
     The temporary name never becomes a ``Path``: Python 3.11 interns the parts of every ``Path`` for the life of the
@@ -52,7 +59,7 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> No
     folder = os.path.dirname(path)
     temp = os.path.join(folder, temp_name())
     try:
-        write_bytes(temp, data, durable=durable)
+        write_bytes(temp, data, durable=durable, mode=mode)
         os.replace(temp, path)
     except BaseException:
         with contextlib.suppress(OSError):
