@@ -27,10 +27,10 @@ VERBS: dict[str, str] = {
     "push": "send a run's policy to a model hub, with a page about it",
     "pull": "take a policy from a model hub",
     "doctor": "what this machine has and what is missing",
-    "bench": "measure Spreeze on this machine",
+    "bench": "updates a second on a GPU by batch, precision and kind of launch",
     "completion": "the script by which a shell completes verbs, flags, environments and runs",
 }
-_ELSEWHERE = {"bench": "spreeze.bench.__main__", "push": "spreeze.cli.hub.push", "pull": "spreeze.cli.hub.pull"}
+_ELSEWHERE = {"push": "spreeze.cli.hub.push", "pull": "spreeze.cli.hub.pull"}
 
 
 def module_of(verb: str) -> str:

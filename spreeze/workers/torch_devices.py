@@ -7,10 +7,9 @@ import ctypes
 import gc
 import resource
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,34 +47,6 @@ def gpus_of(device: str) -> list[str]:
 def synchronise(device: str) -> None:
     for gpu in gpus_of(device):
         torch.cuda.synchronize(gpu)
-
-
-class HostWaits:
-    """Counts the operations within this context that made the host wait for a GPU.
-
-    Explicit waits (``synchronise``, events) do not count. On a CPU nothing waits.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.count = 0
-        self._on_gpu = bool(gpus_of(device))
-        self._catching = warnings.catch_warnings(record=True)
-        self._caught: list[warnings.WarningMessage] = []
-
-    def __enter__(self) -> Self:
-        if self._on_gpu:
-            caught = self._catching.__enter__()
-            self._caught = [] if caught is None else caught
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._on_gpu:
-            torch.cuda.set_sync_debug_mode("default")
-            # Not the one that says, at first use, that the mode does not know all such operations.
-            self.count = sum("called a synchroniz" in str(warning.message) for warning in self._caught)
-            self._catching.__exit__(None, None, None)
 
 
 _VIEWS = {

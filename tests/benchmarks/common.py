@@ -2,7 +2,7 @@
 
 Each script is started from the repository: ``python tests/benchmarks/hts.py --repeats 3 --parts steps target``. A run
 is a ``python -m spreeze.train`` in processes of its own; cases take turns seed by seed, so that drift of the machine
-meets all alike. Runs stay in ``--runs-dir``, where ``python -m spreeze report`` and ``bench curve`` find them.
+meets all alike. Runs stay in ``--runs-dir``, where ``python -m spreeze report`` and ``curve.py`` find them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.bench import Row, line, row, row_of_reached
-from spreeze.bench import runs as bench_runs
-from spreeze.bench.runs import OUTSIDE_S, Document, in_turn
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+"""Folder of what tests and scripts share, and of environments that fail on purpose, for this process and for runs."""
+sys.path.insert(0, str(SUPPORT))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
+
+import whole_runs
+from whole_runs import OUTSIDE_S, Document, in_turn, row_of_reached
+
 from spreeze.cli import report
+from spreeze.cli.bench import Row, line, row
 from spreeze.envs.small_tasks import SYNTHETIC_ID
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.comparison import reached
 from spreeze.metrics.store import MetricsReader
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-"""Folder of environments that fail on purpose, for this process and for runs."""
-sys.path.insert(0, str(SUPPORT))
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
 Part = Callable[[argparse.Namespace], list[Row]]
 PATIENCE_S = 7200.0
 """Longest run where env steps or updates are counted, not seconds."""
@@ -41,7 +44,8 @@ def main(about: str, parts: Mapping[str, Part], *, flags: Mapping[str, Any] | No
     Args:
         about: the script's docstring.
         parts: name -> what measures it.
-        flags: further flags and their defaults; a tuple takes several values, an empty one integers.
+        flags: further flags and their defaults; a tuple takes several values (an empty one: integers), a list is
+            repeated.
         defaults: of ``env``, ``seconds`` and ``target_return``, where the script has other ones.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,10 +61,13 @@ def main(about: str, parts: Mapping[str, Part], *, flags: Mapping[str, Any] | No
         flag, several = f"--{name.replace('_', '-')}", isinstance(value, tuple)
         if isinstance(value, bool):
             add(flag, action="store_true")
+        elif isinstance(value, list):
+            add(flag, action="append", default=value)
         else:
             kind = type(next(iter(value), 0) if several else value)
             add(flag, type=kind, default=value, **({"nargs": "+"} if several else {}))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that runs are ended too
     rows = []
     for part in args.parts:
         say(f"{part}:")
@@ -87,7 +94,7 @@ def compare(
     return in_turn(
         cases,
         args.repeats,
-        lambda own: bench_runs.train([*always, *own], seconds + OUTSIDE_S, environment),
+        lambda own: whole_runs.train([*always, *own], seconds + OUTSIDE_S, environment),
         say,
         args.first_seed,
     )

@@ -38,7 +38,7 @@ def steps(device: str, env_id: str) -> list[Step]:
     )
     return [
         Step("checks", 480.0, [python, "-m", "pytest", str(TESTS), "-m", "gpu", "-n", "1", "-q"]),
-        Step("rates", 400.0, [*spreeze, "bench", "gpu", "--device", device, "--minutes", "7", *(["--small"] * small)]),
+        Step("rates", 400.0, [*spreeze, "bench", "--device", device, "--minutes", "7", *(["--small"] * small)]),
         Step("kernels and bounds", 60.0, [python, __file__, "--device", device, "--minutes", "0", "--bounds"]),
         Step(
             "tuner over its grid",

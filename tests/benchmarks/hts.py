@@ -3,9 +3,9 @@
 import argparse
 
 from common import PATIENCE_S, compare, main, ratios, rows_of, sleeping, written_report
+from whole_runs import target_rows
 
-from spreeze.bench import Row, row
-from spreeze.bench.runs import target_rows
+from spreeze.cli.bench import Row, row
 
 LAWS = {
     "constant": ("constant", 0.0),

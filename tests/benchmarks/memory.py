@@ -6,7 +6,7 @@ import time
 import numpy as np
 from common import compare, main, rows_of, rows_of_target
 
-from spreeze.bench import Row, row
+from spreeze.cli.bench import Row, row
 from spreeze.inference.policy import Policy
 from spreeze.inference.recurrence import CELLS
 

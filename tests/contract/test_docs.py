@@ -16,9 +16,9 @@ from sources import FILES, nodes
 
 import spreeze
 from spreeze.__main__ import VERBS, module_of
-from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli import export, sweep
 from spreeze.cli.arguments import build_parser
+from spreeze.cli.bench import build_parser as bench_parser
 from spreeze.cli.dashboard import build_parser as dashboard_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.hub.push import build_parser as push_parser
@@ -60,10 +60,6 @@ def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert callable(importlib.import_module(module_of(verb)).main)
 
 
-def _benches() -> dict:
-    return next(action.choices for action in bench_parser()._actions if action.dest == "bench")
-
-
 def _printed_flags(text) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\d?", text))
 
@@ -86,9 +82,8 @@ def test_help_tells_every_flag(flag):
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 def test_every_flag_that_is_printed_exists(text, monkeypatch, capsys):
-    builders = (tune_parser, evaluate_parser, dashboard_parser, play_parser, push_parser)
-    parsers = (*(build() for build in builders), *_benches().values())
-    known = {"--help"}.union(OF_OTHERS, *map(_flags, parsers))
+    builders = (tune_parser, evaluate_parser, dashboard_parser, play_parser, push_parser, bench_parser)
+    known = {"--help"}.union(OF_OTHERS, *(_flags(build()) for build in builders))
     for verb in (export, sweep):
         with contextlib.suppress(SystemExit):
             verb.main(["--help"])
@@ -104,13 +99,6 @@ def _flags_of_benchmarks(monkeypatch, capsys) -> set[str]:
         with contextlib.suppress(SystemExit):
             runpy.run_path(str(path), run_name="__main__")
     return _printed_flags(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
-def test_every_bench_that_is_printed_exists_and_takes_the_flags_printed_with_it(text):
-    for name, rest in re.findall(r"\bbench ([a-z]+)((?: [^`#\n]*)?)(?=[`#\n])", text):
-        assert name in _benches(), name
-        assert _printed_flags(rest) - _flags(_benches()[name]) == set(), (name, rest)
 
 
 @pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)

@@ -71,8 +71,8 @@ def test_outliers_are_named_for_whoever_reads_the_summary():
             warnings.warn(f"{name} has {count} lines: can it be told in steps?", stacklevel=1)
 
 
-KNOWS_NAMES = ("modes/", "algorithms/", "config/modes.py", "config/algorithms.py", "bench/")
-"""Where a mode or an algorithm may be told by its name: its own folder, the tables, and what compares given ones."""
+KNOWS_NAMES = ("modes/", "algorithms/", "config/modes.py", "config/algorithms.py")
+"""Where a mode or an algorithm may be told by its name: its own folder and the tables."""
 _NAMES = frozenset(("mode", "algo"))
 
 

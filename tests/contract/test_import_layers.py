@@ -21,7 +21,7 @@ LAYERS = (
     {"runtime"},
     {"modes"},
     {"tuner"},
-    {"cli", "bench", "dashboard"},
+    {"cli", "dashboard"},
     {"api", "train", "__main__", "__init__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -41,7 +41,7 @@ PAGE_IMPORTS = {
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
          "workers/feeds.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
          "tuner/update_probe.py",
-         "runtime/metric_sinks.py", "bench/")  # fmt: skip
+         "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",
               "algorithms.a2c", "algorithms.impact", "workers.main", "workers.samplers",
               "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.replay", "modes.serial",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sources import UNMARKED
 
-from spreeze.bench import line
+from spreeze.cli.bench import line
 
 
 def pytest_collection_modifyitems(items):

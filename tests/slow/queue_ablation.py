@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from replay_rates import CHILD_LIMIT_S, LAYOUT, WRITE_ROWS, open_ring, paced, ring_writer, transitions, wait_for_rows
 
-from spreeze.bench import Row, row
+from spreeze.cli.bench import Row, row
 from spreeze.transport.replay_ring import ReplayReader
 
 QUEUE_SIZES_ROWS = (5_000, 20_000, 50_000)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from rings import count_torn
 
-from spreeze.bench import Row, line, row
+from spreeze.cli.bench import Row, line, row
 from spreeze.errors import WorkerError
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout

@@ -24,7 +24,7 @@ import pytest
 from live_run import AttachedRun, marked
 from long_form import LEFT_S, LIMIT_S, PATIENCE_S, asked, by_hand
 
-from spreeze.bench import Row
+from spreeze.cli.bench import Row
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore

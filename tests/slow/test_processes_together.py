@@ -2,8 +2,7 @@
 
 import processes_together
 from processes_together import memory_rows, scaling_rows, together_rows
-
-from spreeze.bench.sampling import task_plan
+from sampler_cost import task_plan
 
 
 def test_each_side_is_measured_alone_and_together(monkeypatch):

@@ -21,7 +21,7 @@ from fault_envs import FAULT_ID
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
 
-from spreeze.bench import Row
+from spreeze.cli.bench import Row
 from spreeze.errors import SpreezeError
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore

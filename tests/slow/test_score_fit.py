@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from long_form import asked, by_hand
+from sampler_cost import task_plan
 from score_fit import (
     COUNTED,
     Goal,
@@ -31,7 +32,6 @@ from score_fit import (
     worst_loss,
 )
 
-from spreeze.bench.sampling import task_plan
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.profiles import task_profile
 from spreeze.tuner.model import BATCH_HALF_WORTH, UPDATES_PER_STEP

@@ -21,7 +21,7 @@ from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
 from slopes import slope_row
 
-from spreeze.bench import Row
+from spreeze.cli.bench import Row
 
 pytestmark = [
     pytest.mark.timeout(600),

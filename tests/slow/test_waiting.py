@@ -22,7 +22,7 @@ import pytest
 from long_form import PATIENCE_S, asked, by_hand
 from watched_run import LiveRun
 
-from spreeze.bench import Row, row
+from spreeze.cli.bench import Row, row
 from spreeze.errors import SpreezeError
 from spreeze.metrics.store import MetricsReader
 from spreeze.transport.shared_memory import Wakeup

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
+from whole_runs import task_settings
+
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.impact import AsyncOnPolicy
-from spreeze.bench.runs import task_settings
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
 from spreeze.config.layers import Layer, Settings

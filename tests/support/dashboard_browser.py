@@ -22,7 +22,7 @@ import psutil
 from harness import PATIENCE_S
 from watched_run import Counters, LiveRun, counters, rates
 
-from spreeze.bench import Row, row
+from spreeze.cli.bench import Row, row
 from spreeze.errors import ResourceError, SpreezeError
 from spreeze.machine.hardware import read_machine
 from spreeze.run_directory import state_of

@@ -28,14 +28,15 @@ import numpy as np
 import psutil
 import torch
 from harness import PATIENCE_S
+from learner_rates import HostWaits
 from rings import torn_rows
 from torch import Tensor
+from whole_runs import train
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
-from spreeze.bench.learner import synthetic_spec
-from spreeze.bench.runs import train
+from spreeze.cli.bench import synthetic_spec
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import SECTIONS, LearnerConfig
@@ -55,7 +56,7 @@ from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import ROLES, role_of
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
-from spreeze.workers.torch_devices import HostWaits, gpus_of, learner_threads, matmuls_in, synchronise
+from spreeze.workers.torch_devices import gpus_of, learner_threads, matmuls_in, synchronise
 
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2
 """Of a parameter change: in float64; in float32 where two devices, placements or compilers round differently; in

@@ -25,7 +25,7 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import TwoThreads, matmuls_by_onednn
-from spreeze.bench import Row, line
+from spreeze.cli.bench import Row, line
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine

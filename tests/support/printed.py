@@ -19,7 +19,7 @@ STANDS_FOR = {
     "HOST:PORT": "local:1", "OWNER/NAME": "me/robot",
 }  # fmt: skip
 """Word that a page prints for whatever the reader has -> one that can be typed."""
-NAMES = [["runs", "stop"], ["runs", "pause"], ["runs", "continue"], ["runs", "evaluate"], ["bench", "walker"]]
+NAMES = [["runs", "stop"], ["runs", "pause"], ["runs", "continue"], ["runs", "evaluate"]]
 """Commands that are named without what they need."""
 _ANY_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

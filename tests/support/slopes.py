@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spreeze.bench import Row
+from spreeze.cli.bench import Row
 
 
 def slope_row(name: str, times: list[float], values: list[float], target: str | None) -> Row:

@@ -53,7 +53,7 @@ NOT_PRELOADED = (
     "spreeze.train",
     "spreeze.envs.small_tasks",
     "spreeze.dashboard",
-    "spreeze.bench",
+    "spreeze.cli.bench",
     "spreeze.envs.bullet",
 )
 """What is run as a program, reads variables when it is imported, or is dear and rarely needed."""

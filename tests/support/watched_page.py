@@ -12,7 +12,7 @@ import dashboard_browser as page
 import psutil
 from slopes import slope_row
 
-from spreeze.bench import Row, row
+from spreeze.cli.bench import Row, row
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run, state_of
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 from harness import PATIENCE_S
 
-from spreeze.bench import __main__ as command
-from spreeze.bench import learner, row
-from spreeze.bench.learner import BATCHES, KINDS, Rate, gpu_rows, knees, missing_device, timer, verdict, wanted
+from spreeze.cli import bench
+from spreeze.cli.bench import BATCHES, KINDS, Rate, gpu_rows, knees, missing_device, row, timer, verdict, wanted
 from spreeze.machine.gpu import GpuReport
 
 
 @pytest.mark.warm
 def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
-    for limit_s in ("spreeze.bench.learner._DEADLINE_S", "spreeze.tuner.measure._LOADING_S"):
+    for limit_s in ("spreeze.cli.bench._DEADLINE_S", "spreeze.tuner.measure._LOADING_S"):
         monkeypatch.setattr(limit_s, PATIENCE_S)
     with timer("cpu", small=True) as measure:
         found = measure(Rate("float32", 64, "eager"), 2)
@@ -23,9 +22,9 @@ def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
             measure(Rate(precision, 64, kind), 2)
             for precision, kind in (("float32", "graph"), ("float32", "replay on the host"), ("tf32", "eager"))
         ]
-    machine = learner.read_machine()
+    machine = bench.read_machine()
     small = dataclasses.replace(machine, memory=dataclasses.replace(machine.memory, usable_bytes=10**9))
-    monkeypatch.setattr(learner, "read_machine", lambda: small)
+    monkeypatch.setattr(bench, "read_machine", lambda: small)
     with timer("cpu", small=True) as measure:
         failed = measure(Rate("float32", 2**24, "eager"), 2)
     assert len(found["repeats"]) == 2
@@ -84,7 +83,7 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_a_processor_has_no_verd
         def __exit__(self, *error):
             pass
 
-    monkeypatch.setattr(learner, "timer", Timer)
+    monkeypatch.setattr(bench, "timer", Timer)
     args = argparse.Namespace(device="cpu", minutes=1.0, small=True, repeats=2)
     rows = gpu_rows(args, said.append, clock=lambda: float(next(now)))
     assert 0 < len(taken) < len(wanted("cpu", small=True)) == len(said)
@@ -112,7 +111,7 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_a_processor_has_no_verd
 def test_without_a_card_one_line_says_what_is_missing(monkeypatch, built, gpus, words):
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(learner, "read_gpus", lambda: GpuReport(gpus, "no NVIDIA driver: gone"))
+    monkeypatch.setattr(bench, "read_gpus", lambda: GpuReport(gpus, "no NVIDIA driver: gone"))
     said = missing_device()
     assert words in said
     assert said.endswith("try the bench itself with --device cpu")
@@ -120,6 +119,6 @@ def test_without_a_card_one_line_says_what_is_missing(monkeypatch, built, gpus, 
 
 def test_the_command_ends_with_the_code_of_a_request_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["gpu"]) == 2
+    assert bench.main([]) == 2
     shown = capsys.readouterr().err
     assert (shown.count("\n"), shown.startswith("error: no CUDA device")) == (1, True)

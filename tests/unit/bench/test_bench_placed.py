@@ -4,9 +4,7 @@ import warnings
 
 import pytest
 import torch
-
-from spreeze.bench.learner import learner_rows
-from spreeze.workers.torch_devices import HostWaits
+from learner_rates import HostWaits, learner_rows
 
 
 @pytest.mark.parametrize(("device", "crossed"), [("cpu", 0), ("cpu+cpu", 4 * (8 * (3 * 6 + 1) + 1))])

@@ -7,58 +7,43 @@ import sys
 
 import psutil
 import pytest
-from harness import PATIENCE_S, poll
+import whole_runs
+from harness import PATIENCE_S, REPO, poll
+from whole_runs import curve_rows, draw_curve, time_to_target_rows, train
 
-from spreeze.bench import line, runs
-from spreeze.bench.runs import curve_rows, draw_curve, time_to_target_rows, train
+from spreeze.cli.bench import line
 from spreeze.errors import RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import Curve, RunGroup
 from spreeze.metrics.store import EvaluationRow
 from spreeze.workers.evaluator import COLUMNS
 
+BENCHMARKS = REPO / "tests" / "benchmarks"
 
-def _bench(*arguments):
+
+def _measured(*arguments):
+    """Rows of ``parts.py``."""
     done = subprocess.run(
-        [sys.executable, "-m", "spreeze.bench", *arguments, "--json"],
+        [sys.executable, str(BENCHMARKS / "parts.py"), *arguments, "--repeats", "1", "--seconds", "0.3", "--json"],
         capture_output=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)
-
-
-def _metrics(document):
-    return {row["metric"]: row for row in document["rows"]}
+    return {row["metric"]: row for row in json.loads(done.stdout)["rows"]}
 
 
 @pytest.mark.warm
-def test_sampling_bench_reports_the_share_of_the_bare_loop():
-    document = _bench("sampling", "--env", "Pendulum-v1", "--repeats", "2", "--seconds", "0.3")
-    rows = _metrics(document)
-    assert document["bench"] == "sampling"
-    assert document["versions"]["torch"]
-    share = rows["sampler_share_of_bare"]
-    assert len(share["repeats"]) == 2
-    assert share["value"] > 0.0
-    assert rows["sampler_env_steps_per_s"]["value"] > 0
-
-
-@pytest.mark.warm
-def test_an_engine_is_compared_with_its_own_loop():
-    rows = _metrics(
-        _bench(
-            "sampling", "--env", "vector:CartPole-v1", "--envs-per-sampler", "64", "--repeats", "1", "--seconds", "0.3"
-        )
-    )
+@pytest.mark.parametrize("task", [("Pendulum-v1",), ("vector:CartPole-v1", "--envs-per-sampler", "64")])
+def test_a_sampler_is_compared_with_a_bare_loop_of_the_same_environments(task):
+    rows = _measured("--env", *task)
     assert rows["sampler_share_of_bare"]["value"] > 0.0
-    assert rows["bare_env_steps_per_s"]["envs_per_sampler"] == 64
+    assert rows["sampler_env_steps_per_s"]["value"] > 0.0
+    assert rows["bare_env_steps_per_s"]["envs_per_sampler"] == int(task[-1]) if len(task) > 1 else 8
 
 
 @pytest.mark.warm
 def test_learner_bench_reports_updates():
-    rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
-    assert rows["updates_per_s"]["value"] > 0.0
+    assert _measured("--parts", "learner", "--batch-size", "64")["updates_per_s"]["value"] > 0.0
 
 
 def test_unknown_return_prints_as_a_dash():
@@ -105,7 +90,7 @@ def kept_curve(seed, scores, **settings):
 
 def test_figures_of_runs_are_told_by_what_was_kept_and_by_counts(tmp_path, monkeypatch):
     curves = {"1": kept_curve(1, [0.0, 90.0, 50.0, *[80.0] * 18, 40.0]), "2": kept_curve(2, [10.0] * 30)}
-    monkeypatch.setattr(runs, "read_curve", lambda path: curves.get(path.name))
+    monkeypatch.setattr(whole_runs, "read_curve", lambda path: curves.get(path.name))
     rows = curve_rows([tmp_path / "1", tmp_path / "2"], [80.0])
     found = {row["metric"]: row["repeats"] for row in rows}
     assert found["eval_return_final"] == [76.0, 10.0]
@@ -124,7 +109,7 @@ def test_figures_of_runs_are_told_by_what_was_kept_and_by_counts(tmp_path, monke
 
 def test_runs_with_other_settings_have_figures_of_their_own(tmp_path, monkeypatch):
     curves = {"1": kept_curve(1, [1.0], **{"sac.n_step": "1"}), "2": kept_curve(2, [2.0], **{"sac.n_step": "3"})}
-    monkeypatch.setattr(runs, "read_curve", lambda path: curves[path.name])
+    monkeypatch.setattr(whole_runs, "read_curve", lambda path: curves[path.name])
     rows = [row for row in curve_rows([tmp_path / "1", tmp_path / "2"]) if row["metric"] == "eval_return_final"]
     assert [(row["value"], row["runs"]) for row in rows] == [
         (1.0, "sac serial sac.n_step=1"),
@@ -161,7 +146,7 @@ class Trained:
 
 
 def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_has_no_time(monkeypatch):
-    monkeypatch.setattr(runs, "train", trained := Trained())
+    monkeypatch.setattr(whole_runs, "train", trained := Trained())
     said = []
     rows = time_to_target_rows("Pendulum-v1", -200.0, 2, "runs", 30.0, ["--plain-env"], said.append)
     spreeze, serial = (row for row in rows if row["metric"] == "time_to_target_s")
@@ -184,8 +169,8 @@ def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_has_n
 
 
 def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):
-    command = [sys.executable, "-m", "spreeze.bench", "target", "--env", "Pendulum-v1", "--repeats", "1",
-               "--limit", "10000", "--target-return", "1e9", "--runs-dir", str(tmp_path)]  # fmt: skip
+    command = [sys.executable, str(BENCHMARKS / "rates.py"), "--parts", "target", "--env", "Pendulum-v1",
+               "--seconds", "10000", "--target-return", "1e9", "--runs-dir", str(tmp_path)]  # fmt: skip
     bench = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         children = psutil.Process(bench.pid).children

@@ -49,7 +49,7 @@ def started(monkeypatch, tmp_path):
         commands.append(arguments)
         return known
 
-    monkeypatch.setattr(common.bench_runs, "train", train)
+    monkeypatch.setattr(common.whole_runs, "train", train)
     monkeypatch.setattr(common.report, "main", lambda arguments: commands.append(["report", *arguments]))
     yield commands
     sys.modules.pop("common")

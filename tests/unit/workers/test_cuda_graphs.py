@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from batches import same
+from learner_rates import HostWaits
 from played_graphs import LAYOUT, SPEC, PlayedGraph, filled
 
 from spreeze.algorithms import create
@@ -34,7 +35,6 @@ from spreeze.workers.gpu_replay import (
     updates_in_graph,
 )
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import HostWaits
 
 CPU, BATCH = torch.device("cpu"), 16
 CASES = [("sac", {}), ("sac", {"critics": "quantile"}), ("td3", {"critics": "categorical"}), ("ddpg", {}),

@@ -1,7 +1,8 @@
-"""Updates/s of the whole learner, with its draws from replay: ``bench learner`` and ``bench gpu``.
+"""``python -m spreeze bench``: updates/s of the learner on one GPU by batch size, precision and kind of launch.
 
-The latter times a card by batch, precision and kind with the tuner's own probe, the most telling figures first, until
-the time is up. What has to be right on a card before its speed counts is tested by ``pytest -m gpu``.
+The tuner's own probe times them, the most telling figures first, until the time is up. What has to be right on a card
+before its speed counts is tested by ``pytest -m gpu``. Other figures are measured by the scripts of
+``tests/benchmarks/``.
 """
 
 from __future__ import annotations
@@ -9,119 +10,71 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.bench import Row, row
-from spreeze.bench.runs import Say
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.schema import SECTIONS, LearnerConfig
+from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError, UsageError
 from spreeze.machine.gpu import read_gpus
 from spreeze.machine.hardware import check_precision, read_machine
+from spreeze.machine.output import emit, say
 from spreeze.metrics import median
+from spreeze.run_directory import versions
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.measure import UpdateHelper
 from spreeze.tuner.model import fit_cost, paper_batch
-from spreeze.tuner.update_probe import updates_per_s
-from spreeze.types import Box, EnvSpec, RowLayout
+from spreeze.types import Box, EnvSpec
 from spreeze.workers.jobs import UpdateTurn
-from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
-from spreeze.workers.torch_devices import (
-    HostWaits,
-    gpus_of,
-    largest_matmul,
-    learner_threads,
-    matmuls_in,
-    resolve_device,
-)
+from spreeze.workers.torch_devices import gpus_of, resolve_device
+
+Row = dict[str, Any]
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
-_REPLAY_ROWS, _WARMUP_UPDATES = 2**17, 16
 
 
-def synthetic_spec(**changes: Any) -> EnvSpec:
-    """A task that only has the sizes of Walker2DBulletEnv-v0, or ``changes`` of them; its rows are synthetic."""
-    facts: dict[str, Any] = {"obs_dim": OBS_DIM, "action": Box((-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM)} | changes
-    return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **facts)
+# --- rows ---
 
 
-def learner_rows(
-    batch_sizes: Sequence[int],
-    repeats: int,
-    device: str = "cpu",
-    algo: str = "sac",
-    *,
-    threads: int = 1,
-    precision: str = "float32",
-    overlap: bool = False,
-    updates_per_launch: int = 1,
-    repeat_s: float = 2.0,
-) -> list[Row]:
-    """Rates, the parts of an update's time, what crosses a split, and how often the host waits for the device.
-
-    Networks and learning rates are the algorithm's defaults, replay holds synthetic rows. On a GPU, batches come from
-    the GPU replay.
-
-    Raises:
-        ConfigError: the device or the precision is not there.
-    """
-    spec = synthetic_spec()
-    layout, config, device = RowLayout.of(spec), SECTIONS[algo](), resolve_device(device)
-    assert isinstance(config, AlgorithmConfig)
-    rows: list[Row] = []
-    with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _REPLAY_ROWS))) as ring:
-        fill_with_synthetic_rows(ring, spec)
-        for batch_size in batch_sizes:
-            largest = largest_matmul(config.hidden_sizes, batch_size)
-            with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as parallel:
-                learner = LearnerConfig(
-                    batch_size=batch_size, device=device, overlap=overlap, updates_per_launch=updates_per_launch
-                )
-                more: dict[str, Any] = {"seed": 0, "normalize_obs": False, "parallel": parallel}
-                trainer = ReplayTrainer(spec, algo, config, layout, ReplayReader(ring), learner, **more)
-                case: dict[str, object] = {"batch_size": batch_size, "algo": algo, "device": device}
-                case |= {"learner_threads": threads, "precision": precision, "overlap": str(overlap)}
-                case["notes"] = trainer.notes
-                rows += _measured(trainer, repeats, repeat_s, device, case)
-    return rows
+def row(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
+    """A figure: the median of its known repeats, and what else is known of it."""
+    known = [value for value in repeats if value is not None]
+    return {
+        "metric": metric,
+        "unit": unit,
+        "value": statistics.median(known) if known else None,
+        "repeats": repeats,
+        **{key: value for key, value in more.items() if value is not None},
+    }
 
 
-def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str, case: dict[str, object]) -> list[Row]:
-    while trainer.updates < _WARMUP_UPDATES:
-        trainer.update()
-    began, crossed = trainer.updates, trainer.algorithm.transferred_bytes
-    before_s = trainer.gather_s, trainer.critic_s, trainer.actor_s
-    rates = [updates_per_s(trainer, repeat_s, device) for _ in range(repeats)]
-    updates = trainer.updates - began
-    parts_s = [
-        now - before
-        for now, before in zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)
-    ]
-    crossed = trainer.algorithm.transferred_bytes - crossed
-    with HostWaits(device) as waits:
-        checked = trainer.update()
-    return [
-        row("updates_per_s", "1/s", rates, **case),
-        row("update_frames_per_s", "1/s", [rate * trainer.batch_size for rate in rates], **case),
-        *(
-            row(f"learner_{part}_share", "share", [part_s / sum(parts_s)], **case)
-            for part, part_s in zip(("gather", "critic", "actor"), parts_s, strict=True)
-        ),
-        row("crossed_bytes_per_update", "bytes", [crossed / updates], **case),
-        row("host_waits_per_update", "waits", [waits.count / checked], **case),
-    ]
+def line(row: Row) -> str:
+    """A row as one line for a person."""
+    known = ("metric", "value", "unit", "repeats", "target")
+    labels = [f"{key} {_short(value)}" for key, value in row.items() if key not in known and value != []]
+    repeats = [value for value in row["repeats"] if isinstance(value, int | float)]
+    count = f"n={len(repeats)}" + (f" of {len(row['repeats'])}" if len(repeats) < len(row["repeats"]) else "")
+    several = repeats and len(row["repeats"]) > 1
+    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, {count}]" if several else ""
+    target = f"  target {row['target']}" if row.get("target") else ""
+    text = f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}"
+    return text + (f"  ({', '.join(labels)})" if labels else "")
 
 
-# --- a card ---
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# --- rates ---
 
 BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 SMALL_BATCHES = (64, 256)
@@ -160,6 +113,12 @@ class Rate(NamedTuple):
     def needs_s(self) -> float:
         """Time that it takes on a card, about."""
         return 40.0 if "fused" in self.kind else 10.0 if self.batch_size == BATCHES[0] else 4.0
+
+
+def synthetic_spec(**changes: Any) -> EnvSpec:
+    """A task that only has the sizes of Walker2DBulletEnv-v0, or ``changes`` of them; its rows are synthetic."""
+    facts: dict[str, Any] = {"obs_dim": OBS_DIM, "action": Box((-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM)} | changes
+    return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **facts)
 
 
 def wanted(device: str, *, small: bool = False) -> list[Rate]:
@@ -277,6 +236,31 @@ def knees(rates: list[Row]) -> list[Row]:
 # --- the command ---
 
 
+def build_parser() -> Parser:
+    parser = Parser(prog="python -m spreeze bench", description="Updates/s on one GPU, and the verdict on them.")
+    parser.flag("--device", text="device to measure; cpu tries the bench itself", shown="the first GPU")
+    parser.flag("--minutes", text="time after which nothing is begun any more", default=8.0, shown="8")
+    parser.flag("--small", text="small networks, short measurements: to try the bench", default=False)
+    parser.flag("--repeats", text="repeats of each figure", default=5)
+    parser.flag("--json", text="one JSON document on standard output", default=False)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    return guarded(lambda: _bench(args), as_json=args.json)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    rows = gpu_rows(args, lambda text: say(text, as_json=args.json))
+    machine = read_machine().one_line()
+    if args.json:
+        emit({"machine": machine, "versions": versions(), "rows": rows})
+    else:
+        say("\n".join([machine, *map(line, rows)]))
+    return 0
+
+
 def missing_device() -> str | None:
     """Why there is no GPU to measure, in one line; None where there is one."""
     if torch.cuda.is_available():
@@ -293,7 +277,9 @@ def missing_device() -> str | None:
     return f"no CUDA device: {cause}; {remedy}, or try the bench itself with --device cpu"
 
 
-def gpu_rows(args: argparse.Namespace, say: Say, clock: Callable[[], float] = time.monotonic) -> list[Row]:
+def gpu_rows(
+    args: argparse.Namespace, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> list[Row]:
     """The rates that fit into ``args.minutes``, their knees, and on a GPU the verdict.
 
     Raises:
@@ -307,13 +293,10 @@ def gpu_rows(args: argparse.Namespace, say: Say, clock: Callable[[], float] = ti
     with timer(device, small=args.small) as measure:
         for rate in wanted(device, small=args.small):
             if clock() + rate.needs_s() > end_s:
-                say(
-                    f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: left out, {args.minutes:g} minutes are "
-                    "over"
-                )
-                continue
-            rates.append(measure(rate, args.repeats))
-            found = rates[-1].get("failure") or f"{rates[-1]['value']:,.0f} updates/s"
+                found = f"left out, {args.minutes:g} minutes are over"
+            else:
+                rates.append(measure(rate, args.repeats))
+                found = rates[-1].get("failure") or f"{rates[-1]['value']:,.0f} updates/s"
             say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {found}")
     judged = verdict(rates) if gpus_of(device) and not args.small else []
     return [*rates, *knees(rates), *judged]
