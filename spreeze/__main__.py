@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from spreeze import __version__
-from spreeze.config.shipped import SHIPPED
+from spreeze.config import SHIPPED
 from spreeze.errors import did_you_mean
 from spreeze.machine.output import print_error, say, standard_streams
 
@@ -30,12 +30,11 @@ VERBS: dict[str, str] = {
     "bench": "updates a second on a GPU by batch, precision and kind of launch",
     "completion": "the script by which a shell completes verbs, flags, environments and runs",
 }
-_ELSEWHERE = {"push": "spreeze.cli.hub.push", "pull": "spreeze.cli.hub.pull"}
 
 
 def module_of(verb: str) -> str:
     """The module whose ``main`` does a verb."""
-    return _ELSEWHERE.get(verb, f"spreeze.cli.{verb}")
+    return f"spreeze.cli.{verb}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,7 +32,7 @@ import numpy as np
 from spreeze import errors
 from spreeze.cli.arguments import CHECKPOINTS
 from spreeze.cli.evaluate import environment_errors, find_weights, policy_of, recorded_spec
-from spreeze.config.values import value_text
+from spreeze.config.section import value_text
 from spreeze.envs.callers import called_by, name_of
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, joined_mask, leaves_of

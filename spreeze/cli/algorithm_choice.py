@@ -25,7 +25,7 @@ from spreeze.formatting import clean, number
 from spreeze.machine.hardware import Machine
 from spreeze.machine.processes import kill_and_wait
 from spreeze.metrics.comparison import POLICIES, read_curve
-from spreeze.metrics.falls import Level, level_of
+from spreeze.metrics.progress import Level, level_of
 from spreeze.metrics.tuning_record import ALGORITHMS
 from spreeze.run_directory import existing_parent, names_from, new_name, read_json, versions, write_json
 from spreeze.runtime.interrupts import Interrupts

@@ -29,7 +29,6 @@ from spreeze.run_directory import versions
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.measure import UpdateHelper
-from spreeze.tuner.model import fit_cost, paper_batch
 from spreeze.types import Box, EnvSpec
 from spreeze.workers.jobs import UpdateTurn
 from spreeze.workers.torch_devices import gpus_of, resolve_device
@@ -80,7 +79,6 @@ BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 SMALL_BATCHES = (64, 256)
 _DEADLINE_S, _FUSING_DEADLINE_S = 30.0, 150.0
 _SHORT_S, _LONG_S = 0.05, 0.3  # length of one repeat, small and on a card
-_KNEE = 0.85  # share of the highest update frame rate that the paper's batch has to reach (section 3.3)
 
 
 class LaunchKind(NamedTuple):
@@ -121,9 +119,9 @@ def synthetic_spec(**changes: Any) -> EnvSpec:
     return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **facts)
 
 
-def wanted(device: str, *, small: bool = False) -> list[Rate]:
+def wanted(device: str) -> list[Rate]:
     """Measures all batch sizes with graphs, then the other kinds where they matter."""
-    batches = SMALL_BATCHES if small else BATCHES
+    batches = BATCHES if gpus_of(device) else SMALL_BATCHES
     first, large, last = batches[0], batches[len(batches) // 2], batches[-1]
     found = [Rate(precision, batch, "graph") for precision in ("tf32", "float32") for batch in batches]
     found += [Rate("tf32", batch, "eager") for batch in batches]
@@ -137,8 +135,9 @@ def wanted(device: str, *, small: bool = False) -> list[Rate]:
 
 
 @contextlib.contextmanager
-def timer(device: str, *, small: bool = False) -> Iterator[Callable[[Rate, int], Row]]:
+def timer(device: str) -> Iterator[Callable[[Rate, int], Row]]:
     """A function that times a rate with so many repeats; where it cannot, the row has a ``failure``."""
+    small = not gpus_of(device)
     hidden = (16, 16) if small else (256, 256)
     settings = resolve([Layer("bench", {"sac": {"hidden_sizes": hidden}, "replay": {"capacity": 2**17}})])
     plan = RunPlan(settings=settings, spec=synthetic_spec(), samplers=1, free_core=False)
@@ -189,58 +188,16 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
     )
 
 
-# --- the verdict ---
-
-
-def verdict(rates: list[Row]) -> list[Row]:
-    """Rates that an H100 or H200 should reach, beside the best of these."""
-    known = [one for one in rates if one["value"] is not None]
-    graphs = [one for one in known if one["batch_size"] == BATCHES[0] and "graph" in one["kind"]]
-    return [
-        _judged("updates/s at 256, graph", 4000.0, graphs, per_batch=False),
-        _judged("update frames/s at 8,192", 12e6, [one for one in known if one["batch_size"] == 8192]),
-        _judged("update frames/s, best of all batches", 20e6, known),
-    ]
-
-
-def _judged(figure: str, bound: float, rates: list[Row], *, per_batch: bool = True) -> Row:
-    best = max(rates, key=lambda one: float(one["update_frames_per_s"]), default=None)
-    target = f">= {bound:,.0f}"
-    if best is None:
-        return row(figure, "1/s", [], target=target, verdict="not taken")
-    values = [value * (best["batch_size"] if per_batch else 1) for value in best["repeats"]]
-    return row(
-        figure,
-        "1/s",
-        values,
-        target=target,
-        verdict="met" if median(values) >= bound else "missed",
-        **{name: best[name] for name in Rate._fields},
-    )
-
-
-def knees(rates: list[Row]) -> list[Row]:
-    """By precision and kind the batch of the paper's rule, where enough batches were timed."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for one in rates:
-        if one["value"]:
-            points.setdefault(f"{one['precision']}, {one['kind']}", []).append((one["batch_size"], 1.0 / one["value"]))
-    costs = {name: fit_cost(own) for name, own in points.items() if len(own) > 1}
-    return [
-        row("batch of the paper's rule", "transitions", [paper_batch(*cost, _KNEE)], case=name)
-        for name, cost in costs.items()
-        if cost.b > 1e-11
-    ]
-
-
 # --- the command ---
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="python -m spreeze bench", description="Updates/s on one GPU, and the verdict on them.")
-    parser.flag("--device", text="device to measure; cpu tries the bench itself", shown="the first GPU")
+    parser = Parser(
+        prog="python -m spreeze bench",
+        description="Updates/s of the learner on one GPU by batch, precision and kind of launch.",
+    )
+    parser.flag("--device", text="device to measure; cpu tries the bench itself, small", shown="the first GPU")
     parser.flag("--minutes", text="time after which nothing is begun any more", default=8.0, shown="8")
-    parser.flag("--small", text="small networks, short measurements: to try the bench", default=False)
     parser.flag("--repeats", text="repeats of each figure", default=5)
     parser.flag("--json", text="one JSON document on standard output", default=False)
     return parser
@@ -280,7 +237,7 @@ def missing_device() -> str | None:
 def gpu_rows(
     args: argparse.Namespace, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> list[Row]:
-    """The rates that fit into ``args.minutes``, their knees, and on a GPU the verdict.
+    """The rates that fit into ``args.minutes``.
 
     Raises:
         UsageError: there is no such device, or no GPU and no device was named.
@@ -290,13 +247,12 @@ def gpu_rows(
         raise UsageError(missing)
     device, end_s = resolve_device(args.device or "cuda:0"), clock() + 60.0 * args.minutes
     rates: list[Row] = []
-    with timer(device, small=args.small) as measure:
-        for rate in wanted(device, small=args.small):
+    with timer(device) as measure:
+        for rate in wanted(device):
             if clock() + rate.needs_s() > end_s:
                 found = f"left out, {args.minutes:g} minutes are over"
             else:
                 rates.append(measure(rate, args.repeats))
                 found = rates[-1].get("failure") or f"{rates[-1]['value']:,.0f} updates/s"
             say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {found}")
-    judged = verdict(rates) if gpus_of(device) and not args.small else []
-    return [*rates, *knees(rates), *judged]
+    return rates

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from spreeze.cli.arguments import Parser, guarded
-from spreeze.config.shipped import SHIPPED
+from spreeze.config import SHIPPED
 from spreeze.errors import ResourceError
 
 

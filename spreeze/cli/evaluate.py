@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.config import SHIPPED
 from spreeze.config.recorded_spec import spec_from
-from spreeze.config.shipped import SHIPPED
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, make_task, options_of
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described

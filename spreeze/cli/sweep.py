@@ -36,7 +36,7 @@ from spreeze.cli.sweeps.sweep_runs import (
 from spreeze.cli.sweeps.sweep_search import TRIALS, search
 from spreeze.config.layers import DEFAULT, sources_of, toml_value
 from spreeze.config.schema import check_name
-from spreeze.config.values import split_values
+from spreeze.config.section import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
 from spreeze.machine.output import background_output, emit, print_error, say

@@ -213,7 +213,7 @@ def _goes_on(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | argpa
 
 def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> list[str]:
     """Flags without effect, and how the environment is made and observed."""
-    found = effect_notes(settings, tuned=args.auto or hasattr(args, "compared"))
+    found = effect_notes(settings, tuned=args.auto or args.compared)
     found += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)

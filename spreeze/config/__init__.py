@@ -6,4 +6,30 @@ other machines, its machine-specific settings (device, threads, samplers, enviro
 reported. ``[only."ENV".section]`` and ``[only.ALGO.section]`` apply to one environment or one algorithm. The tuner does
 not change settings in ``about.keep``, for methods that depend on a certain ratio of batch size, environments and
 samples per insert (``profiles/flashsac.toml``, ``fasttd3.toml``).
+
+Files that come with Spreeze beside its code (profiles, trained policies, the recorded run, ``app.py``) stand at the top
+of a checkout. A wheel puts the same tree below ``share/spreeze`` (``data-files`` of ``pyproject.toml``), and where that
+is depends on how it was installed.
 """
+
+from __future__ import annotations
+
+import site
+import sysconfig
+from pathlib import Path
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+"""Folder that holds the package: the top of a checkout, or ``site-packages``."""
+
+
+def _root() -> Path:
+    if (PACKAGE_PARENT / "pyproject.toml").is_file():
+        return PACKAGE_PARENT
+    # A virtual environment or the system; pip --target; pip --user.
+    bases = (sysconfig.get_path("data"), PACKAGE_PARENT, site.getuserbase())
+    places = [Path(base, "share", "spreeze") for base in bases]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+SHIPPED = _root()
+"""Folder of the shipped files."""

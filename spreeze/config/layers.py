@@ -34,8 +34,7 @@ from spreeze.config.schema import (
     condition_of,
     marked,
 )
-from spreeze.config.section import Section, unoffered
-from spreeze.config.values import literal
+from spreeze.config.section import Section, literal, unoffered
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from spreeze.config import SHIPPED
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, migrate, toml_value
 from spreeze.config.schema import check_name, field_of, marked
-from spreeze.config.shipped import SHIPPED
 from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
 

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.algorithm_settings import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig
+from spreeze.config.algorithm_settings import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig, ReplayConfig
+from spreeze.config.algorithm_settings import uses_replay as _replay
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
-from spreeze.config.replay_settings import ReplayConfig
-from spreeze.config.replay_settings import uses_replay as _replay
 from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import components, control, navigation, sweeps
+from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
@@ -284,7 +284,7 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
 def _offer_seeds(found: Report) -> None:
     """A button that trains the seeds that would tell the two best groups apart, where those are not too many."""
     folder, env = runs_dir(), found.runs[0].group.env
-    ahead = comparison.standing(found, env)
+    ahead = found.standings.get(env)
     if ahead is None or not ahead.more or ahead.more > comparison.MOST_SEEDS:
         return
     of_both = [run for run in found.runs if run.group in (ahead.first, ahead.second)]
@@ -309,7 +309,7 @@ def _offer_seeds(found: Report) -> None:
             key=f"compare_seeds_{env}",
             help="With the settings of the runs, tuned ones too, one after the other.",
         )
-    components.show_command(f"seeds_{env}", sweeps.command(flags, folder))
+    components.show_command(f"seeds_{env}", control.sweep_command(flags, folder))
 
 
 def _target(curves: list[Curve]) -> float:

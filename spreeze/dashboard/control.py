@@ -28,11 +28,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from spreeze.config import PACKAGE_PARENT
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.config.shipped import PACKAGE_PARENT
 from spreeze.dashboard.run_data import SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
 from spreeze.envs.families import imports_only
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
@@ -186,15 +186,18 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
     return Activity(name, "late" if waited_s > FORCE_AFTER_S else "stopping", tuple(lines))
 
 
-def arguments(request: Request) -> list[str]:
+def task_flags(request: Request) -> list[str]:
+    """Flags that ``train`` and ``sweep`` share."""
     module = request.import_module or imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
-    found += [part for text in request.args for part in ("--env-arg", text)]
     found += ["--profile", request.profile] if request.profile else []
     found += ["--mode", request.mode] if request.profile or request.mode != DECLARED[0].name else []
-    found += ["--algo", request.algo, "--seed", str(request.seed)]
-    found += ["--auto"] if request.auto else []
-    found += ["--fresh"] if request.auto and request.fresh else []
+    return [*found, "--algo", request.algo, *(["--auto"] if request.auto else [])]
+
+
+def arguments(request: Request) -> list[str]:
+    found = [*task_flags(request), *(part for text in request.args for part in ("--env-arg", text))]
+    found += ["--seed", str(request.seed), *(["--fresh"] if request.auto and request.fresh else [])]
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is not None and isinstance(value, tuple):
@@ -225,6 +228,10 @@ def train_command(request: Request, folder: Path) -> str:
 
 def runs_command(folder: Path, *arguments: str) -> str:
     return command_line("spreeze", "runs", *runs_dir_flags(folder), *arguments)
+
+
+def sweep_command(flags: Sequence[str], folder: Path) -> str:
+    return command_line("spreeze", "sweep", *flags, *runs_dir_flags(folder))
 
 
 def start(request: Request, folder: Path) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from spreeze.dashboard import autotune, components, control, navigation, start, sweeps
+from spreeze.dashboard import autotune, components, control, navigation, start
 from spreeze.dashboard.run_data import SAMPLE, data_flow, row, runs_dir
 from spreeze.formatting import DASH, whole
 from spreeze.run_directory import LIVE_STATES, read_run, steer
@@ -32,7 +32,7 @@ def page() -> None:
         navigation.choose(now.name)
         st.rerun()
     components.show_errors(folder)
-    sweeps.show_running(folder)
+    start.show_sweep(folder)
     box = st.container()
     if now.name is not None and now.phase == "starting":
         autotune.show_start(now.name, folder)

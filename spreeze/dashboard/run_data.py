@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spreeze.config import SHIPPED
 from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import DataFlow, data_flow_of
 from spreeze.config.schema import check_name
-from spreeze.config.shipped import SHIPPED
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name

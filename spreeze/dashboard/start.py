@@ -1,9 +1,11 @@
-"""The form of a new run: what fits the task, all that the tables offer, and environments of the user's own."""
+"""The form of new runs: what fits the task, all that the tables offer, environments of the user's own, and sweeps."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,16 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
-from spreeze.config.layers import Layer
+from spreeze.config.layers import Layer, toml_value
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import RunConfig, active_settings
-from spreeze.dashboard import components, control, sweeps
+from spreeze.dashboard import components, control
 from spreeze.envs.families import imports_only
 from spreeze.envs.make import default_env_id
-from spreeze.errors import SpreezeError
-from spreeze.metrics.ending import ending_of
-from spreeze.run_directory import list_runs
+from spreeze.errors import ConfigError, SpreezeError
+from spreeze.formatting import duration
+from spreeze.metrics.progress import ending_of
+from spreeze.run_directory import list_runs, read_json
 from spreeze.tuner.knobs import tunable_settings
 from spreeze.types import EnvSpec
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from streamlit.delta_generator import DeltaGenerator
+
 
 _STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
 _MACHINE = ("tuning.objective", "tuning.leave_free")
@@ -115,21 +119,21 @@ def form(folder: Path) -> None:
         except SpreezeError as error:
             st.error(components.plain(error))
             return
-        plan, flags, problem = sweeps.ask(last[3]), [], None
+        plan, flags, problem = ask_sweep(last[3]), [], None
         line = control.train_command(request, folder)
         if plan.several:
             try:
-                flags = sweeps.options(request, plan)
+                flags = sweep_options(request, plan)
             except SpreezeError as error:
                 problem = str(error)
-            line = sweeps.command(flags, folder)
+            line = control.sweep_command(flags, folder)
         more: dict[str, Any] = {"type": "primary", "key": "start", "width": "stretch", "disabled": problem is not None}
         last[0].button("Start", on_click=_start, args=(request, folder, flags), **more)
         if problem is not None:
             st.warning(components.plain(problem))
             return
         if plan.several:
-            st.caption(sweeps.expected(request, plan))
+            st.caption(expected_runs(request, plan))
         elif (ending := ending_of(request.config, env_id)) is not None:
             st.caption(components.plain(f"The run {ending.sentence}."))
         components.show_command("start", line)
@@ -359,3 +363,79 @@ def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) ->
         components.tried(control.start_sweep, sweep, folder)
     else:
         components.tried(control.start, request, folder)
+
+
+_LINE = re.compile(r"^[a-z]\w*\.[a-z]\w*=.+$", re.ASCII)
+_MOST_SEEDS = 20
+_ENDS = ("stop.seconds", "stop.env_steps", "stop.updates")
+
+
+class SweepPlan(NamedTuple):
+    """How many runs the form asks for."""
+
+    seeds: int = 1
+    lines: tuple[str, ...] = ()
+    """``section.field=value,value`` of each setting that is varied."""
+
+    @property
+    def several(self) -> bool:
+        return self.seeds > 1 or bool(self.lines)
+
+
+def ask_sweep(cell: DeltaGenerator) -> SweepPlan:
+    """Asks for the number of seeds and for the values of settings; one run of the settings above by default."""
+    with cell.popover("Seeds and values", width="stretch"):
+        text = "One run each, in turn, beginning with the seed above. Three are the fewest that can be compared."
+        seeds = st.number_input("Seeds", 1, _MOST_SEEDS, 1, key="start_seeds", **_KEPT, help=text)
+        lines = st.text_area(
+            "Settings by values",
+            key="start_grid",
+            **_KEPT,
+            placeholder="learner.batch_size=64,256",
+            help="One SECTION.FIELD=VALUE,VALUE per line, as for sweep --set: every combination is trained.",
+        )
+    return SweepPlan(int(seeds), tuple(line.strip() for line in lines.splitlines() if line.strip()))
+
+
+def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
+    """The flags of ``spreeze sweep`` for a request and a plan.
+
+    Raises:
+        ConfigError: a line is malformed, or nothing ends the runs.
+    """
+    for line in plan.lines:
+        if not _LINE.match(line):
+            raise ConfigError(f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as sac.gamma=0.98,0.99")
+    if not any(key in request.settings for key in _ENDS) and not any(line.startswith(_ENDS) for line in plan.lines):
+        raise ConfigError("several runs need a stop condition: set seconds, env steps or updates under Settings")
+    settings = {**({"env.args": request.args} if request.args else {}), **request.settings}
+    found = [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
+    found += [f"--set={line}" for line in plan.lines]
+    return [*control.task_flags(request), *found, "--seeds", str(plan.seeds), "--first-seed", str(request.seed)]
+
+
+def expected_runs(request: control.Request, plan: SweepPlan) -> str:
+    """How many runs that makes, and how long they train where that is known."""
+    count = plan.seeds
+    for line in plan.lines:
+        count *= line.count(",") + 1
+    seconds = request.settings.get("stop.seconds")
+    time = f", {duration(count * float(seconds))} (h:min:s) of training" if isinstance(seconds, int | float) else ""
+    return f"{count} runs, one after the other{time}. Compare lists them as one sweep."
+
+
+def show_sweep(folder: Path) -> None:
+    """Says how far the sweep is that a page has started, with a button that ends it."""
+    launch = control.launching(folder)
+    runs = read_json(folder / f"{launch.name}.sweep.json").get("runs") if launch is not None else None
+    if launch is None or not isinstance(runs, list):
+        return
+    states = [run.get("state") for run in runs if isinstance(run, dict)]
+    cells = st.columns([5, 1], vertical_alignment="center")
+    ended = sum(state in ("finished", "failed", "interrupted") for state in states)
+    failed = f", {states.count('failed')} of them failed" if "failed" in states else ""
+    cells[0].info(f"Sweep {components.plain(launch.name)}: {ended} of {len(states)} runs have ended{failed}.")
+    text = "Stops its run like Ctrl-C, and starts no further one."
+    components.act_button(
+        cells[1], "End the sweep", control.stop, launch.name, folder, key="sweep_stop", width="stretch", help=text
+    )

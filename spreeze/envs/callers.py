@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from spreeze.config.values import value_text
+from spreeze.config.section import value_text
 from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.make import needs_no_import
 from spreeze.errors import ConfigError, UsageError

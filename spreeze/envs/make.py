@@ -19,7 +19,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from spreeze.config.schema import ImageConfig
-from spreeze.config.values import literal_or_text
+from spreeze.config.section import literal_or_text
 from spreeze.envs.action_spaces import action_of, space_text
 from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.goals import goals_of

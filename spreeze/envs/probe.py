@@ -35,7 +35,7 @@ from spreeze.errors import EnvironmentError_, described
 from spreeze.files import replace_bytes
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
-from spreeze.machine.last_words import Log, ending, oom_kills
+from spreeze.machine.logs import Log, ending, oom_kills
 from spreeze.machine.processes import (
     CLOSING_S,
     MARK,

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,6 +203,12 @@ class Report:
     runs: list[RunReport]
     groups: list[GroupReport]
     pairs: list[PairReport]
+
+    @cached_property
+    def standings(self) -> dict[str, Standing]:
+        """Task -> its two best groups, for tasks with at least two that have a return."""
+        tasks = dict.fromkeys(group.group.env for group in self.groups)
+        return {env: found for env in tasks if (found := _standing(self, env)) is not None}
 
 
 def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
@@ -542,13 +549,12 @@ def verdicts(found: Report) -> list[str]:
     for env in dict.fromkeys(group.group.env for group in found.groups):
         groups = [group for group in found.groups if group.group.env == env]
         if len(groups) > 1:
-            ahead = standing(found, env)
-            sentences += [] if ahead is None else [_standing_text(ahead)]
+            sentences += [_standing_text(found.standings[env])] if env in found.standings else []
             sentences += [_verdict(env, target, i, groups) for i, target in enumerate(found.rules.targets)]
     return sentences
 
 
-def standing(found: Report, env: str) -> Standing | None:
+def _standing(found: Report, env: str) -> Standing | None:
     """The two best groups of a task at equal time; None if fewer than two have a return."""
     known = [(group, group.final_time) for group in found.groups if group.group.env == env and group.final_time]
     if len(known) < 2:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.values import value_text
+from spreeze.config.section import value_text
 from spreeze.errors import UsageError
 from spreeze.run_directory import send_request
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self, TypedDict
 
 from spreeze.machine.hardware import CoreFacts, core_facts
-from spreeze.machine.last_words import Log
-from spreeze.machine.logs import KeptLog, LogKeeper
+from spreeze.machine.logs import KeptLog, Log, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce

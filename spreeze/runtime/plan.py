@@ -17,7 +17,7 @@ from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.envs.families import engine_of
 from spreeze.errors import ConfigError
-from spreeze.metrics.ending import Ending, ending_of
+from spreeze.metrics.progress import Ending, ending_of
 from spreeze.transport.demonstrations import find_demonstrations
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.replay_ring import RingSpec

@@ -13,7 +13,7 @@ from typing import Any
 from spreeze.errors import WorkerError
 from spreeze.formatting import size
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.last_words import ending, oom_kills
+from spreeze.machine.logs import ending, oom_kills
 from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behind
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text

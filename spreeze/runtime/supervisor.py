@@ -16,8 +16,7 @@ from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.last_words import ending, oom_kills
-from spreeze.machine.logs import LogKeeper
+from spreeze.machine.logs import LogKeeper, ending, oom_kills
 from spreeze.machine.processes import (
     CLOSING_S,
     LOW_PRIORITY,
@@ -28,7 +27,7 @@ from spreeze.machine.processes import (
     mark,
     signals_blocked,
 )
-from spreeze.metrics.falls import MOST_RETURNS, FallWatch
+from spreeze.metrics.progress import MOST_RETURNS, FallWatch
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callback_links import EnvironmentArguments

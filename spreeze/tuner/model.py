@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.config.replay_settings import serial_ratio
+from spreeze.config.algorithm_settings import serial_ratio
 from spreeze.config.schema import Config
 from spreeze.tuner.problem import (
     BATCH,

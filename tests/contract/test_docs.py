@@ -21,8 +21,8 @@ from spreeze.cli.arguments import build_parser
 from spreeze.cli.bench import build_parser as bench_parser
 from spreeze.cli.dashboard import build_parser as dashboard_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
-from spreeze.cli.hub.push import build_parser as push_parser
 from spreeze.cli.play import build_parser as play_parser
+from spreeze.cli.push import build_parser as push_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import resolve

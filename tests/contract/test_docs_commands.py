@@ -10,7 +10,7 @@ from printed import PAGES, blocks, ours, shell_commands, spoken_commands
 from spreeze.__main__ import module_of
 from spreeze.cli.arguments import Parser, build_parser
 from spreeze.cli.planning import layers_of
-from spreeze.cli.sweeps.search_space import is_fixed, space
+from spreeze.cli.sweeps.sweep_search import is_fixed, space
 from spreeze.config.layers import resolve
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine

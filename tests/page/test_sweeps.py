@@ -13,7 +13,7 @@ pytest.importorskip("streamlit")
 from spreeze.cli.sweeps.sweep_runs import Sweep, SweepRun
 from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.dashboard import control, run_data
-from spreeze.dashboard.sweeps import Plan, expected, options
+from spreeze.dashboard.start import SweepPlan, expected_runs, sweep_options
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
@@ -38,16 +38,16 @@ def test_a_sweep_has_the_settings_of_the_form_and_begins_with_its_seed():
     request = control.Request(
         env_id="Pendulum-v1", args=("g=9.0",), seed=4, settings={"stop.seconds": 60.0, "sac.hidden_sizes": (64, 64)}
     )
-    plan = Plan(3, ("learner.batch_size=64,256",))
-    assert options(request, plan) == [
-        "--env", "Pendulum-v1", "--mode", "spreeze", "--algo", "sac", "--auto", '--set=env.args=["g=9.0"]',
+    plan = SweepPlan(3, ("learner.batch_size=64,256",))
+    assert sweep_options(request, plan) == [
+        "--env", "Pendulum-v1", "--algo", "sac", "--auto", '--set=env.args=["g=9.0"]',
         "--set=stop.seconds=60.0", "--set=sac.hidden_sizes=[64, 64]", "--set=learner.batch_size=64,256",
         "--seeds", "3", "--first-seed", "4",
     ]  # fmt: skip
-    assert expected(request, plan) == (
+    assert expected_runs(request, plan) == (
         "6 runs, one after the other, 6:00 (h:min:s) of training. Compare lists them as one sweep."
     )
-    assert not Plan().several
+    assert not SweepPlan().several
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_a_sweep_has_the_settings_of_the_form_and_begins_with_its_seed():
 )
 def test_a_plan_that_the_command_would_refuse_is_refused_in_words_of_the_form(request_, lines, words):
     with pytest.raises(ConfigError, match=words):
-        options(request_, Plan(2, lines))
+        sweep_options(request_, SweepPlan(2, lines))
 
 
 def test_a_sweep_is_one_start_that_the_page_follows_and_ends(folder):
-    name = control.start_sweep(options(ENDED, Plan(2)), folder)
+    name = control.start_sweep(sweep_options(ENDED, SweepPlan(2)), folder)
     poll(lambda: "up" in run_data.tail_text(run_data.launch_log(name, folder)), what="the sweep")
     runs = [SweepRun("", seed, [], f"{name}-c1-s{seed}") for seed in (4, 5)]
     runs[0].state = "failed"

@@ -14,8 +14,8 @@ from linear_policy import SPEC, arrays, meta
 from spreeze.config.layers import USER, Layer, resolve
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, described, error_place
-from spreeze.machine import last_words
-from spreeze.machine.last_words import Log, ending, oom_kills, words_of
+from spreeze.machine import logs
+from spreeze.machine.logs import Log, ending, oom_kills, words_of
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.environment_limits import allowed, untunable_env
@@ -124,7 +124,7 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_said_as_such(tmp_path, monke
     (tmp_path / "proc" / "vmstat").write_text("pgfault 3\noom_kill 7\n")
     assert oom_kills(tmp_path) == 7
     assert oom_kills(tmp_path / "nowhere") is None
-    monkeypatch.setattr(last_words, "oom_kills", lambda: 8)
+    monkeypatch.setattr(logs, "oom_kills", lambda: 8)
     assert "out of memory" in ending(-9, 7)
     assert [ending(-9, 8), ending(-11, 7), ending(3, 7)] == ["signal SIGKILL", "signal SIGSEGV", "exit code 3"]
 

@@ -12,7 +12,7 @@ from spreeze.cli.planning import layers_of
 from spreeze.config.layers import resolve
 from spreeze.errors import RunError
 from spreeze.machine.hardware import read_machine
-from spreeze.metrics.falls import Level
+from spreeze.metrics.progress import Level
 from spreeze.types import Box, Choices, EnvSpec
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from spreeze.cli import habits
-from spreeze.cli.arguments import build_parser, user_values
-from spreeze.cli.habits import translated
+from spreeze.cli import arguments
+from spreeze.cli.arguments import build_parser, translated, user_values
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import UsageError
@@ -64,7 +63,7 @@ def test_the_command_line_of_a_run_takes_them_and_tells_a_refusal_in_one_line(ca
 
 def test_every_setting_that_a_flag_means_is_one_of_some_algorithm():
     names = {name for algo in ALGORITHMS for name in SECTIONS[algo].__dataclass_fields__}
-    assert set(habits._SETTINGS.values()) <= names
+    assert set(arguments._SETTINGS.values()) <= names
     flags = set(build_parser()._option_string_actions)
-    assert set(habits._SAME.values()) <= flags
-    assert not flags & {*habits._SAME, *habits._SETTINGS, *habits._AMBIGUOUS}
+    assert set(arguments._SAME.values()) <= flags
+    assert not flags & {*arguments._SAME, *arguments._SETTINGS, *arguments._AMBIGUOUS}

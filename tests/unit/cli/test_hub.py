@@ -17,10 +17,10 @@ import pytest
 from harness import PATIENCE_S, REPO
 from PIL import Image
 
-from spreeze.cli import evaluate, export, play
-from spreeze.cli.hub import model_card, pull, push
+from spreeze.cli import evaluate, export, play, pull, push
 from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.envs.make import describe
+from spreeze.metrics import model_card
 from spreeze.metrics.published import published
 from spreeze.run_directory import RunDir, read_config, read_run, write_json
 from spreeze.transport.weights import encode, read_weights

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spreeze.cli.sweeps.search_space import Axis, space
+from spreeze.cli.sweeps.sweep_search import Axis, space
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 

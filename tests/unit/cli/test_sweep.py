@@ -15,7 +15,7 @@ from harness import PATIENCE_S, REPO, poll
 from spreeze.cli import sweep
 from spreeze.cli.sweeps import sweep_runs
 from spreeze.config.layers import Layer, resolve, to_toml
-from spreeze.config.values import split_values
+from spreeze.config.section import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.metrics.evidence import iqm
 from spreeze.run_directory import LIVE_STATES, RunDir, state_of

@@ -9,8 +9,7 @@ import pytest
 
 from spreeze.cli import sweep
 from spreeze.cli.sweeps import sweep_runs, sweep_search
-from spreeze.cli.sweeps.search_space import Axis
-from spreeze.cli.sweeps.sweep_search import SettingSearch, late_return, return_front, returns_by_part
+from spreeze.cli.sweeps.sweep_search import Axis, SettingSearch, late_return, return_front, returns_by_part
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import StopConfig
 from spreeze.metrics.store import EvaluationRow

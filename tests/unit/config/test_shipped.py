@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import REPO
 
-from spreeze.config import shipped
+from spreeze import config
 
 SETUPTOOLS = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]
 
@@ -34,14 +34,14 @@ def test_a_wheel_holds_every_file_of_the_package_that_is_no_code():
 
 
 def test_a_checkout_has_them_beside_the_package():
-    assert shipped.SHIPPED == REPO
+    assert config.SHIPPED == REPO
 
 
 @pytest.mark.parametrize("place", ["data", "target", "user"])
 def test_an_installation_has_them_below_share_wherever_pip_has_put_it(tmp_path, monkeypatch, place):
     (tmp_path / place / "share" / "spreeze").mkdir(parents=True)
     (tmp_path / "target" / "profiles").mkdir(parents=True)  # another package's folder beside ours
-    monkeypatch.setattr(shipped, "PACKAGE_PARENT", tmp_path / "target")
+    monkeypatch.setattr(config, "PACKAGE_PARENT", tmp_path / "target")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / name))
     monkeypatch.setattr(site, "getuserbase", lambda: str(tmp_path / "user"))
-    assert shipped._root() == Path(tmp_path, place, "share", "spreeze")
+    assert config._root() == Path(tmp_path, place, "share", "spreeze")

@@ -15,7 +15,7 @@ import spreeze
 from spreeze import api
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.layers import Layer, from_toml, resolve, to_toml
-from spreeze.config.values import literal, literal_or_text, value_text
+from spreeze.config.section import literal, literal_or_text, value_text
 from spreeze.envs.make import parse_args
 from spreeze.errors import ConfigError
 

@@ -24,7 +24,7 @@ from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, descri
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import ActionScaling, BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
-from spreeze.machine.last_words import ending
+from spreeze.machine.logs import ending
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.types import Box, Choices
 

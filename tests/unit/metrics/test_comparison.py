@@ -19,7 +19,6 @@ from spreeze.metrics.comparison import (
     split_by_settings,
     spread,
     spread_text,
-    standing,
     text,
     verdicts,
     whole,
@@ -215,11 +214,11 @@ def test_seeds_that_are_needed_are_those_of_both_groups():
     )
     (pair,) = found.pairs
     assert (pair.improvement.centre, pair.seeds_needed) == (10 / 16, 2), "by seed it is above each time, by as much"
-    ahead = standing(found, HTS.env)
+    ahead = found.standings[HTS.env]
     assert (ahead.first, ahead.apart, ahead.more) == (HTS, False, 1), "intervals of groups overlap all the same"
-    assert standing(report([curve(HTS, 1, (1, 1.0))], Rules(policies=1)), HTS.env) is None
+    assert report([curve(HTS, 1, (1, 1.0))], Rules(policies=1)).standings == {}
     two = report([curve(group, 1, (1, 1.0)) for group in (HTS, SERIAL)], Rules(policies=1))
-    assert standing(two, HTS.env).more == 2, "three are the fewest that have an interval"
+    assert two.standings[HTS.env].more == 2, "three are the fewest that have an interval"
 
 
 def test_groups_of_two_algorithms_are_a_pair():

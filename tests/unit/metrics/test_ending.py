@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.ending import Ending, ending_of, has_stopped_rising, lowest_slope
+from spreeze.metrics.progress import Ending, ending_of, has_stopped_rising, lowest_slope
 from spreeze.metrics.published import Published
 from spreeze.metrics.store import EvaluationRow
 

@@ -13,7 +13,7 @@ from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
 from spreeze.machine.awake import AwakeClock
-from spreeze.machine.last_words import Log
+from spreeze.machine.logs import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.arguments import Parser, guarded
-from spreeze.cli.hub.repository import FILES, POLICY, check_repository, hub_errors, library, read_policy
+from spreeze.cli.push import FILES, POLICY, check_repository, hub_errors, library, read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import RunError
 from spreeze.formatting import clean

@@ -12,12 +12,14 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from spreeze.cli.hub.repository import CLIP, CURVE
 from spreeze.formatting import DASH, clean
 from spreeze.metrics.html_report import ticks
 from spreeze.metrics.published import SOURCE, Published, published
 from spreeze.run_directory import read_json, read_run
 
+CLIP = "replay.mp4"
+"""The hub plays a file of this name beside the model's page."""
+CURVE = "return.png"
 _WIDTH, _HEIGHT = 800, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 20, 30, 40
 _INK, _GRID, _LINE, _OTHERS = "#333333", "#e0e0e0", "#1f6fb4", "#c44e00"

@@ -1,0 +1,186 @@
+"""Falls and plateaus of a run's return, and the end of a run that has no stop condition.
+
+A level is a mean of ten evaluations. What a run has gained is its highest level over that of its first evaluations, so
+negative returns are judged like others.
+
+A run has fallen once ten levels in a row are below half of its gain: a policy that was good is lost, and does not come
+back by itself.
+
+A run without a stop condition ends at a published return, once returns have stopped rising, or at its budget. It has
+risen once its latest evaluations are clearly above its first ones. It has stopped rising if in the last third of its
+time the slope of the returns is not above 0 by its 95 % interval, and the mean of ten evaluations is not above the best
+one before. A run that has fallen far below its best, or has never risen, goes on to its budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.config.schema import Config
+from spreeze.metrics.comparison import POLICIES, running_mean
+from spreeze.metrics.published import ZOO, Published, published
+from spreeze.metrics.store import EvaluationRow
+
+FIRST = 5
+"""Evaluations that tell where a run began."""
+_STAYS = 10
+"""Levels in a row that are a fall."""
+_KEPT = 0.5
+"""Share of what was gained below which the return has fallen."""
+_CLEARLY = 3.0
+"""Standard errors that a gain exceeds."""
+MOST_RETURNS = 5
+"""Times that a session goes back to its best checkpoint: learning rates are then a 32nd of the settings."""
+
+
+class Level(NamedTuple):
+    """Mean return of some evaluations."""
+
+    mean: float
+    error: float
+    """Standard error of the mean."""
+    t: float
+
+
+class FallWatch:
+    """Notices falls in a growing curve, each once: again after a recovery, or after the learner has gone back."""
+
+    def __init__(self, stays_s: float) -> None:
+        """``stays_s``: time that a fall lasts at least [s]."""
+        self._stays_s = stays_s
+        self._begin(0)
+
+    def _begin(self, first: int) -> None:
+        self._begun = self._seen = self._judged = first
+        self._top: Level | None = None
+        self._low_since: int | None = None
+        self._said = False
+
+    def begin_again(self, curve: Sequence[EvaluationRow]) -> None:
+        """Forgets the curve so far: the task has changed."""
+        self._begin(len(curve))
+
+    def went_back(self, curve: Sequence[EvaluationRow]) -> None:
+        """The learner goes back: the evaluations from here on tell whether that was enough."""
+        self._judged, self._said = len(curve), False
+
+    def fallen(self, curve: Sequence[EvaluationRow]) -> str | None:
+        """Says that the return has fallen, from which level to which; None if it has not, or that was said before.
+
+        ``curve`` is that of the last call and what came since.
+        """
+        if len(curve) - self._begun < FIRST + POLICIES:
+            return None
+        first = level_of(curve[self._begun : self._begun + FIRST])
+        self._seen = max(self._seen, self._begun + FIRST + POLICIES - 1)
+        while self._seen < len(curve):
+            self._seen += 1
+            level = level_of(curve[self._seen - POLICIES : self._seen])
+            if self._top is None or level.mean > self._top.mean:
+                self._top = level
+            if level.mean >= first.mean + _KEPT * (self._top.mean - first.mean):
+                self._low_since, self._said = None, False
+            elif self._low_since is None:
+                self._low_since = self._seen - 1
+        top = self._top
+        if top is None or self._low_since is None or self._said:
+            return None
+        low = max(self._low_since, self._judged + POLICIES - 1)  # a level is of evaluations since then alone
+        if len(curve) - low < _STAYS or curve[-1].t - curve[low].t < self._stays_s:
+            return None
+        if top.mean - first.mean <= _CLEARLY * math.hypot(top.error, first.error):
+            return None
+        self._said = True
+        return (
+            f"the return has fallen: {level_of(curve[-POLICIES:]).mean:.1f} is its mean over {POLICIES} evaluations, "
+            f"below half of what was gained from {first.mean:.1f} to {top.mean:.1f} at {top.t:.0f} s"
+        )
+
+
+def level_of(rows: Sequence[EvaluationRow]) -> Level:
+    """The level of at least two evaluations; its time is that of the last."""
+    returns = np.array([row.return_mean for row in rows])
+    return Level(float(returns.mean()), float(returns.std(ddof=1)) / math.sqrt(len(rows)), rows[-1].t)
+
+
+_LEAST_S = 600.0
+"""Training time below which no plateau counts."""
+_FEWEST = 30
+"""Evaluations in the last third of the time below which no plateau counts."""
+_GAIN = 0.02
+"""Share of what was gained so far by which the best mean has to rise in the last third."""
+_FALLEN = 0.5
+"""Share of what was gained below which the latest returns are no plateau."""
+_Z_95 = 1.96
+
+
+def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
+    """True if the returns of a run have risen, and have not risen further in the last third of its time."""
+    if not curve or curve[-1].t - curve[0].t < _LEAST_S:
+        return False
+    since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
+    begun = next(place for place, record in enumerate(curve) if record.t >= since)
+    latest = curve[begun:]
+    if len(latest) < _FEWEST or begun < max(FIRST, POLICIES):
+        return False
+    first, last = level_of(curve[:FIRST]), level_of(latest)
+    if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
+        return False
+    times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
+    if lowest_slope(times, returns) > 0.0:
+        return False
+    means = running_mean(curve, POLICIES)
+    before, now = max(means[POLICIES - 1 : begun], default=-math.inf), max(means[begun:])
+    gained = max(before, now) - first.mean
+    return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN * gained
+
+
+def lowest_slope(x: np.ndarray, y: np.ndarray) -> float:
+    """Lower end of the 95 % interval of the slope of a least-squares line through at least three points."""
+    centred = x - x.mean()
+    square = float((centred**2).sum())
+    slope = float((centred * y).sum()) / square
+    residual = y - y.mean() - slope * centred
+    error = math.sqrt(float((residual**2).sum()) / (len(x) - 2) / square)
+    return slope - _Z_95 * error
+
+
+@dataclass
+class Ending:
+    """Decides whether a run ends by itself."""
+
+    target: Published | None
+    budget_s: float
+    _judged: int = field(default=0, init=False)
+    """Evaluations that were looked at."""
+
+    @property
+    def sentence(self) -> str:
+        """When it ends, and how to change that."""
+        target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
+        return (
+            f"ends by itself: {target}once returns no longer rise, or after {self.budget_s / 60.0:g} min "
+            f"(--seconds 0: trains until Ctrl-C)"
+        )
+
+    def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> str | None:
+        """``budget`` or ``plateau``, or None; ``curve`` holds the evaluations, those of this session from ``first``."""
+        if session_s >= self.budget_s:
+            return "budget"
+        if len(curve) == self._judged:
+            return None
+        self._judged = len(curve)
+        return "plateau" if has_stopped_rising(curve[first:]) else None
+
+
+def ending_of(config: Config, env_id: str) -> Ending | None:
+    """The end of a run of these settings; None where it has a stop condition of its own."""
+    if not config.stop.by_itself:
+        return None
+    target = published(config.run.algo, env_id) if config.evaluation.enabled else None
+    return Ending(target, config.stop.budget_s)
