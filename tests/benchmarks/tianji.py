@@ -26,7 +26,7 @@ SMALL = [
     "--set",
     "replay.learning_starts=100",
 ]
-GAME = "spreeze.envs.two_step_game"
+GAME = "two_step_game"
 MIXERS = {mixer: ["--set", f"qmix.mixer={mixer}"] for mixer in ("qmix", "vdn")}
 SETTLED_S, PERIOD_S = 10.0, 20.0
 

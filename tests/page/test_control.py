@@ -130,7 +130,7 @@ def test_a_page_takes_every_prefix_that_the_command_line_takes(prefix):
 
 
 def test_a_page_takes_a_team_or_a_class_of_the_module_that_is_named():
-    module = "spreeze.envs.two_step_game"
+    module = "two_step_game"
     team = control.Request(env_id=f"parallel:{module}", algo="qmix", import_module=module, auto=False)
     assert control.arguments(team)[:4] == ["--env", f"parallel:{module}", "--import", module]
     assert control.Request(env_id="my_robots:Walker", import_module="my_robots", auto=False)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from two_step_game import PAYOFF
 
 from spreeze.algorithms import create
 from spreeze.algorithms.qmix import QMIXConfig
-from spreeze.envs.two_step_game import PAYOFF
 from spreeze.errors import ConfigError
 from spreeze.inference.normalizer import Normalizer
 from spreeze.inference.policy import Policy

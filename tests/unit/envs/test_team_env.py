@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from harness import PATIENCE_S, REPO
+from two_step_game import TwoStepGame
 
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import modes
@@ -17,11 +18,10 @@ from spreeze.envs.make import make_env, refuse_foreign
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import make_task, uniform_actions
 from spreeze.envs.team_env import TeamEnv
-from spreeze.envs.two_step_game import TwoStepGame
 from spreeze.errors import ConfigError, EnvironmentError_
 from spreeze.types import Choices, EnvSpec, TeamSpec, rebuild
 
-MODULE = "spreeze.envs.two_step_game"
+MODULE = "two_step_game"
 GAME = {"env_id": f"parallel:{MODULE}", "import_module": MODULE}
 MODES = modes()
 

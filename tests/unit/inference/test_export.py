@@ -13,6 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import two_step_game
 from harness import PATIENCE_S, REPO, SUPPORT
 from rollouts import FRAMES, learner, task
 
@@ -21,7 +22,6 @@ from spreeze.cli import export as command
 from spreeze.config.algorithms import rows
 from spreeze.config.schema import SECTIONS
 from spreeze.dashboard import control
-from spreeze.envs import two_step_game
 from spreeze.envs.task import ActionScaling, make_task
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference import agreement, c_source, export, heads, policy

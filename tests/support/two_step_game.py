@@ -2,7 +2,7 @@
 
 ::
 
-    python -m spreeze.train --env parallel:spreeze.envs.two_step_game --import spreeze.envs.two_step_game
+    python -m spreeze.train --env parallel:two_step_game --import two_step_game
 """
 
 from __future__ import annotations
