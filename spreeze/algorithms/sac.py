@@ -6,7 +6,7 @@ actor, temperature, targets; the temperature's step is on log alpha; both of an 
 for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions every
 expectation over actions is computed exactly from the policy's probabilities: no action is drawn.
 
-``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps of actor and critics below; ``workers/__init__.py`` lists
+``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps of actor and critics below; ``architecture.md`` lists
 the functions from an observation to the published weights.
 """
 

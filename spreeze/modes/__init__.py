@@ -1,15 +1,12 @@
 """Assembly of the modes that ``config/modes.py`` declares: workers, and channels between them.
 
 A data path is a function that fills an ``Assembly``: ``replay``, ``paced_rollouts`` or ``buffer`` (asynchronous). The
-data flow of a mode selects it; a mode with its own data path names a module.
+data flow of a mode selects it; a mode with its own data path names a module. ``assets/docs/architecture.md`` draws what
+flows where.
 
-*spreeze*: samplers write to replay, and the learner samples from it. They wait only for the bounds on samples per
-insert. ``run.learners`` such groups can run in parallel.
-
-*tianji* (TianJi, arXiv 2502.20190): several such groups, whose learners start with equal parameters and average them
-every ``learner.average_interval`` updates, without waiting. The rate limiter keeps the samples per insert of mode
-serial (Eq. 3). On-policy algorithms use each row once, from two alternating rollouts, which balances by construction.
-The paper's controller consists of three parts:
+*tianji* (TianJi, arXiv 2502.20190): the learners of several groups start with equal parameters. The rate limiter keeps
+the samples per insert of mode serial (Eq. 3). On-policy algorithms use each row once, from two alternating rollouts,
+which balances by construction. The paper's controller consists of three parts:
 
 ========  ======================  ================================================================================
 tuner     before a run            number of samplers, their environments and the batch size: cores for M_A and M_L
@@ -20,26 +17,17 @@ limiter   at each row and update  who may proceed, so that TR_L / TR_A has its s
 A bad choice of the first two costs speed, but does not change the ratio. The staleness P = B_s / N_s follows from the
 fixed batch size and the size of replay.
 
-*hts* (HTS-RL): samplers collect a rollout while the learner trains on the previous one; inference workers can run the
-policy for them. Two slots in shared memory are swapped when one is full and the other used up, so the policy lag is
-exactly one rollout. Random numbers are counter-based (seed, environment, episode, step), and inference uses tiles of
-fixed height. Results are therefore identical for any number of inference workers, any timing, and across a resume, with
-a learner on the CPU and no learning rate that follows the clock. Without inference workers, the default, an env step
-costs half as much.
+*hts* (HTS-RL): the policy lag is exactly one rollout. Random numbers are counter-based (seed, environment, episode,
+step), and inference uses tiles of fixed height. Results are therefore identical for any number of inference workers,
+any timing, and across a resume, with a learner on the CPU and no learning rate that follows the clock. Without
+inference workers, the default, an env step costs half as much.
 
 The successor of a killed sampler replays the actions of its episodes; if an observation differs, the run ends with an
 error, because the environment is not deterministic. A step that raises or returns NaN is not stored (see
 ``workers.collectors``). ``tests/support/hts_theory.py`` models the cost of waiting.
 
-*gala* (GALA): several such learners with their own samplers, which send parameters to each other along a graph and mix
-what they receive, without waiting.
-
-*impact* (IMPACT): samplers write rollouts to a circular buffer, the learner uses each one several times, and new
-rollouts replace the oldest. Samplers wait only for bounds on these uses. Each step records policy version and
-log-probability, so the algorithm can correct for any lag. A restarted sampler starts new episodes. Runs are not
-reproducible.
-
-*serial*: everything in one process, in turns.
+*impact* (IMPACT): each step records policy version and log-probability, so the algorithm can correct for any lag. A
+restarted sampler starts new episodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The supervisor process of a run: planning, assembly, launch, monitoring, recording, shutdown.
 
-*Workers* are new interpreters, with thread counts set before any import. They exit when the supervisor dies.
-
 *Groups.* A group is a learner with its own samplers, buffer, weights and checkpoints; ``run.learners`` of them run in
 parallel. The address of a worker is role/group/index (``workers.roles.Address``), its name is ``learner`` or
 ``sampler-3``, in group 1 ``learner-g1`` or ``sampler-g1-3``. Group 0 uses the run directory itself, group 1
@@ -10,8 +8,7 @@ samplers of a group cannot be restarted. Metrics are for the whole run: counters
 numbers are means, and the score is that of the best learner. With several groups, ``updates_per_s/1`` is that of group
 1. ``stop.updates`` applies to each learner, the other stop conditions to the run.
 
-*Other hosts* (``--cluster``) add samplers through Ray: see ``cluster``. They belong to group 0, and each host looks
-like one sampler in the metrics.
+*Samplers of other hosts* (``cluster``) belong to group 0, and each host looks like one sampler in the metrics.
 
 *Prewarming.* Importing torch dominates the start of short runs, so a learner process loads its libraries while the run
 is still being planned, and receives its job and descriptors over a socket (``launcher``). It is stopped if the tuner

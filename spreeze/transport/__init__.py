@@ -4,18 +4,15 @@
 ``RolloutReader``, and parameters go from a ``ParameterPublisher`` to a ``ParameterSource`` (``weights``). A new
 transport of weights is one more class, and one more line in the contract tests.
 
-*Channels.* The supervisor creates all channels, so they outlive every worker. A job contains a ``handle`` of each one,
-to which its worker attaches (``shared_memory``); the descriptors that a process inherits follow from these handles.
+``assets/docs/architecture.md`` describes channels, the protocols by which processes write and read them, and both ways
+of weights. This page adds reasons and limits.
 
-*A dead process never blocks another one.* Processes share only memory, files, pipes, sockets and exit codes:
-``multiprocessing`` locks, events and queues can block forever after a SIGKILL. Shared memory is anonymous and is freed
-with the last process that maps it.
+*A dead process never blocks another one*, so there are no locks, events and queues of ``multiprocessing``, which can
+block forever after a SIGKILL.
 
-*The replay ring* has one shard per sampler. A writer announces the rows that it will overwrite, writes them in place,
-and publishes them last. The reader copies rows, checks them again, and redraws those that may have been overwritten.
-This protocol is model-checked over all interleavings, with a crash at every step. It relies on the store order of
-x86-64; on other processors each shard has a file lock. Rows older than the total capacity are not drawn, so the shard
-of a retired sampler fades out. A sampler that is faster than others keeps less of its past.
+*The replay ring* relies on the store order of x86-64; on other processors each shard has a file lock. Rows older than
+the total capacity are not drawn, so the shard of a retired sampler fades out. A sampler that is faster than others
+keeps less of its past.
 
 *Samples per insert* is kept within bounds by ``rate_limiter``, without deadlocks. With the default, 8:512, the learner
 is practically never slowed down, and samplers wait only if they would insert more than one row per eight drawn. A
@@ -28,13 +25,8 @@ episode the first frame is repeated. Checkpoints contain no frames.
 *Rollouts* are stored in N slots, rollout j in slot j mod N. HTS-RL has two slots, and its learner paces the samplers.
 In a circular buffer as in IMPACT, samplers wait only for bounds on uses: a reader may use a rollout at most K times,
 and a writer may have to wait for a minimum before it overwrites one. One counter per environment, stored last, tells
-which rows are complete, and where a restarted sampler continues. This protocol is model-checked, too.
+which rows are complete, and where a restarted sampler continues.
 
-*Between learners* of a host, parameters go through shared memory (``gossip``). Between hosts,
-``runtime.cluster.learner_bridge`` copies messages from one host's memory to the other's, so no learner waits for the
-network.
-
-*Weights* are immutable files with an atomically replaced pointer; a hint in shared memory makes the check for new
-weights a single load. Each evaluation and each clip belongs to one version of the weights. With ``policy_average``, a
-file contains both the averaged and the newest weights. On-policy modes pass policies through shared memory instead.
+*Weights.* Each evaluation and each clip belongs to one version. With ``policy_average``, a file contains both the
+averaged and the newest weights.
 """
