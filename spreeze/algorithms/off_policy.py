@@ -471,7 +471,7 @@ class Critics(CriticNetworks[Parameters]):
         return self.online
 
     def value_arrays(self) -> dict[str, np.ndarray]:
-        """What a reader of the outputs needs beside the networks' weights."""
+        """Arrays that a reader of the outputs needs beside the networks' weights."""
         return {}
 
     def join(self, obs_action: Tensor) -> None:

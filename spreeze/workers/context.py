@@ -99,38 +99,14 @@ class WorkerContext:
         """Announces new weights to the group; called by its learner only."""
         self._group[words.WEIGHTS_HINT] += 1
 
-    @property
-    def visualizer_paused(self) -> bool:
-        return bool(self.status.header[words.VISUALIZER_PAUSED])
-
-    @property
-    def evaluations_asked(self) -> int:
-        """Number of evaluations that the user has requested."""
-        return int(self.status.header[words.EVALUATIONS_ASKED])
-
-    def evaluation_asked(self, seen: int) -> bool:
-        """True if the user has requested more evaluations than ``seen``."""
-        return self.evaluations_asked > seen
-
-    @property
-    def checkpoints_asked(self) -> int:
-        """Number of checkpoints that the user has requested."""
-        return int(self.status.header[words.CHECKPOINTS_ASKED])
-
-    @property
-    def falls(self) -> int:
-        """Number of falls of the return after which the learner goes back to its best checkpoint."""
-        return int(self.status.header[words.FALLS])
-
-    @property
-    def retuned(self) -> int:
-        """Number of times that the tuner has changed settings of this run (``StatusTable.retuned_settings``)."""
-        return int(self.status.header[words.RETUNED])
+    def count(self, word: int) -> int:
+        """A count or flag of the header, which the supervisor writes: see ``transport.status_table``."""
+        return int(self.status.header[word])
 
     @property
     def paused_s(self) -> float:
         """Time that this session was paused so far [s]."""
-        return int(self.status.header[words.PAUSED_MS]) / 1000
+        return self.count(words.PAUSED_MS) / 1000
 
     @property
     def sampler_share(self) -> float:
@@ -200,11 +176,6 @@ class WorkerContext:
     def run_dir(self) -> Path:
         """The run's directory, which has the folder of errors."""
         return Path() if self._errors_dir is None else self._errors_dir.parent
-
-    @property
-    def env_args_version(self) -> int:
-        """Number of changes of the environments' arguments (see ``envs.task``)."""
-        return int(self.status.header[words.ENV_ARGS])
 
     def episode(self, episode_return: float, length: int, success: bool | None) -> None:
         """Tells the run's callbacks of an episode, if one of them wants to hear and there is room."""

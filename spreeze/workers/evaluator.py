@@ -84,7 +84,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
         rows = read_rows(folder / "eval.csv")
         watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
-    turn, asked = 0, context.evaluations_asked  # what was asked of an earlier process
+    turn, asked = 0, context.count(words.EVALUATIONS_ASKED)  # what was asked of an earlier process
     with contextlib.closing(_evaluation_of(context, job)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
@@ -99,7 +99,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, hints, hint))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            was_asked, asked = context.evaluation_asked(asked), context.evaluations_asked
+            seen, asked = asked, context.count(words.EVALUATIONS_ASKED)
             record = evaluation.attempt(found, group)
             if record is not None:
                 context.post(
@@ -110,7 +110,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                     env_steps=record["env_steps"],
                 )
                 context.send("evaluation", **record)
-                if was_asked:
+                if asked > seen:
                     context.event(
                         "info",
                         f"requested evaluation after {record['updates']} updates: mean return "
@@ -121,7 +121,12 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 yield from context.pauses(pause_s(evaluation.failures))
             elif not job.has_free_core and job.config.interval_updates is None:
                 rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
-                yield from context.pauses(max(0.0, rest_s), until=partial(context.evaluation_asked, asked))
+                yield from context.pauses(max(0.0, rest_s), until=partial(_is_asked, context, asked))
+
+
+def _is_asked(context: WorkerContext, seen: int) -> bool:
+    """True if the user has requested more evaluations than ``seen``."""
+    return context.count(words.EVALUATIONS_ASKED) > seen
 
 
 def _has_changed(hints: np.ndarray, hint: int) -> bool:
@@ -372,7 +377,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         self._evaluation = _evaluation_of(context, job)
         rows = read_rows(Path(job.run_dir) / "eval.csv")
         self._watch = WeightsWatch(Path(job.run_dir), (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
-        self._due_s, self._asked = time.monotonic(), context.evaluations_asked
+        self._due_s, self._asked = time.monotonic(), context.count(words.EVALUATIONS_ASKED)
 
     @property
     def overdue(self) -> bool:
@@ -388,14 +393,15 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         Returns:
             The environment to continue with, to be reset; None if it was lost and has to be made again.
         """
-        context, asked = self._context, self._context.evaluation_asked(self._asked)
+        context = self._context
+        asked = _is_asked(context, self._asked)
         if time.monotonic() < self._due_s and not asked:
             return task
         weights = self._watch.newer(context.weights_hint)
         if weights is None:
             self._due_s = time.monotonic()
             return task
-        self._asked, began_s = context.evaluations_asked, time.monotonic()
+        self._asked, began_s = context.count(words.EVALUATIONS_ASKED), time.monotonic()
         self._evaluation.lend(task)
         record = self._evaluation.attempt(weights)
         if record is not None:

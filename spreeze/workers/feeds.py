@@ -179,7 +179,7 @@ class ReplayFeed(RestoredFeed):
 
     def advance(self) -> bool:
         ring = self._replay
-        if self._context.retuned != self._retuned:
+        if self._context.count(words.RETUNED) != self._retuned:
             self._retune()
         inserted = ring.total_committed()
         if self._clones:
@@ -210,7 +210,7 @@ class ReplayFeed(RestoredFeed):
 
     def _retune(self) -> None:
         """Puts the settings in force that the tuner has changed."""
-        self._retuned = self._context.retuned
+        self._retuned = self._context.count(words.RETUNED)
         found = self._context.status.retuned_settings()
         learner = dataclasses.replace(self._learner, batch_size=found.batch_size, threads=found.learner_threads)
         if learner != self._learner:

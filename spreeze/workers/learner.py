@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from spreeze.algorithms.algorithm import Snapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.table import TABLE, Phase
+from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
@@ -137,7 +138,7 @@ class Learner:
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
         self._unwritten = 0  # checkpoints in a row
-        self._checkpoints_asked, self._falls = context.checkpoints_asked, context.falls
+        self._checkpoints_asked, self._falls = context.count(words.CHECKPOINTS_ASKED), context.count(words.FALLS)
 
     def _now(self) -> dict[str, Any]:
         """Env steps and wall time of the run, without pauses."""
@@ -203,12 +204,13 @@ class Learner:
             if self._is_new:
                 self._publish()
             self._published_s = now
-        if self._context.falls > self._falls:
-            self._falls = self._context.falls
+        if (falls := self._context.count(words.FALLS)) > self._falls:
+            self._falls = falls
             self._go_back()
-        asked = self._context.checkpoints_asked > self._checkpoints_asked
+        requests = self._context.count(words.CHECKPOINTS_ASKED)
+        asked = requests > self._checkpoints_asked
         if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
-            self._checkpoints_asked = self._context.checkpoints_asked
+            self._checkpoints_asked = requests
             if self._checkpoint() and asked:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 

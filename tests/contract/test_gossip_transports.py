@@ -12,7 +12,7 @@ import pytest
 from harness import REPO, poll
 from hosts_without_ray import HostsWithoutRay, Told, inherited
 
-from spreeze.runtime.cluster import gateway, host_run
+from spreeze.runtime.cluster import gateway, host
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.transport.gossip import Gossip, GossipMemory, messages_kept
 from spreeze.transport.shared_memory import inherited_fds
@@ -60,8 +60,8 @@ class OnSeveralHosts:
 
     def __init__(self, learners, patch):
         patch.setattr(gateway, "LINGER_S", 0.0)
-        patch.setattr(host_run.HostRun, "start", lambda run: None)  # its learner is in this process
-        patch.setattr(host_run.HostRun, "end", lambda run, within_s: run.memory.close())
+        patch.setattr(host.HostRun, "start", lambda run: None)  # its learner is in this process
+        patch.setattr(host.HostRun, "end", lambda run, within_s: run.memory.close())
         self.memory = GossipMemory.create(learners, (0,))
         self.nodes = HostsWithoutRay(*(f"127.0.0.{host}" for host in range(2, learners + 1)))
         self.fds = inherited_fds(self.memory.handle())

@@ -5,10 +5,10 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
 ``bridge`` (driver)  a worker process of the run, which holds the connection to Ray: it asks each host for chunks of
                      rows, writes them into the run's replay, and hands out weights. A crash of Ray is its death alone.
 ``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
-``host``             the samplers of that host, under this package's own supervisor; knows nothing of Ray.
+``host``             the samplers of that host, or its run of samplers and a learner, under this package's own
+                     supervisor; knows nothing of Ray.
 ``learner_bridge``   (driver) in place of the bridge where learners mix: gives each host a run, and carries messages
                      between this host's memory and the others'.
-``host_run``         that run on the host: samplers and a learner.
 ``ray_nodes``        all that is called of Ray: joining a cluster, or making one on this machine; its nodes; actors.
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.
 

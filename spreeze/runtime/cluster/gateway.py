@@ -12,8 +12,7 @@ from typing import Any
 
 from spreeze.errors import SpreezeError, TransportError
 from spreeze.formatting import clean
-from spreeze.runtime.cluster.host import HostSamplers, host_checks
-from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
+from spreeze.runtime.cluster.host import HostRun, HostRunJob, HostSamplers, host_checks
 from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify, verify_json
 from spreeze.transport.gossip import seal_messages, unseal_messages
 from spreeze.workers.jobs import HostJob

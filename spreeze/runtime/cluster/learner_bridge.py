@@ -1,6 +1,6 @@
 """The bridge of modes whose learners mix: gives each other host a run of its own, and carries messages to and fro.
 
-Ray starts these runs and ends them (``host_run``). Each host has the messages of all learners in its own memory
+Ray starts these runs and ends them (``host.HostRun``). Each host has the messages of all learners in its own memory
 (``transport.gossip``). The bridge gives a host the newest messages of its learner's in-neighbours, and listens for its
 learner's own. One call of a kind is under way to each host: while it travels, a newer message replaces an older one.
 
@@ -19,7 +19,7 @@ from spreeze import __version__
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import Phase
-from spreeze.runtime.cluster.host_run import HostRunJob
+from spreeze.runtime.cluster.host import HostRunJob
 from spreeze.runtime.cluster.ray_nodes import (
     GatewayDied,
     Node,

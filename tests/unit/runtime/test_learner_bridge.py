@@ -13,9 +13,9 @@ from hosts_without_ray import HostsWithoutRay, Told, inherited
 
 from spreeze import __version__
 from spreeze.config.layers import Layer, resolve
-from spreeze.runtime.cluster import host_run, learner_bridge
+from spreeze.runtime.cluster import host, learner_bridge
 from spreeze.runtime.cluster.gateway import GatewayActor
-from spreeze.runtime.cluster.host_run import HostRun, HostRunJob
+from spreeze.runtime.cluster.host import HostRun, HostRunJob
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import gossip
@@ -43,8 +43,8 @@ def memory():
 @pytest.fixture
 def without_runs(monkeypatch):
     """Learners of other hosts are in this process."""
-    monkeypatch.setattr(host_run.HostRun, "start", lambda run: None)
-    monkeypatch.setattr(host_run.HostRun, "end", lambda run, within_s: run.memory.close())
+    monkeypatch.setattr(host.HostRun, "start", lambda run: None)
+    monkeypatch.setattr(host.HostRun, "end", lambda run, within_s: run.memory.close())
     monkeypatch.setattr(learner_bridge, "_NODES_S", 0.0)
     monkeypatch.setattr(learner_bridge, "_PING_S", 0.0)
 
@@ -199,7 +199,7 @@ def test_a_place_that_has_failed_waits_before_it_is_tried_again(without_runs, me
 
 @pytest.mark.warm
 def test_a_run_that_cannot_begin_on_a_host_is_given_up_and_told_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_run, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(host, "_AGAIN_S", 0.0)
     run = HostRun(a_job(arguments=("--algo", "none-of-these")))
     run.start()
     told = []
@@ -219,8 +219,8 @@ def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_as
     lasting = tmp_path / "lasting"
     lasting.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
     lasting.chmod(0o700)
-    monkeypatch.setattr(host_run, "_FORSAKEN_S", 0.5)
-    monkeypatch.setattr(host_run, "sys", SimpleNamespace(executable=str(lasting)))
+    monkeypatch.setattr(host, "_FORSAKEN_S", 0.5)
+    monkeypatch.setattr(host, "sys", SimpleNamespace(executable=str(lasting)))
 
     def runs():
         found = []
