@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -34,47 +33,8 @@ from spreeze.workers.jobs import UpdateTurn
 from spreeze.workers.torch_devices import gpus_of, resolve_device
 
 Row = dict[str, Any]
-
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
-
-
-# --- rows ---
-
-
-def row(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
-    """A figure: the median of its known repeats, and what else is known of it."""
-    known = [value for value in repeats if value is not None]
-    return {
-        "metric": metric,
-        "unit": unit,
-        "value": statistics.median(known) if known else None,
-        "repeats": repeats,
-        **{key: value for key, value in more.items() if value is not None},
-    }
-
-
-def line(row: Row) -> str:
-    """A row as one line for a person."""
-    known = ("metric", "value", "unit", "repeats", "target")
-    labels = [f"{key} {_short(value)}" for key, value in row.items() if key not in known and value != []]
-    repeats = [value for value in row["repeats"] if isinstance(value, int | float)]
-    count = f"n={len(repeats)}" + (f" of {len(row['repeats'])}" if len(repeats) < len(row["repeats"]) else "")
-    several = repeats and len(row["repeats"]) > 1
-    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, {count}]" if several else ""
-    target = f"  target {row['target']}" if row.get("target") else ""
-    text = f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}"
-    return text + (f"  ({', '.join(labels)})" if labels else "")
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-# --- rates ---
-
 BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 SMALL_BATCHES = (64, 256)
 _DEADLINE_S, _FUSING_DEADLINE_S = 30.0, 150.0
@@ -153,8 +113,10 @@ def timer(device: str) -> Iterator[Callable[[Rate, int], Row]]:
 def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats: int, repeat_s: float) -> Row:
     kind, on_gpu = KINDS[rate.kind], bool(gpus_of(device))
 
+    known = {"metric": "updates_per_s", "unit": "1/s", "value": None, "repeats": [], **rate._asdict()}
+
     def failed(reason: str) -> Row:
-        return row("updates_per_s", "1/s", [], **rate._asdict(), failure=reason)
+        return {**known, "failure": reason}
 
     if kind.reason and not on_gpu:
         return failed(kind.reason)
@@ -178,14 +140,14 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
     notes = [note for note in found["notes"] if "no CUDA graphs" in note or "not compiled" in note]
     if notes:
         return failed("; ".join(notes))
-    return row(
-        "updates_per_s",
-        "1/s",
-        found["updates_per_s"],
-        **rate._asdict(),
-        memory_bytes=found["memory_bytes"],
-        update_frames_per_s=median(found["updates_per_s"]) * rate.batch_size,
-    )
+    updates_per_s = median(found["updates_per_s"])
+    return {
+        **known,
+        "value": updates_per_s,
+        "repeats": found["updates_per_s"],
+        "memory_bytes": found["memory_bytes"],
+        "update_frames_per_s": updates_per_s * rate.batch_size,
+    }
 
 
 # --- the command ---
@@ -214,7 +176,7 @@ def _bench(args: argparse.Namespace) -> int:
     if args.json:
         emit({"machine": machine, "versions": versions(), "rows": rows})
     else:
-        say("\n".join([machine, *map(line, rows)]))
+        say(machine)
     return 0
 
 
@@ -252,7 +214,9 @@ def gpu_rows(
             if clock() + rate.needs_s() > end_s:
                 found = f"left out, {args.minutes:g} minutes are over"
             else:
-                rates.append(measure(rate, args.repeats))
-                found = rates[-1].get("failure") or f"{rates[-1]['value']:,.0f} updates/s"
+                rates.append(one := measure(rate, args.repeats))
+                found = one.get("failure") or (
+                    f"{one['value']:,.0f} updates/s [{min(one['repeats']):,.0f} .. {max(one['repeats']):,.0f}]"
+                )
             say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {found}")
     return rates

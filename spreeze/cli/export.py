@@ -333,7 +333,7 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
 def _obs_lines(spec: EnvSpec) -> list[str]:
     """Functions of the loop where an observation is not simply a vector."""
     if spec.frames is not None:
-        return _frame_lines(spec) if spec.frames.is_single else _part_lines(spec.frames)
+        return _image_lines(spec.frames)
     joined = (
         textwrap.dedent(f"""
 
@@ -373,86 +373,47 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
     )
 
 
-def _frame_lines(spec: EnvSpec) -> list[str]:
-    assert spec.frames is not None
-    size = int(spec.frames.height)
-    if spec.frames.source is not None:
-        return [*_share_lines(size), "", "", *_picture_lines(spec.frames, spec.frames.source)]
-    grey = (
-        """
-            if picture.ndim == 3 and picture.shape[2] == 3:
-                picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)"""
-        if spec.frames.channels == 1
-        else ""
-    )
-    return (
-        _share_lines(size)
-        + textwrap.dedent(f"""
-
-        def frame(picture):  # uint8 [C, {size}, {size}]{grey}
-            planes = picture[None] if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
-            small = shares(planes.shape[1]).T @ planes.astype(np.float32) @ shares(planes.shape[2])
-            return (small + 0.5).astype(np.uint8)
-    """).splitlines()
-    )
-
-
-def _share_lines(size: int) -> list[str]:
-    return textwrap.dedent(f"""
+def _image_lines(frames: FrameSpec) -> list[str]:
+    """Functions for the images of an observation, and for the numbers beside them where there are any."""
+    size = int(frames.height)
+    screen = PictureSpec(path=(), shape=(), order=(2, 0, 1))  # of Atari, and of files of earlier versions
+    sources = (frames.source or screen, *frames.more)
+    rows = [
+        f"    {each.path!r}: ({tuple(map(int, each.order))}, {str(each.bounds)[1:-1]}, "
+        f"{planes == 1 if each is screen else planes < each.channels}),"
+        for each, (planes, *_) in zip(sources, frames.images, strict=True)
+    ]
+    array = "np.asarray(picture)" if frames.source else "np.atleast_3d(picture)"
+    lines = textwrap.dedent(f"""
 
         @functools.cache
         def shares(old):  # [old, {size}]: share of each old pixel in the mean of each new one
             edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
             found = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
             return (np.maximum(found, 0) / scale).astype(np.float32)
-    """).splitlines()
 
 
-def _picture_lines(frames: FrameSpec, source: PictureSpec) -> list[str]:
-    """A function that makes a frame of a picture, wherever it lies in the observation and whatever its axes."""
-    path = "".join(f"[{key!r}]" for key in source.path)
-    low, high = (float(bound) for bound in source.bounds)
-    factor = 255.0 / (high - low)
-    scale = [f"    planes = np.clip((planes - {low!r}) * {factor!r}, 0, 255)"] if (low, high) != (0.0, 255.0) else []
-    grey = ["    planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)"]
-    return [
-        f"def frame(obs):  # uint8 {list(frames.shape)}",
-        f"    planes = np.asarray(obs{path}).transpose({tuple(map(int, source.order))}).astype(np.float32)",
-        *scale,
-        *(grey if frames.channels < source.channels else []),
-        "    planes = planes.reshape(-1, *planes.shape[-2:])",
-        "    return (shares(planes.shape[1]).T @ planes @ shares(planes.shape[2]) + 0.5).astype(np.uint8)",
-    ]
+        IMAGES = {{  # where they are: axes, bounds, and whether colours become grey
+        ROWS
+        }}
 
 
-def _part_lines(frames: FrameSpec) -> list[str]:
-    """Functions for images that are not alone in an observation: these, and the numbers beside them."""
-    rows = [
-        f"    {each.path!r}: ({tuple(map(int, each.order))}, {str(each.bounds)[1:-1]}, {planes < each.channels}),"
-        for each, (planes, *_) in zip(filter(None, (frames.source, *frames.more)), frames.images, strict=True)
-    ]
-    return [
-        *_share_lines(int(frames.height)),
-        "",
-        "",
-        "IMAGES = {  # where they are: axes, bounds, and whether colours become grey",
-        *rows,
-        "}",
-        *textwrap.dedent("""
-
-        def images(obs):  # uint8 [C, H, W] each
+        def images(obs):  # uint8 [C, {size}, {size}] each
             found = []
             for path, (order, low, high, to_grey) in IMAGES.items():
                 picture = functools.reduce(lambda part, key: part[key], path, obs)
-                planes = np.asarray(picture).transpose(order).astype(np.float32)
+                planes = {array}.transpose(order).astype(np.float32)
                 planes = np.clip((planes - low) * (255 / (high - low)), 0, 255)
-                if to_grey:
+                if to_grey and planes.shape[-3] == 3:
                     planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)
                 planes = planes.reshape(-1, *planes.shape[-2:])
                 small = shares(planes.shape[1]).T @ planes @ shares(planes.shape[2])
                 found.append((small + 0.5).astype(np.uint8))
             return found
-
+    """)
+    if frames.is_single:
+        return lines.replace("ROWS", "\n".join(rows)).splitlines()
+    lines += textwrap.dedent("""
 
         def flat(space, obs, path=()):  # the other parts in the order of their sorted keys
             if path in IMAGES:
@@ -463,8 +424,8 @@ def _part_lines(frames: FrameSpec) -> list[str]:
             if isinstance(space, gymnasium.spaces.Tuple):
                 return np.concatenate([flat(part, obs[k], (*path, k)) for k, part in enumerate(space.spaces)])
             return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
-    """).splitlines(),
-    ]
+    """)
+    return lines.replace("ROWS", "\n".join(rows)).splitlines()
 
 
 def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
@@ -479,9 +440,9 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
     ]
     if spec.frames is not None and spec.frames.is_single:
         atari = "frame_skip" in spec.frames.options and spec.env_id.startswith("ALE/")
-        body.append(f"frames = [frame(obs)] * {int(spec.frames.stack)}  # the newest, oldest first")
+        body.append(f"frames = images(obs) * {int(spec.frames.stack)}  # the newest, oldest first")
         see = ["x = np.stack(frames)[None]"]
-        step = [*(_skipped(spec) if atari else step), f"frames = [*frames[1:], frame({'picture' if atari else 'obs'})]"]
+        step = [*(_skipped(spec) if atari else step), f"frames = frames[1:] + images({'picture' if atari else 'obs'})"]
         if atari:
             body[1:1] = _begun(spec)
     else:

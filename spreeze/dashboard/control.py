@@ -192,12 +192,13 @@ def task_flags(request: Request) -> list[str]:
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
     found += ["--profile", request.profile] if request.profile else []
     found += ["--mode", request.mode] if request.profile or request.mode != DECLARED[0].name else []
-    return [*found, "--algo", request.algo, *(["--auto"] if request.auto else [])]
+    return [*found, "--algo", request.algo]
 
 
 def arguments(request: Request) -> list[str]:
-    found = [*task_flags(request), *(part for text in request.args for part in ("--env-arg", text))]
-    found += ["--seed", str(request.seed), *(["--fresh"] if request.auto and request.fresh else [])]
+    found = [*task_flags(request), "--seed", str(request.seed)]
+    found += [part for text in request.args for part in ("--env-arg", text)]
+    found += ["--auto", *(["--fresh"] if request.fresh else [])] if request.auto else []
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is not None and isinstance(value, tuple):
@@ -351,11 +352,6 @@ def kill(name: str, folder: Path) -> None:
     kill_supervisor(find_live_run(name, folder))
 
 
-def export_command(path: Path, folder: Path, kind: str) -> tuple[str, ...]:
-    """The arguments of the export that a page offers."""
-    return ("export", path.name, *runs_dir_flags(folder), "--format", kind)
-
-
 def why_no_export(path: Path, row: PolicyFormat) -> str | None:
     """Why a run's policy cannot be exported to a format; None where it can."""
     missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
@@ -442,10 +438,6 @@ def imported_by(path: Path) -> str | None:
     return module
 
 
-def examine_command(env_id: str, module: str | None, args: tuple[str, ...]) -> str:
-    return command_line("spreeze", "doctor", *_env_flags(env_id, module, args))
-
-
 def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Doctor's findings on an environment: (name, ok or warn or fail, text with remedy). The module is imported.
 
@@ -454,12 +446,12 @@ def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tupl
     """
     return [
         (clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
-        for check in doctor(*_env_flags(env_id, module, args))["checks"]
+        for check in doctor(*env_flags(env_id, module, args))["checks"]
         if check["name"].startswith("env")
     ]
 
 
-def _env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
+def env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
     # Checked as a request would be: nothing else may get onto a command line.
     Request(env_id=env_id, import_module=module, args=args, auto=False)
     return [

@@ -173,7 +173,7 @@ def _downloads(path: Path, folder: Path) -> str:
     )
     if reason is not None:
         st.caption(components.plain(reason))
-    return control.command_line("spreeze", *control.export_command(path, folder, kind.name))
+    return control.command_line("spreeze", "export", path.name, *control.runs_dir_flags(folder), "--format", kind.name)
 
 
 def _about(path: Path, about: About) -> None:

@@ -293,7 +293,7 @@ def _own_environment(env_id: str) -> _Own:
         )
         return _Own(module, args, text)
     try:
-        command = control.examine_command(env_id, module, args)
+        command = control.command_line("spreeze", "doctor", *control.env_flags(env_id, module, args))
         if st.button(
             "Examine it", key="examine", help="Checks spaces, speed and memory, and runs the Gymnasium checker."
         ):
@@ -409,7 +409,8 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     if not any(key in request.settings for key in _ENDS) and not any(line.startswith(_ENDS) for line in plan.lines):
         raise ConfigError("several runs need a stop condition: set seconds, env steps or updates under Settings")
     settings = {**({"env.args": request.args} if request.args else {}), **request.settings}
-    found = [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
+    found = ["--auto"] if request.auto else []
+    found += [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
     found += [f"--set={line}" for line in plan.lines]
     return [*control.task_flags(request), *found, "--seeds", str(plan.seeds), "--first-seed", str(request.seed)]
 

@@ -5,9 +5,8 @@ supervisor acts on it; every other process ends when the supervisor says so or i
 
 A signal to a worker's group misses a process that started its own session, and a killed supervisor sends no signals at
 all. So every process of a run carries a mark, and a small watcher, which briefly outlives the supervisor, kills every
-process that still carries it. On Linux the mark is a resource limit: a process that an environment starts inherits it
-whatever its session and its environment variables are, and to read it waits for no hung process, as reading those does.
-The limit on file locks has had no other effect since Linux 2.4.25. Elsewhere the mark is an environment variable.
+process that still carries it. On Linux the mark is a resource limit (on file locks, without other effect since 2.4.25):
+every descendant inherits it, and to read it waits for no hung process. Elsewhere it is an environment variable.
 """
 
 from __future__ import annotations

@@ -3,23 +3,17 @@
 The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
 (``schedstat``). Their sum is what a process wants, however little it is given.
 
-Siblings are this user's other runs, tuners and the dashboard page. They are not external load: two runs that counted
-each other as external would both rest for as long as both exist. They are recognised by the name that each takes as
-soon as its interpreter is up (``processes.take_name``), which the kernel shows in ``/proc/PID/stat``. A command line or
-environment lies in the process's own memory: reading it waits for a lock that a process which hangs in a driver or on a
-dead disk may never release, and the supervisor would hang too. A process counts as external until it has its name,
-about a second; so does, once, its use in the fraction of a second before it ended. A sibling runs as this user, and is
+No external load are programs at low priority (nice 10 or more), which take a core only as far as others leave it, and
+siblings: this user's other runs, tuners and the dashboard page, which would otherwise rest for each other. A sibling is
 
 * a worker (``sampler-0``, ``learner``, ...) that leads its own process group, as all workers do; a process with a name
-  of ours (``spreeze-...``); or any descendant of these;
+  of ours (``spreeze-...``, ``processes.take_name``); or any descendant of these;
 * the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
   too. The parent of the page, a user's shell, is not a sibling.
 
-A process of anybody at low priority (nice 10 or more: backups, indexers, batch jobs) is no external load either: it
-takes a core only as far as others leave it, so samplers that rested would give it what it never asked. That is also the
-priority of a run that gives way.
-
-A sibling that may also use other cores counts by the share of its cores that are ours.
+Names are read from ``/proc/PID/stat``: to read a command line or an environment waits for a lock that a process which
+hangs in a driver may never release. A process counts as external until it has its name, about a second. A sibling that
+may also use other cores counts by the share of its cores that are ours.
 """
 
 from __future__ import annotations

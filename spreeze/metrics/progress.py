@@ -1,15 +1,11 @@
 """Falls and plateaus of a run's return, and the end of a run that has no stop condition.
 
 A level is a mean of ten evaluations. What a run has gained is its highest level over that of its first evaluations, so
-negative returns are judged like others.
+negative returns are judged like others. It has fallen once ten levels in a row are below half of its gain.
 
-A run has fallen once ten levels in a row are below half of its gain: a policy that was good is lost, and does not come
-back by itself.
-
-A run without a stop condition ends at a published return, once returns have stopped rising, or at its budget. It has
-risen once its latest evaluations are clearly above its first ones. It has stopped rising if in the last third of its
-time the slope of the returns is not above 0 by its 95 % interval, and the mean of ten evaluations is not above the best
-one before. A run that has fallen far below its best, or has never risen, goes on to its budget.
+A run without a stop condition ends at a published return, once returns have stopped rising, or at its budget. They
+have stopped if in the last third of its time their slope is not above 0 by its 95 % interval, and the mean of ten
+evaluations is not above the best one before. A run that has never risen, or has fallen, goes on to its budget.
 """
 
 from __future__ import annotations

@@ -404,34 +404,17 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
-    """Remark on so many slots, by counted runs; the paper's values are 4 and 16."""
-    configured, minibatches = setting[problem.full_name(SLOTS) or SLOTS], problem.full_name(MINIBATCHES)
-    samplers = setting[ROLLOUT_SAMPLERS]
+    """Remark on the number of slots, by counted runs (``assets/figures.md``); samplers have equally many each."""
+    configured, samplers = setting[problem.full_name(SLOTS) or SLOTS], setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
-    return _slots_seen(slots, minibatches is not None and setting[minibatches] > 1) + (
-        f"; {slots} in total, one for each of {samplers} samplers" if slots > configured else ""
-    )
-
-
-def _slots_seen(slots: int, several: bool) -> str:
-    if slots > 8:
-        return "as configured: with slow weights, 16 learned less than 4 in our experiments"
-    if slots >= 4:
-        return "as configured: 4 and 8 did not differ significantly in our experiments"
-    return (
-        "as configured: with minibatches of all rollouts, 2 and 4 did not differ significantly in our experiments"
-        if several
-        else "as configured: 2 learned later than 4, or not at all, in our experiments"
-    )
+    more = f"; {slots} in total, one for each of {samplers} samplers" if slots > configured else ""
+    return f"as configured: in our experiments 4 and 8 learned alike, 2 and 16 at times less{more}"
 
 
 def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
-    if setting[problem.full_name(USES) or USES] > MOST_USES:
-        return f"as configured: 32 needed more updates than {MOST_USES}, the paper's value, in our experiments"
-    return (
-        f"as configured: up to {MOST_USES}, the paper's value for continuous actions (images: 2), updates "
-        f"were equally useful in our experiments"
-    )
+    more = setting[problem.full_name(USES) or USES] > MOST_USES
+    tail = "; more uses need more updates" if more else " (images: 2), updates are equally useful"
+    return f"as configured: up to {MOST_USES}, the paper's value for continuous actions{tail}"
 
 
 # --- the table ---

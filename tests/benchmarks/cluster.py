@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 from common import compare, main, say
 from fault_envs import NUMBERED_ID, count_numbered
+from figures import Row, row
 from lossy_link import Ends, lossy_link
 from sampler_cost import publish_policy, task_plan
 from whole_runs import ratio_row, time_row
 
-from spreeze.cli.bench import Row, row
 from spreeze.envs.task import make_task
 from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, joined, local_environment

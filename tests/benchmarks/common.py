@@ -24,10 +24,10 @@ sys.path.insert(0, str(SUPPORT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
 
 import whole_runs
-from whole_runs import OUTSIDE_S, Document, in_turn, row_of_reached
+from figures import Row, line, row, row_of_reached
+from whole_runs import OUTSIDE_S, Document, in_turn
 
 from spreeze.cli import report
-from spreeze.cli.bench import Row, line, row
 from spreeze.envs.small_tasks import SYNTHETIC_ID
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.comparison import reached

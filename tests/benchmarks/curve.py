@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 
 import common
+from figures import line
 from whole_runs import CURVE_AXES, curve_rows, draw_curve
 
-from spreeze.cli.bench import line
 from spreeze.run_directory import find_run
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 from common import PATIENCE_S, compare, linear_rows, main, ratios, rows_of, say, sleeping, written_report
+from figures import Row, row
 from whole_runs import time_row
 
-from spreeze.cli.bench import Row, row
 from spreeze.metrics.store import MetricsReader
 from spreeze.workers.roles import ROLES, role_of
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "support"))
 REPEATS = 5
 KNEE = 0.85
 """Share of the highest update frame rate that the paper's batch has to reach (section 3.3)."""
@@ -79,7 +80,9 @@ def take(wanted: list[Step], seconds: float) -> int:
 
 def rates(device: str, minutes: float) -> None:
     """Prints the rates of ``spreeze bench``, the batches of the paper's rule, and the verdict."""
-    from spreeze.cli.bench import gpu_rows, line
+    from figures import line
+
+    from spreeze.cli.bench import gpu_rows
 
     args = argparse.Namespace(device=device, minutes=minutes, repeats=REPEATS)
     rows = gpu_rows(args, lambda text: print(text, flush=True))
@@ -98,7 +101,7 @@ def verdict(rates: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _judged(figure: str, bound: float, rates: list[dict[str, Any]], *, per_batch: bool = True) -> dict[str, Any]:
-    from spreeze.cli.bench import row
+    from figures import row
 
     best = max(rates, key=lambda one: float(one["update_frames_per_s"]), default=None)
     target = f">= {bound:,.0f}"
@@ -112,7 +115,8 @@ def _judged(figure: str, bound: float, rates: list[dict[str, Any]], *, per_batch
 
 def knees(rates: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """By precision and kind the batch of the paper's rule, where enough batches were timed."""
-    from spreeze.cli.bench import row
+    from figures import row
+
     from spreeze.tuner.model import fit_cost, paper_batch
 
     points: dict[str, list[tuple[int, float]]] = {}
@@ -129,7 +133,6 @@ def knees(rates: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def bounds(device: str) -> dict[str, Any]:
     """Kernels of an update, seconds of as many empty launches, and of an update's matmuls by precision and batch."""
-    sys.path.insert(0, str(TESTS / "support"))
     import torch
     from gpu_checks import VECTORS, Place, ring_of, trainer_of
     from matmul_floor import ACTION_DIM, OBS_DIM, MatmulRound, matmuls

@@ -3,9 +3,8 @@
 import argparse
 
 from common import PATIENCE_S, compare, main, ratios, rows_of, sleeping, written_report
+from figures import Row, row
 from whole_runs import target_rows
-
-from spreeze.cli.bench import Row, row
 
 LAWS = {
     "constant": ("constant", 0.0),

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 from common import compare, linear_rows, main, rows_of, say, sleeping, written_report
+from figures import Row, row
 from whole_runs import ratio_row, row_of_reached, time_row
-
-from spreeze.cli.bench import Row, row
 
 CASES = {
     "impact": ["--algo", "impact"],

@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 from common import compare, main, rows_of, rows_of_target
+from figures import Row, row
 
-from spreeze.cli.bench import Row, row
 from spreeze.inference.policy import Policy
 from spreeze.inference.recurrence import CELLS
 

@@ -7,9 +7,9 @@ import argparse
 from pathlib import Path
 
 from common import PATIENCE_S, compare, main, on_cores, rows_of, say
+from figures import Row, row
 from whole_runs import Document, time_row
 
-from spreeze.cli.bench import Row, row
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.store import MetricsReader
 

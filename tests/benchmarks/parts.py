@@ -3,10 +3,9 @@
 import argparse
 
 from common import main
+from figures import Row
 from learner_rates import learner_rows
 from sampler_cost import sampling_rows, task_plan
-
-from spreeze.cli.bench import Row
 
 
 def sampling(args: argparse.Namespace) -> list[Row]:

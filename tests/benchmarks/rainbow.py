@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 from common import SUPPORT, compare, main, rows_of, rows_of_target
+from figures import Row, row
 
-from spreeze.cli.bench import Row, row
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import RowLayout

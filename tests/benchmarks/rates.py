@@ -6,9 +6,8 @@ A run of the latter is given up after ``--seconds``.
 import argparse
 
 from common import main, say
+from figures import Row
 from whole_runs import rates_rows, time_to_target_rows
-
-from spreeze.cli.bench import Row
 
 
 def _extra(args: argparse.Namespace) -> list[str]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common import PATIENCE_S, busy_core, compare, linear_rows, main, rows_of, rows_of_target, sleeping, written_report
+from figures import Row, row
 from whole_runs import time_row
 
-from spreeze.cli.bench import Row, row
 from spreeze.metrics.store import MetricsReader
 
 MODE = ["--mode", "tianji"]

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import busy_core, main, on_cores, say
+from figures import Row, row
 from whole_runs import task_settings
 
-from spreeze.cli.bench import Row, row
 from spreeze.config.layers import Layer
 from spreeze.envs.probe import probe_of
 from spreeze.errors import SpreezeError

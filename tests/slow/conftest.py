@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
+from figures import line
 from sources import UNMARKED
-
-from spreeze.cli.bench import line
 
 
 def pytest_collection_modifyitems(items):

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from figures import Row, row
 from replay_rates import CHILD_LIMIT_S, LAYOUT, WRITE_ROWS, open_ring, paced, ring_writer, transitions, wait_for_rows
 
-from spreeze.cli.bench import Row, row
 from spreeze.transport.replay_ring import ReplayReader
 
 QUEUE_SIZES_ROWS = (5_000, 20_000, 50_000)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from figures import Row, line, row
 from rings import count_torn
 
-from spreeze.cli.bench import Row, line, row
 from spreeze.errors import WorkerError
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from figures import Row
 
-from spreeze.cli.bench import Row
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.inference.policy import Policy

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from figures import Row
 from live_run import AttachedRun, marked
 from long_form import LEFT_S, LIMIT_S, PATIENCE_S, asked, by_hand
 
-from spreeze.cli.bench import Row
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore

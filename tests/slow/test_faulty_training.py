@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from fault_envs import FAULTY_ID
+from figures import Row, row
 from long_form import PATIENCE_S, asked, by_hand
 from whole_runs import ratio_row, time_row, train
 
-from spreeze.cli.bench import Row, row
 from spreeze.metrics.store import MetricsReader
 
 pytestmark = pytest.mark.timeout(600)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from fault_envs import FAULT_ID
+from figures import Row
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
 
-from spreeze.cli.bench import Row
 from spreeze.errors import SpreezeError
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore

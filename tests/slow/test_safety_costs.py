@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from figures import Row, row
 from long_form import asked, by_hand
 from sampler_cost import publish_policy, real_sampler, run_folder, task_plan
 
-from spreeze.cli.bench import Row, row
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import Drawn, FrameColumns, ReplayReader, ReplayRing, RingSpec, ShardWriter

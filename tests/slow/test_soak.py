@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import pytest
+from figures import Row
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
 from slopes import slope_row
-
-from spreeze.cli.bench import Row
 
 pytestmark = [
     pytest.mark.timeout(600),

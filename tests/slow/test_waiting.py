@@ -19,10 +19,10 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 import pytest
+from figures import Row, row
 from long_form import PATIENCE_S, asked, by_hand
 from watched_run import LiveRun
 
-from spreeze.cli.bench import Row, row
 from spreeze.errors import SpreezeError
 from spreeze.metrics.store import MetricsReader
 from spreeze.transport.shared_memory import Wakeup

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
+from figures import Row, row
 from harness import PATIENCE_S
 from watched_run import Counters, LiveRun, counters, rates
 
-from spreeze.cli.bench import Row, row
 from spreeze.errors import ResourceError, SpreezeError
 from spreeze.machine.hardware import read_machine
 from spreeze.run_directory import state_of

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
+from figures import Row, row
 
-from spreeze.cli.bench import Row, row, synthetic_spec
+from spreeze.cli.bench import synthetic_spec
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec

@@ -22,10 +22,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from figures import Row, line
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import TwoThreads, matmuls_by_onednn
-from spreeze.cli.bench import Row, line
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine

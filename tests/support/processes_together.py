@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 import psutil
+from figures import Row, line, row
 from sampler_cost import let_sample, names, publish_policy, run_folder, task_plan
 
-from spreeze.cli.bench import Row, line, row
 from spreeze.errors import WorkerError
 from spreeze.machine.hardware import read_machine
 from spreeze.modes import assemble

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from figures import Row, row
 from whole_runs import task_settings
 
-from spreeze.cli.bench import Row, row
 from spreeze.config.layers import Layer, Values
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.task import ActionScaling, open_task, vector_maker

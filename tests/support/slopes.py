@@ -1,8 +1,7 @@
 """Growth over a long time, as rows."""
 
 import numpy as np
-
-from spreeze.cli.bench import Row
+from figures import Row
 
 
 def slope_row(name: str, times: list[float], values: list[float], target: str | None) -> Row:

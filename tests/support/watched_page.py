@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import dashboard_browser as page
 import psutil
+from figures import Row, row
 from slopes import slope_row
 
-from spreeze.cli.bench import Row, row
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run, state_of
 

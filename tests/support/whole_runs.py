@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Row, row, row_of_reached
 
-from spreeze.cli.bench import Row, row
 from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
 from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_of
@@ -66,18 +65,6 @@ _TAKEN = {
     "eval_return_best": "return",
     "eval_return_worst_of_20": "return",
 }
-
-
-def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
-    """A figure of runs that may not get there, which are None: they count as above all others in the median.
-
-    So the median is None where it is theirs. ``reached`` says how many got there.
-    """
-    middle = statistics.median([math.inf if value is None else value for value in repeats]) if repeats else math.inf
-    return {
-        **row(metric, unit, repeats, reached=sum(value is not None for value in repeats), **more),
-        "value": middle if math.isfinite(middle) else None,
-    }
 
 
 def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:

@@ -6,10 +6,11 @@ import runpy
 
 import pytest
 import torch
+from figures import row
 from harness import PATIENCE_S, REPO
 
 from spreeze.cli import bench
-from spreeze.cli.bench import BATCHES, KINDS, Rate, gpu_rows, missing_device, row, timer, wanted
+from spreeze.cli.bench import BATCHES, KINDS, Rate, gpu_rows, missing_device, timer, wanted
 from spreeze.machine.gpu import GpuReport
 
 

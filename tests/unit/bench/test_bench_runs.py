@@ -8,10 +8,10 @@ import sys
 import psutil
 import pytest
 import whole_runs
+from figures import line
 from harness import PATIENCE_S, REPO, poll
 from whole_runs import curve_rows, draw_curve, time_to_target_rows, train
 
-from spreeze.cli.bench import line
 from spreeze.errors import RunError, SpreezeError, UsageError
 from spreeze.metrics.comparison import Curve, RunGroup
 from spreeze.metrics.store import EvaluationRow

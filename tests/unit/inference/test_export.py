@@ -334,10 +334,10 @@ def test_the_command_writes_a_checked_file_and_a_program_that_plays_without_spre
 
 
 CODE = {  # environment, its module, algorithm, words that its example must have
-    "frames": ("test/Counter-v0", "image_env", "dqn", "frames = [*frames[1:], frame(obs)]"),
+    "frames": ("test/Counter-v0", "image_env", "dqn", "frames = frames[1:] + images(obs)"),
     "masks": ("tests/Masked-v0", "masked_env", "ppo", 'info["action_mask"]'),
-    "channels first": ("habits/First-v0", "habits_env", "dqn", "obs).transpose((0, 1, 2))"),
-    "picture in a dictionary": ("habits/Nested-v0", "habits_env", "dqn", "obs['eye']).transpose((2, 0, 1))"),
+    "channels first": ("habits/First-v0", "habits_env", "dqn", "(): ((0, 1, 2), "),
+    "picture in a dictionary": ("habits/Nested-v0", "habits_env", "dqn", "('eye',): ((2, 0, 1), "),
     "masks of a method": ("habits/Method-v0", "habits_env", "ppo", 'get_wrapper_attr("action_masks")()'),
     "masks observed": ("habits/Observed-v0", "habits_env", "ppo", 'np.asarray(obs["action_mask"]'),
     "several choices": ("tests/Choices-v0", "choices_env", "ppo", ")[0].astype(env.action_space.dtype)"),
