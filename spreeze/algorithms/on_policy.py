@@ -212,6 +212,30 @@ class OnPolicyAlgorithm(Algorithm):
             self._normalizer_before.load_state(self._normalizer.state())
         self._count_obs(self._normalizer, batch.obs)
 
+    def learn_samples(self, samples: Samples, progress: float | None) -> None:
+        """Learns from samples that the caller has made of a rollout of theta(j), with correction "on-policy"."""
+        self._set_lr(progress)
+        with torch.no_grad():
+            self._explained_variance = losses.explained_variance(
+                samples.value.cpu().numpy(), samples.target.cpu().numpy()
+            )
+            self._update(samples, self._forward(samples.obs) if self.single_step else None, None)
+
+    @property
+    def settings(self) -> OnPolicyConfig:
+        found: OnPolicyConfig = self._config
+        return found
+
+    @property
+    def normalizer(self) -> Normalizer | None:
+        """Statistics of observations; None where they are not normalised."""
+        return self._normalizer
+
+    @property
+    def returns(self) -> DiscountedReturns | None:
+        """Discounted returns, whose deviation is the unit of rewards; None where they are not scaled."""
+        return self._returns
+
     def _count_obs(self, normalizer: Normalizer, obs: np.ndarray) -> None:
         """Adds a rollout's observations [T, N, ...] to the normalizer, unless a number is not finite."""
         rows = obs.reshape(-1, *obs.shape[2:])

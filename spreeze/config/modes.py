@@ -33,6 +33,8 @@ class DataFlow:
     stages: tuple[Stage, ...]
     serial: bool = False
     """Sampling and learning alternate in one process; otherwise they run in parallel processes."""
+    on_device: bool = False
+    """That process is a learner which steps the environments on its own device; evaluator and visualizer are others."""
     lag: int | None = None
     """Lag of the collecting policy behind the learner in rollouts; None: off-policy, from replay."""
     asynchronous: bool = False
@@ -47,6 +49,11 @@ class DataFlow:
     knobs: tuple[str, ...] | None = None
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field. None: the
     rows of ``tuner.knobs`` that suit this data flow."""
+
+    @property
+    def one_process(self) -> bool:
+        """All parts take turns in the process of the command, so that nothing is drawn meanwhile."""
+        return self.serial and not self.on_device
 
     @property
     def supports_learner_groups(self) -> bool:
@@ -139,6 +146,13 @@ DECLARED = (
         doc="the same workers take turns in one process: the same seed gives the same bits",
         replay=DataFlow(stages=REPLAY_STAGES, serial=True),
         on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, lag=0),
+    ),
+    Mode(
+        name="device",
+        module="spreeze.modes.device",
+        doc="the learner's device also steps the environments and keeps replay, without a copy to the host",
+        replay=DataFlow(stages=REPLAY_STAGES, serial=True, on_device=True),
+        on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, on_device=True, lag=0),
     ),
     Mode(
         name="hts",

@@ -154,7 +154,7 @@ class SamplingConfig(Section):
         read=lambda data_flow: _replay(data_flow) and _processes(data_flow),
     )
     envs_per_sampler: int = setting(
-        8, "environments per sampler process", low=1, high=1024, flag="--envs-per-sampler", machine=True, read=_replay
+        8, "environments per sampler process", low=1, high=65536, flag="--envs-per-sampler", machine=True, read=_replay
     )
     nan_policy: str = setting(
         "drop", "at a non-finite observation or reward: drop the transition, or fail", choices=("drop", "fail")
@@ -196,7 +196,7 @@ class RolloutConfig(Section):
         machine=True,
     )
     envs_per_sampler: int = setting(
-        8, "environments per sampler process", low=1, high=1024, flag="--envs-per-sampler", machine=True
+        8, "environments per sampler process", low=1, high=65536, flag="--envs-per-sampler", machine=True
     )
     inference_workers: int = setting(
         0,

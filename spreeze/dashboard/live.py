@@ -104,7 +104,7 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     name, paused = now.name or "", now.phase == "paused"
     run = read_run(folder / name)
     parts = data_flow(run)
-    one_process = parts is not None and parts.serial
+    one_process = parts is not None and parts.one_process
     pause = "Suspends all processes and frees the cores; replay and networks stay in memory."
     trace = "Records and shows the phases of all workers for 0.25 s."
     if one_process:

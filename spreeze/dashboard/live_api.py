@@ -246,7 +246,7 @@ def live_response(
         "text": {
             **texts(shown, fresh, run, last, path, table),
             "since_best": _since_best(best, shown.wall_s),
-            "no_picture": _no_picture(config, state, serial=parts is not None and parts.serial),
+            "no_picture": _no_picture(config, state, serial=parts is not None and parts.one_process),
         },
         "evals": evaluations,
         "shares": {

@@ -31,6 +31,9 @@ class Family(NamedTuple):
     for teams (name, import_module, render_mode, args) -> parallel environment for ``team_env.make_team``."""
     team: bool = False
     """Its tasks have several agents; else each environment is a vector of N that its own engine steps."""
+    own_args: tuple[str, ...] | None = None
+    """Arguments of its engine alone, where the name is Gymnasium's: one environment, for evaluation, pictures and
+    probes, is then Gymnasium's own. None: it is a vector of one."""
     package: str = ""
     """Package that a program without Spreeze has to install for its tasks."""
 
@@ -57,6 +60,15 @@ def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) 
             f"vector:{name}: '{name}' {reason}; use --env {name}, of which each sampler steps several"
         )
     return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
+
+
+def mujoco_warp(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    """Gymnasium's MuJoCo task of that name, stepped by MuJoCo Warp on a GPU, or on a CPU for tests."""
+    if importlib.util.find_spec("mujoco_warp") is None:
+        raise EnvironmentError_(f"warp:{name} needs mujoco-warp: pip install 'spreeze[warp]', or use --env {name}")
+    from spreeze.envs.on_device.warp_envs import WarpEnv
+
+    return WarpEnv(name, num_envs, seed, **args)
 
 
 def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
@@ -159,6 +171,7 @@ FAMILIES = {
     for family in (
         Family("envpool", envpool),
         Family("vector", gymnasium_vector),
+        Family("warp", mujoco_warp, own_args=("device", "nconmax", "njmax")),
         Family("mpe2", mpe2, team=True, package="mpe2"),
         Family("lbf", foraging, team=True, package="lbforaging"),
         Family("parallel", own_module, team=True),
@@ -174,9 +187,18 @@ def family_of(env_id: str) -> Family | None:
 
 
 def engine_of(env_id: str) -> str | None:
-    """``envpool`` or ``vector`` for an id with that prefix; None for others."""
+    """``envpool``, ``vector`` or ``warp`` for an id with that prefix; None for others."""
     family = family_of(env_id)
     return None if family is None or family.team else family.prefix
+
+
+def as_single(env_id: str, args: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The id and arguments by which one environment is made: Gymnasium's, where an engine steps Gymnasium's tasks."""
+    family = family_of(env_id)
+    if family is None or family.own_args is None:
+        return env_id, args
+    own = tuple(text for text in args if text.partition("=")[0] not in family.own_args)
+    return env_id.partition(":")[2], own
 
 
 def is_team(env_id: str) -> bool:

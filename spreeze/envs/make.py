@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from spreeze.config.schema import ImageConfig
 from spreeze.config.section import literal_or_text
 from spreeze.envs.action_spaces import action_of, space_text
-from spreeze.envs.families import engine_of, is_team
+from spreeze.envs.families import as_single, engine_of, is_team
 from spreeze.envs.goals import goals_of
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import pictures_in, refuse_pictures
@@ -118,7 +118,7 @@ def make_env(
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
     """
-    args, picture = options.get("args", ()), options.get("picture")
+    (env_id, args), picture = as_single(env_id, options.get("args", ())), options.get("picture")
     values = parse_args(args)
     if import_module is not None:
         import_user_module(import_module)

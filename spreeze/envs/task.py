@@ -280,6 +280,8 @@ def make_task(
     try:
         plain, args = options.get("plain", False), options.get("args", ())
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
+        if engine_of(env_id) is not None:  # of which another engine may have made this one
+            spec = dataclasses.replace(spec, env_id=env_id)
         choosing = spec.choices is not None and spec.team is None
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
             spec = _masked(spec, getattr(env, "mask_source", f"info['{MASK}']"))

@@ -17,6 +17,7 @@ import numpy as np
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
 from spreeze.errors import BadTransition, EnvironmentError_, described
+from spreeze.inference.lazy_torch import torch
 from spreeze.types import Choices, EnvSpec
 
 if TYPE_CHECKING:
@@ -52,25 +53,24 @@ class VectorTask:
             EnvironmentError_: it does not say how it resets ended episodes.
         """
         self.env, self.spec, self.num_envs = env, spec, int(env.num_envs)
-        mode = (env.metadata or {}).get("autoreset_mode")
-        self.mode = getattr(mode, "value", mode)
-        if self.mode not in AUTORESET_MODES:
-            raise EnvironmentError_(
-                f"{spec.env_id}: metadata['autoreset_mode'] is {mode!r}; expected one of {', '.join(AUTORESET_MODES)}"
-            )
+        self.mode = autoreset_mode(env, spec.env_id)
         space = getattr(env, "single_action_space", env.action_space)
         self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
         self._form = spec.form()
         self._masked = spec.choices if spec.action_mask else None
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = np.zeros(self.num_envs, bool)
+        self._device: Any = None
+        """Where the engine's tensors are; None: it gives arrays."""
         self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Starts an episode everywhere; returns the observations, float32 [N, O]."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # EnvPool has taken the seed before, and says so
-            obs, infos = self.env.reset(seed=seed)
+            found = self.env.reset(seed=seed)
+        self._device = device_of(found[0])
+        obs, infos = self._on_host(found)
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = ~self._ended
         self.obs = self._rows(obs, infos)
@@ -90,7 +90,7 @@ class VectorTask:
         Raises:
             BadTransition: an observation or reward that cannot be stored.
         """
-        raw, reward, terminated, truncated, infos = self.env.step(self.native(actions))
+        raw, reward, terminated, truncated, infos = self._on_host(self.env.step(self._on_device(self.native(actions))))
         with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is found below
             reward = self._of_each("reward", np.asarray(reward, np.float32))
         terminated = self._of_each("terminated", np.asarray(terminated, bool))
@@ -108,7 +108,7 @@ class VectorTask:
                 last = self._checked(_of_one(infos["final_obs"][index]), 1)
                 next_obs[index] = self._with_masks(last, infos.get("final_info", {}), [index], terminated)[0]
         elif self.mode == "Disabled" and ended.any():
-            first, infos = self.env.reset(options={"reset_mask": ended})
+            first, infos = self._on_host(self.env.reset(options={"reset_mask": self._on_device(ended)}))
             obs = np.where(ended[:, None], self._rows(first, infos, ~ended), obs)
         if not np.isfinite(reward[valid]).all():
             raise BadTransition("reward", str(reward.tolist()), self.spec.env_id)
@@ -120,6 +120,22 @@ class VectorTask:
         if values.size != self.num_envs:
             raise BadTransition(field, f"shape {values.shape} for {self.num_envs} environments", self.spec.env_id)
         return values.reshape(self.num_envs)
+
+    def _on_device(self, array: np.ndarray) -> Any:
+        """An array as the engine takes it: a tensor on its device, where that is what it gives."""
+        if self._device is None:
+            return array
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def _on_host(self, found: Any) -> Any:
+        """Arrays in place of the tensors that an engine gives."""
+        if self._device is None:
+            return found
+        if isinstance(found, tuple):
+            return tuple(self._on_host(part) for part in found)
+        if isinstance(found, dict):
+            return {name: self._on_host(part) for name, part in found.items()}
+        return np.asarray(found.cpu() if hasattr(found, "cpu") else found)
 
     def native(self, actions: np.ndarray) -> Any:
         """Actions of ``step`` as the engine's own ``step`` takes them."""
@@ -169,6 +185,25 @@ class VectorTask:
         self.env.close()
 
 
+def device_of(obs: Any) -> Any:
+    """The torch device of observations that are tensors, of any package; None for NumPy's arrays."""
+    part = next(iter(obs.values())) if isinstance(obs, dict) else obs
+    if isinstance(part, np.ndarray | np.generic) or not hasattr(part, "__dlpack__"):
+        return None
+    return torch.utils.dlpack.from_dlpack(part).device
+
+
+def autoreset_mode(env: Any, env_id: str) -> str:
+    """How a vector environment resets ended episodes; an EnvironmentError_ where it does not say that."""
+    mode = (env.metadata or {}).get("autoreset_mode")
+    name = str(getattr(mode, "value", mode))
+    if name not in AUTORESET_MODES:
+        raise EnvironmentError_(
+            f"{env_id}: metadata['autoreset_mode'] is {mode!r}; expected one of {', '.join(AUTORESET_MODES)}"
+        )
+    return name
+
+
 def _joined(obs: Any, count: int) -> np.ndarray:
     """A nested observation of ``count`` environments as [count, O], parts by sorted key as ``Flattener`` has them."""
     if isinstance(obs, dict):
@@ -195,10 +230,11 @@ def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -
     Raises:
         EnvironmentError_: the engine is not installed, or does not know the id.
     """
-    return VectorTask(_make(spec.env_id, num_envs, seed, args), spec)
+    return VectorTask(make_vector(spec.env_id, num_envs, seed, args), spec)
 
 
-def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    """The engine's own vector environment; errors as ``open_vector``."""
     prefix, _, name = env_id.partition(":")
     try:
         with warnings.catch_warnings():
@@ -221,4 +257,4 @@ def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> g
         raise EnvironmentError_(f"{env_id} cannot render; a run of {name} does")
     from spreeze.envs.single_env import SingleEnv
 
-    return SingleEnv(env_id, lambda seed: _make(env_id, 1, seed, args))
+    return SingleEnv(env_id, lambda seed: make_vector(env_id, 1, seed, args))

@@ -128,8 +128,9 @@ class Assembly(contextlib.ExitStack):
             "publishes_values": config.evaluation.enabled and config.evaluation.keep_episodes > 0,
         }
 
-    def learner(self, group: int, job: Job, limit: RestartLimit | None = None) -> None:
-        self._add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit)
+    def learner(self, group: int, job: Job, limit: RestartLimit | None = None, **deadlines: float) -> None:
+        """``deadlines`` of a ``WorkerSpec``, where it steps environments."""
+        self._add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit, **deadlines)
 
     def sampler(self, group: int, index: int, job: Job, role: str = "sampler") -> None:
         part = self.plan.config.sampling
@@ -156,6 +157,11 @@ class Assembly(contextlib.ExitStack):
         self.host_rows = range(self._rows, self._rows + count)
         self._rows += count
         return self.host_rows
+
+    def extra_row(self) -> int:
+        """A row of the status table for counters of a worker beside its own."""
+        self._rows += 1
+        return self._rows - 1
 
     def bridge(self, job: Job) -> None:
         self._add(Address("bridge"), job)

@@ -99,6 +99,8 @@ class RunPlan:
                 f"stop.target_return = {self.config.stop.target_return:g}: it needs evaluations, but "
                 f"evaluation.enabled = false (--no-evaluator); remove one of them"
             )
+        if self.config.data_flow.on_device:
+            self._check_device()
         self._check_learners()
         if self.config.cluster.address is not None:
             self._check_cluster()
@@ -189,6 +191,28 @@ class RunPlan:
             raise ConfigError(
                 f"{name}: it is not built for replay of sequences ({algo}.recurrent = {recurrent}); remove one of them"
             )
+
+    def _check_device(self) -> None:
+        """Rejects what cannot be stepped and learned from on one device."""
+        config, spec, replay = self.config, self.spec, self.config.replay
+        own, device = config.own, config.learner.device
+        asked = {
+            f"--env {spec.env_id}: environments on a device come from an engine (vector:ID or warp:ID)": (
+                engine_of(spec.env_id) is None
+            ),
+            f"--env {spec.env_id}: actions must be a Box": spec.box is None or spec.choices is not None,
+            f"--env {spec.env_id}: images and masks are not supported there": bool(spec.frames) or spec.action_mask,
+            f"{config.run.algo}.recurrent: policies with a memory are not": getattr(own, "recurrent", "none") != "none",
+            "priority_exponent: priorities of rows are on the host": getattr(own, "priority_exponent", 0.0) > 0.0,
+            "explore_average: the newest weights explore there": getattr(own, "explore_average", False)
+            and getattr(own, "policy_average", 0.0) > 0.0,
+            f"replay.her = {replay.her}: goals are added on the host": replay.her != "off",
+            "--demonstrations: they are read on the host": bool(replay.demonstrations) or replay.offline,
+            "--save-replay: replay is on the device": replay.save,
+            f"learner.device = {device}: it is one device": "+" in device or device == "split",
+        }
+        if (why := next((text for text, wrong in asked.items() if wrong), None)) is not None:
+            raise ConfigError(f"--mode {config.run.mode}: {why}; change it, or use another mode")
 
     def _check_goals(self) -> None:
         """Rejects hindsight where transitions cannot have other goals."""
@@ -394,6 +418,12 @@ class RunPlan:
         return self.config.rollout_interval(self.rollout_envs)
 
     @property
+    def device_envs(self) -> int:
+        """Environments of a learner that steps them itself."""
+        config = self.config
+        return self.rollout_envs if config.on_policy is not None else config.sampling.envs_per_sampler
+
+    @property
     def minibatches(self) -> int:
         """Minibatches of a rollout (on-policy)."""
         algorithm, steps = self.config.on_policy, self.sync_interval
@@ -438,6 +468,8 @@ class RunPlan:
 
         With the circular buffer's counts what its learner keeps of it: observations and some columns of every rollout.
         """
+        if self.config.data_flow.on_device:
+            return "replay", 0, "the replay capacity"
         if self.config.on_policy is None:
             size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
             return "replay", size_bytes, "the replay capacity"

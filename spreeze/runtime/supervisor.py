@@ -340,7 +340,9 @@ class _Supervisor:
         governing = self._governing
         governed = governing.update(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
         self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
-        alive = sum(self._workers.alive(role) for role in ROLES.values() if role.steps)
+        on_device = self._run.plan.config.data_flow.on_device  # there the learner steps environments, too
+        stepping = [role for role in ROLES.values() if role.steps or (role.learns and on_device)]
+        alive = sum(self._workers.alive(role) for role in stepping)
         restarts = self._workers.restarts
         self._recorder.sample(reading, pids=pids, restarts=restarts, samplers_alive=alive, governed=governed)
         self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))

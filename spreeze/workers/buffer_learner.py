@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from spreeze.algorithms.algorithm import Snapshot
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.checkpoint import Checkpoint
@@ -86,7 +88,62 @@ class BufferFeed(RestoredFeed):
         return self.trainer.env_steps
 
 
-class BufferTrainer:
+_A = TypeVar("_A", bound=OnPolicyAlgorithm)
+
+
+class RestoredRolloutTrainer(Generic[_A]):
+    """Base of trainers whose state is in their checkpoint: after a restart, rollouts are collected again."""
+
+    def __init__(self, algorithm: _A, meta: dict[str, Any]) -> None:
+        """``meta`` is published with every policy."""
+        self.batch_size = 0
+        self.algorithm, self._meta, self._average = algorithm, meta, RolloutAverage(algorithm)
+        self.learn_s = 0.0
+
+    @property
+    def updates(self) -> int:
+        return self.algorithm.updates
+
+    def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
+        arrays = self._average.policy_arrays()
+        return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
+
+    def health(self) -> dict[str, float]:
+        return self.algorithm.health()
+
+    def value_snapshot(self) -> Snapshot | None:
+        return self.algorithm.value_snapshot(self.algorithm.return_scale)
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        """Tensors and JSON of a checkpoint."""
+        arrays = self.algorithm.state_arrays() | self._average.state_arrays()
+        return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates}
+
+    def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
+        """Raises a CheckpointError if it is that of another network or algorithm."""
+        self.algorithm.load_state_arrays(tensors)
+        self.algorithm.load_state_json(state["algorithm"])
+        self._average.restore(tensors)
+
+    def parameters_sha256(self) -> str:
+        return sha256_of(self.algorithm.state_arrays())
+
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+        return {
+            "updates": self.updates,
+            "wait_s": wait_s,
+            "learn_s": self.learn_s,
+            "publish_s": publish_s,
+            "batch_size": self.batch_size,
+            "updates_skipped": self.algorithm.updates_skipped(),
+            "policy_lag": 0.0,
+            "rollout_uses": math.nan,
+            "rollouts_dropped": math.nan,  # there is no circular buffer
+            **self.algorithm.metrics(),
+        }
+
+
+class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
     """One update after another, while the buffer has rollouts with uses left."""
 
     def __init__(
@@ -102,16 +159,14 @@ class BufferTrainer:
     ) -> None:
         """Reads ``rollouts`` as the only reader; ``previous_env_steps`` are those of earlier sessions.
 
-        A checkpoint of the same ``session`` tells of the same rollouts. ``meta`` is published with every policy. The
-        learning rate follows ``progress``.
+        A checkpoint of the same ``session`` tells of the same rollouts. The learning rate follows ``progress``.
         """
-        self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
+        super().__init__(algorithm, meta)
+        self._rollouts = rollouts
         self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
         self._progress, self._env_steps_base, self._session = progress, previous_env_steps, session
         spec = rollouts.spec
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
-        self.learn_s = 0.0
-        self._average = RolloutAverage(algorithm)
         self._kept = algorithm.new_rollout_cache(spec.num_slots * (spec.num_envs // envs_per_sampler))
         self._counted: set[tuple[int, int]] = set()
         """Readable rollouts that the running statistics of observations and rewards include."""
@@ -122,10 +177,6 @@ class BufferTrainer:
         self._lags: deque[float] = deque(maxlen=_RECENT)
         self._uses: deque[int] = deque(maxlen=_RECENT)
         self._dropped = 0
-
-    @property
-    def updates(self) -> int:
-        return self.algorithm.updates
 
     @property
     def env_steps(self) -> int:
@@ -163,51 +214,19 @@ class BufferTrainer:
             del self._kept[key]
         return True
 
-    def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        arrays = self._average.policy_arrays()
-        return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
-
-    def health(self) -> dict[str, float]:
-        return self.algorithm.health()
-
-    def value_snapshot(self) -> Snapshot | None:
-        return self.algorithm.value_snapshot(self.algorithm.return_scale)
-
     def state(self) -> tuple[Arrays, dict[str, Any]]:
-        """Tensors and JSON of a checkpoint; rollouts are collected again."""
-        arrays = self.algorithm.state_arrays() | self._average.state_arrays()
-        return arrays, {
-            "algorithm": self.algorithm.state_json(),
-            "updates": self.updates,
-            "counted": sorted(self._counted),
-            "session": self._session,
-        }
+        arrays, state = super().state()
+        return arrays, state | {"counted": sorted(self._counted), "session": self._session}
 
     def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
-        """Raises a CheckpointError if it is that of another network or algorithm."""
-        self.algorithm.load_state_arrays(tensors)
-        self.algorithm.load_state_json(state["algorithm"])
-        self._average.restore(tensors)
+        super().load_state(tensors, state)
         if state.get("session") == self._session:
             self._counted = {(writer, rollout) for writer, rollout in state["counted"]}
 
-    def parameters_sha256(self) -> str:
-        return sha256_of(self.algorithm.state_arrays())
-
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
-        return {
-            "updates": self.updates,
-            "wait_s": wait_s,
-            "learn_s": self.learn_s,
-            "publish_s": publish_s,
-            "batch_size": self.batch_size,
-            "updates_skipped": self.algorithm.updates_skipped(),
-            "policy_lag": _mean(self._lags),
-            "rollouts_dropped": self._dropped,
-            "rollout_uses": _mean(self._uses),
-            **self.algorithm.metrics(),
-        }
+        own = {"policy_lag": _mean(self._lags), "rollouts_dropped": self._dropped, "rollout_uses": _mean(self._uses)}
+        return super().metrics(wait_s=wait_s, publish_s=publish_s) | own
 
 
 def _mean(values: Collection[float]) -> float:

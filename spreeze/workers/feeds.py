@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,18 +25,19 @@ from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
 from spreeze.transport.prioritised_replay import open_reader
-from spreeze.transport.replay_ring import ReplayRing
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import LearnerMemory, Rollouts
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
+from spreeze.workers.jobs import AnyLearnerJob, AnyReplayJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.learner import Feed, Learner
+from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.parameter_averages import PeerAverage
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import malloc_trim, open_device, resolve_device
 
 if TYPE_CHECKING:
-    from spreeze.workers.buffer_learner import BufferTrainer
+    from spreeze.workers.buffer_learner import RestoredRolloutTrainer
 
 _POLL_S = 0.0005
 _BEAT_S = 1.0
@@ -48,7 +49,8 @@ _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", 
 def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.closing(job.replay.attach()) as ring, contextlib.ExitStack() as device:
-        yield from Learner(context, job, ReplayFeed(context, job, ring, device)).turns()
+        reader = open_reader(ring, job.settings.priority_exponent)
+        yield from Learner(context, job, ReplayFeed(context, job, ring, device, reader)).turns()
 
 
 def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iterator[None]:
@@ -63,7 +65,7 @@ def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iter
 class SkippedUpdates:
     """Notices that no update is applied any more, because loss or gradient is not finite."""
 
-    def __init__(self, trainer: ReplayTrainer | BufferTrainer) -> None:
+    def __init__(self, trainer: ReplayTrainer | RestoredRolloutTrainer[Any]) -> None:
         self._trainer, self._in_a_row = trainer, 0
         self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
 
@@ -83,7 +85,7 @@ class SkippedUpdates:
 class RestoredFeed(Feed):
     """One whose trainer's state is in its checkpoint."""
 
-    trainer: ReplayTrainer | BufferTrainer
+    trainer: ReplayTrainer | RestoredRolloutTrainer[Any]
     _skipped: SkippedUpdates
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
@@ -100,11 +102,18 @@ class RestoredFeed(Feed):
 class ReplayFeed(RestoredFeed):
     """Batches drawn from replay, within the band of samples per insert."""
 
-    _job: LearnerJob
+    _job: AnyReplayJob
     trainer: ReplayTrainer
 
-    def __init__(self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, device: contextlib.ExitStack) -> None:
-        """``device`` keeps the learner's device open."""
+    def __init__(
+        self,
+        context: WorkerContext,
+        job: AnyReplayJob,
+        ring: ReplayRing | DeviceReplay,
+        device: contextlib.ExitStack,
+        reader: ReplayReader | DeviceReplay,
+    ) -> None:
+        """``device`` keeps the learner's device open; ``reader`` draws from ``ring``."""
         config: AlgorithmConfig = job.settings
         super().__init__(context, job)
         self._device, self._learner, self._retuned = device, job.learner, 0
@@ -114,7 +123,7 @@ class ReplayFeed(RestoredFeed):
             job.algo,
             config,
             ring.spec.layout,
-            open_reader(ring, config.priority_exponent),
+            reader,
             job.learner,
             seed=job.seed,
             normalize_obs=job.normalize_obs,
@@ -127,7 +136,8 @@ class ReplayFeed(RestoredFeed):
         self._epoch = 0
         self._limiter = job.limiter
         self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
-        self.saved_ring, self.goes_back = ring if job.save_replay else None, job.goes_back
+        self.saved_ring = ring if job.save_replay and isinstance(ring, ReplayRing) else None
+        self.goes_back = job.goes_back
         self._replay = ring
         self._cloned: int | None = getattr(config, "bc_updates", 0)
         """Updates before samplers begin; None: they never do."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,8 +43,28 @@ def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) ->
     return num_shards * rows_per_shard * 4 * layout.width
 
 
+class AnyGpuReplay(Protocol):
+    """Replay from which batches are drawn on the device alone."""
+
+    batch: Tensor
+    generator: torch.Generator
+    is_copy: bool  # of replay elsewhere, so that the learner can do without
+
+    def pull(self) -> None: ...
+
+    def draw(self) -> Tensor: ...
+
+    def set_batch_size(self, batch_size: int) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def lag_and_age(self, version_now: int) -> tuple[float, float]: ...
+
+
 class GpuReplay:
     """The newest rows of every shard on a device."""
+
+    is_copy = True
 
     def __init__(
         self,
@@ -346,7 +367,7 @@ class GraphedUpdates:
     def __init__(
         self,
         algorithm: OffPolicyAlgorithm,
-        gpu_replay: GpuReplay,
+        gpu_replay: AnyGpuReplay,
         update: Callable[[Tensor], None],
         stream: DeviceStream,
         *,

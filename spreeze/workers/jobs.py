@@ -63,14 +63,11 @@ class AnyLearnerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerJob(AnyLearnerJob):
-    code = "spreeze.workers.feeds:learn_from_replay"
-
+class AnyReplayJob(AnyLearnerJob):
     limiter: RateLimiter
-    save_replay: bool
-    goes_back: bool
+    save_replay: bool = False
+    goes_back: bool = False
     """True if it goes back to its best checkpoint once the return has fallen."""
-    replay: RingHandle
     sampler_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
     previous_env_steps: int
@@ -87,6 +84,47 @@ class LearnerJob(AnyLearnerJob):
     """Count, sum and sum of squares of the demonstrations' returns, which are new to the learner."""
     offline: bool = False
     """True if there are no samplers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerJob(AnyReplayJob):
+    code = "spreeze.workers.feeds:learn_from_replay"
+
+    replay: RingHandle
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEnvs(Jsonable):
+    """Environments of a learner that steps them itself, on its device."""
+
+    num_envs: int
+    seed: int
+    nan_policy: str
+    row: int
+    """Row of the status table with the counters of a sampler."""
+    steps: int = 0
+    """T: env steps of each environment in a rollout; 0 with replay."""
+    capacity: int = 0
+    """Rows of replay; 0 with rollouts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReplayJob(AnyReplayJob):
+    code = "spreeze.workers.on_device.device_learner:learn_from_device_replay"
+
+    layout: RowLayout
+    envs: DeviceEnvs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRolloutJob(AnyLearnerJob):
+    code = "spreeze.workers.on_device.device_learner:learn_from_device_rollouts"
+
+    batch_size: int
+    """Rows of one update, for the metrics."""
+    previous_env_steps: int
+    """Env steps of earlier sessions."""
+    envs: DeviceEnvs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,14 +37,15 @@ from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
 from spreeze.workers.gpu_replay import (
+    AnyGpuReplay,
     CudaGraph,
     DeviceStream,
-    GpuReplay,
     GraphedUpdates,
     Staging,
     fitted_gpu_replay,
     reason_against,
 )
+from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.on_policy_trainer import sha256_of
 from spreeze.workers.parameter_averages import PolicyAverage
 from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory, release_cached, resolve_device
@@ -72,7 +73,7 @@ class ReplayTrainer:
         algo: str,
         config: AlgorithmConfig,
         layout: RowLayout,
-        reader: ReplayReader,
+        reader: ReplayReader | DeviceReplay,
         learner: LearnerConfig,
         *,
         seed: int,
@@ -179,6 +180,7 @@ class ReplayTrainer:
         if self._prioritised is not None:
             self.notes.append("batches are gathered on the host, without CUDA graphs: it holds the priorities of rows")
             return
+        assert isinstance(self._reader, ReplayReader)
         gpu_replay, note = fitted_gpu_replay(
             self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
         )
@@ -186,7 +188,7 @@ class ReplayTrainer:
         if gpu_replay is not None:
             self.use_gpu_replay(gpu_replay, lambda: CudaGraph(self._device))
 
-    def use_gpu_replay(self, gpu_replay: GpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
+    def use_gpu_replay(self, gpu_replay: AnyGpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
         period = self.algorithm.period
         against = (
@@ -246,7 +248,8 @@ class ReplayTrainer:
 
     @property
     def has_gpu_replay(self) -> bool:
-        return self._launches is not None
+        """True if a copy of replay is on the GPU, which can be given up."""
+        return self._launches is not None and self._launches.gpu_replay.is_copy
 
     @property
     def updates_before_replay(self) -> int:
@@ -255,9 +258,9 @@ class ReplayTrainer:
 
     def drop_gpu_replay(self) -> bool:
         """Frees GPU replay; batches come from the host from now on. False if there is none."""
-        launches, self._launches, self._device_normalizer = self._launches, None, None
-        if launches is None:
+        if self._launches is None or not self.has_gpu_replay:
             return False
+        launches, self._launches, self._device_normalizer = self._launches, None, None
         launches.gpu_replay.settle()
         self.algorithm.set_parallel(None)
         return True

@@ -2,13 +2,17 @@
 
     python tests/benchmarks/gpu.py --minutes 25
 
-Steps follow one another, each in a process of its own; one for which the time is too short is left out and named.
-``--device cpu`` tries the command itself, small.
+Steps follow one another, each in a process of its own; one for which the time is too short is left out and named. What
+a step printed is kept in ``--out``, where the next call finds it: steps that have succeeded are not repeated. A table
+of all steps ends the output. ``--device cpu`` tries the command itself, small.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -39,7 +43,61 @@ def steps(device: str, env_id: str) -> list[Step]:
         if small
         else ["--batch-size", "256", "1024", "8192", "--samplers", "1", "4", "8", "16", "--env", env_id]
     )
+    physics = [python, str(TESTS / "benchmarks" / "physics.py"), "--device", device]
+    many = 64 if small else 4096
+    some = ["--seconds", "0.1", "--repeats", "1"] if small else []
+    on_device = [*train, "--mode", "device", *tiny]
+    pendulum = ["vector:DevicePendulum-v0", "--import", "device_envs"]
+    robots = [] if importlib.util.find_spec("mujoco_warp") is None or small else ["HalfCheetah-v5", "Humanoid-v5"]
     return [
+        Step("physics: 64 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", "64", *some]),
+        Step("physics: 4,096 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", str(many), *some]),
+        *(
+            Step(f"physics: 4,096 of warp:{name}", 150.0, [*physics, "--env", f"warp:{name}", "--envs", "4096"])
+            for name in robots
+        ),
+        *(
+            Step(
+                f"warp:{name} to {text}",
+                seconds + 60.0,
+                [
+                    *on_device,
+                    "--env",
+                    f"warp:{name}",
+                    "--algo",
+                    "ppo",
+                    "--envs-per-sampler",
+                    "4096",
+                    "--target-return",
+                    text.replace(",", ""),
+                    "--seconds",
+                    f"{seconds:.0f}",
+                    "--start-deadline-s",
+                    "600",
+                ],
+            )
+            for name, text, seconds in (("HalfCheetah-v5", "4,000", 240.0), ("Humanoid-v5", "5,000", 300.0))
+            if name in robots
+        ),
+        Step(
+            "64 pendulums to -300 on the device",
+            90.0,
+            [
+                *on_device,
+                "--env",
+                *pendulum,
+                "--algo",
+                "ppo",
+                "--envs-per-sampler",
+                "64",
+                "--sync-interval",
+                "32",
+                "--target-return",
+                "-300",
+                "--seconds",
+                "5" if small else "80",
+            ],
+        ),
         Step("checks", 480.0, [python, "-m", "pytest", str(TESTS), "-m", "gpu", "-n", "1", "-q"]),
         Step("rates", 400.0, [python, __file__, "--device", device, "--minutes", "7", "--rates"]),
         Step("kernels and bounds", 60.0, [python, __file__, "--device", device, "--minutes", "0", "--bounds"]),
@@ -59,22 +117,40 @@ def steps(device: str, env_id: str) -> list[Step]:
     ]
 
 
-def take(wanted: list[Step], seconds: float) -> int:
-    """Runs the steps that the time is enough for; returns how many failed."""
-    end_s, failed = time.monotonic() + seconds, 0
+def take(wanted: list[Step], seconds: float, out: Path) -> int:
+    """Runs the steps that the time is enough for, but those whose output is in ``out``; returns how many failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    end_s, failed, rows = time.monotonic() + seconds, 0, list[tuple[str, str, str]]()
+    paths = [str(TESTS.parent), str(TESTS / "support"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     for step in wanted:
+        kept = out / (re.sub(r"[^A-Za-z0-9]+", "-", step.name) + ".txt")
+        if kept.exists():
+            rows.append((step.name, "before", last_line(kept)))
+            continue
         left_s = end_s - time.monotonic()
         if left_s < step.needs_s:
             print(f"== {step.name}: left out, takes about {step.needs_s:.0f} s and {left_s:.0f} s are left", flush=True)
+            rows.append((step.name, "left out", ""))
             continue
         print(f"== {step.name}", flush=True)
         began_s = time.monotonic()
-        try:
-            code = subprocess.run(step.command, stdin=subprocess.DEVNULL, timeout=left_s, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
+        unfinished = kept.with_suffix(".part")
+        with open(unfinished, "w") as file:
+            try:
+                code = subprocess.run(
+                    step.command, stdin=subprocess.DEVNULL, stdout=file, env=environment, timeout=left_s, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = 124
+        print(unfinished.read_text(), end="")
         failed += code != 0
-        print(f"== {step.name}: exit code {code} after {time.monotonic() - began_s:.0f} s", flush=True)
+        took = f"{time.monotonic() - began_s:.0f} s" + (f", exit code {code}" if code else "")
+        print(f"== {step.name}: {took}", flush=True)
+        rows.append((step.name, took, last_line(unfinished)))
+        if code == 0:
+            unfinished.rename(kept)
+    print("| step | took | result |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), sep="\n")
     return failed
 
 
@@ -129,6 +205,17 @@ def knees(rates: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, cost in costs.items()
         if cost.b > 1e-11
     ]
+
+
+def last_line(path: Path) -> str:
+    """The last line that a step printed; of a run's document its time, rates and return."""
+    line = ([text for text in path.read_text().splitlines() if text.strip()] or [""])[-1]
+    with contextlib.suppress(ValueError, AttributeError):
+        found = json.loads(line)
+        names = ("wall_s", "env_steps", "env_steps_per_s", "updates_per_s", "eval_return_best", "stopped_by")
+        if "parameters_sha256" in found:
+            return ", ".join(f"{name} {found[name]}" for name in names if name in found)
+    return line.replace("|", "/")[:400]
 
 
 def bounds(device: str) -> dict[str, Any]:
@@ -195,6 +282,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--env", default="Walker2DBulletEnv-v0")
     parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder of what the steps printed")
     parser.add_argument("--bounds", action="store_true", help="only kernels and bounds, in this process")
     parser.add_argument("--rates", action="store_true", help="only updates/s and the verdict on them")
     args = parser.parse_args()
@@ -203,4 +291,4 @@ if __name__ == "__main__":
     elif args.bounds:
         print(json.dumps(bounds(args.device)))
     else:
-        sys.exit(take(steps(args.device, args.env), 60.0 * args.minutes) > 0)
+        sys.exit(take(steps(args.device, args.env), 60.0 * args.minutes, args.out) > 0)

@@ -40,7 +40,7 @@ PAGE_IMPORTS = {
 }
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
          "workers/feeds.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
-         "tuner/update_probe.py",
+         "tuner/update_probe.py", "workers/on_device/",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",
               "algorithms.a2c", "algorithms.impact", "workers.main", "workers.samplers",

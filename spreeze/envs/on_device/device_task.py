@@ -1,0 +1,125 @@
+"""Vector environments whose observations, rewards and ends are tensors on the learner's device.
+
+They have the signature of Gymnasium's vector environments: ``step`` takes actions, a torch tensor [N, A], and returns
+torch tensors or anything with ``__dlpack__``. What ``reset`` gets and ``infos`` hold are tensors, too: with autoreset
+mode ``SameStep`` each step has ``infos["final_obs"]`` [N, O], read where an episode ended; with ``Disabled``, and after
+a bad value, ``reset(options={"reset_mask": mask})`` starts those episodes whose mask [N] is true. Nothing here waits
+for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from spreeze.envs.vector_engines import autoreset_mode
+from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.inference.lazy_torch import Tensor, torch
+from spreeze.types import EnvSpec
+
+
+class DeviceStep(NamedTuple):
+    """One step of N environments, tensors on the device."""
+
+    valid: Tensor  # bool [N]: False where the step only started an episode
+    next_obs: Tensor  # float32 [N, O]: of an ended episode its last observation
+    reward: Tensor  # float32 [N]
+    terminated: Tensor  # bool [N]
+    truncated: Tensor  # bool [N]
+    obs: Tensor  # float32 [N, O]: what to act on next
+
+
+class DeviceTask:
+    """N environments of one vector environment on a device, whatever its autoreset mode."""
+
+    def __init__(self, env: Any, spec: EnvSpec, device: torch.device) -> None:
+        """Takes a vector environment; an EnvironmentError_ if it does not say how it resets ended episodes."""
+        self.env, self.num_envs, self._spec, self._device = env, int(env.num_envs), spec, device
+        self.mode = autoreset_mode(env, spec.env_id)
+        assert spec.box is not None
+        self._low, self._high = (torch.from_numpy(bound).to(device) for bound in spec.box.float32_bounds())
+        self._shape = tuple(getattr(env, "single_action_space", env.action_space).shape or ())
+        self._all = torch.ones(self.num_envs, dtype=torch.bool, device=device)
+        self._ended = ~self._all
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        """Starts an episode everywhere; returns the observations, float32 [N, O] (waits for the device once).
+
+        Raises:
+            BadTransition: an observation is not finite.
+            EnvironmentError_: the tensors are on another device.
+        """
+        found, _ = self.env.reset(seed=seed)
+        obs, self._ended = self._rows(found), ~self._all
+        if not bool(torch.isfinite(obs).all()):
+            raise BadTransition("observation", "NaN or infinity at a reset", self._spec.env_id)
+        return obs
+
+    def restart(self, mask: Tensor, obs: Tensor) -> Tensor:
+        """Starts an episode where ``mask`` [N]; returns the observations, elsewhere those of ``obs`` [N, O]."""
+        first, _ = self.env.reset(options={"reset_mask": mask})
+        self._ended = self._ended & ~mask
+        return torch.where(mask.unsqueeze(1), self._rows(first), obs)
+
+    def step(self, actions: Tensor) -> DeviceStep:
+        """Steps all by ``actions`` [N, A] in [-1, 1], which are scaled to the bounds of the action space."""
+        native = self._low + (actions.clamp(-1.0, 1.0) + 1.0) * (0.5 * (self._high - self._low))
+        found, reward, terminated, truncated, infos = self.env.step(native.reshape(self.num_envs, *self._shape))
+        reward = self._each("reward", reward, torch.float32)
+        terminated, truncated = (
+            self._each(name, values, torch.bool)
+            for name, values in (("terminated", terminated), ("truncated", truncated))
+        )
+        obs, valid, ended = self._rows(found), self._all, terminated | truncated
+        next_obs = obs
+        if self.mode == "NextStep":
+            valid = ~self._ended
+            self._ended = ended & valid
+        elif self.mode == "SameStep":
+            if "final_obs" not in infos:
+                raise EnvironmentError_(
+                    f"{self._spec.env_id}: a step has no infos['final_obs'], a tensor [N, O] with the last observation "
+                    "of each episode that ended; autoreset mode SameStep needs it"
+                )
+            next_obs = torch.where(ended.unsqueeze(1), self._rows(infos["final_obs"]), obs)
+        else:
+            obs = self.restart(ended, obs)
+        return DeviceStep(valid, next_obs, reward, terminated, truncated, obs)
+
+    def _each(self, field: str, values: Any, dtype: torch.dtype) -> Tensor:
+        tensor = self._tensor(values)
+        if tensor.numel() != self.num_envs:
+            found = f"shape {tuple(tensor.shape)} for {self.num_envs} environments"
+            raise BadTransition(field, found, self._spec.env_id)
+        return tensor.reshape(self.num_envs).to(dtype, copy=True)  # environments may write into their own again
+
+    def _rows(self, obs: Any) -> Tensor:
+        """A new tensor [N, O]; the parts of a nested observation follow their keys."""
+        parts = [self._tensor(part).reshape(self.num_envs, -1).float() for part in _leaves(obs)]
+        rows = torch.cat(parts, 1) if len(parts) > 1 else parts[0].clone()
+        if rows.shape[1] != self._spec.obs_dim:
+            found = f"{rows.shape[1]} values for each environment; expected {self._spec.obs_dim}"
+            raise BadTransition("observation", found, self._spec.env_id)
+        return rows
+
+    def _tensor(self, values: Any) -> Tensor:
+        tensor = as_tensor(values)
+        if tensor.device != self._device:
+            raise EnvironmentError_(
+                f"{self._spec.env_id} gives tensors on {tensor.device}, and the learner is on {self._device}: use "
+                f"--device {tensor.device}, or --env-arg device={self._device} if the environment takes it"
+            )
+        return tensor
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor over the memory of an array of any package that has ``__dlpack__``."""
+    if isinstance(values, torch.Tensor):
+        return values
+    return torch.utils.dlpack.from_dlpack(values) if hasattr(values, "__dlpack__") else torch.as_tensor(values)
+
+
+def _leaves(obs: Any) -> list[Any]:
+    return [leaf for key in sorted(obs) for leaf in _leaves(obs[key])] if isinstance(obs, dict) else [obs]

@@ -1,0 +1,240 @@
+"""Gymnasium's MuJoCo walkers, N at a time on one device, stepped by MuJoCo Warp (package ``mujoco-warp``).
+
+Model, frame skip, weights of the reward, healthy ranges and noise of starts are those of the Gymnasium environment of
+that name, which is made once for them. Physics differ: MuJoCo Warp computes in float32 with solvers of its own,
+Newton's in place of PGS, so a return is to be judged by Gymnasium's engine, as evaluation does. New episodes begin at
+one of N starts that ``reset`` without a mask has made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from spreeze.envs.make import make_env
+from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.inference.lazy_torch import Tensor, torch
+
+
+class _Kind(NamedTuple):
+    hidden: int
+    """Numbers at the beginning of the positions that are not observed."""
+    height: int
+    """Place of the height among the positions."""
+    gaussian: bool
+    """Velocities of a start are drawn from a Gaussian, else uniformly."""
+    fastest: float | None = None
+    """Bound of observed velocities."""
+    forces: bool = False
+    """Contact forces are part of observation and reward."""
+
+
+_KINDS = {
+    "HalfCheetahEnv": _Kind(1, 1, True),
+    "HopperEnv": _Kind(1, 1, False, fastest=10.0),
+    "Walker2dEnv": _Kind(1, 1, False, fastest=10.0),
+    "SwimmerEnv": _Kind(2, 2, False),
+    "AntEnv": _Kind(2, 2, True, forces=True),
+    "HumanoidEnv": _Kind(2, 2, False, forces=True),
+}
+"""Class in Gymnasium -> what its code says of it."""
+_NAMES = [f"{name.removesuffix('Env')}-v5" for name in _KINDS]
+
+
+class WarpEnv(VectorEnv[Any, Any, Any]):
+    """The vector environment; tensors are float32 views of Warp's own memory or new."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # as in Gymnasium
+
+    def __init__(
+        self,
+        name: str,
+        num_envs: int,
+        seed: int,
+        device: str | None = None,
+        nconmax: int | None = None,
+        njmax: int | None = None,
+        **args: Any,
+    ) -> None:
+        """``args`` are those of Gymnasium's environment.
+
+        ``device`` is such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` contacts and ``njmax`` constraints
+        are the room of each environment (None: MuJoCo Warp's choice).
+
+        Raises:
+            EnvironmentError_: the task is not one of these walkers.
+        """
+        if name not in _NAMES:
+            raise EnvironmentError_(f"warp has no '{name}'{did_you_mean(name, _NAMES)}; it has {', '.join(_NAMES)}")
+        mujoco_warp: Any = importlib.import_module("mujoco_warp")
+        warp: Any = importlib.import_module("warp")
+        mujoco: Any = importlib.import_module("mujoco")
+        made = make_env(name, args=tuple(f"{key}={json.dumps(value)}" for key, value in args.items()))
+        own: Any = made.unwrapped
+        self._own, self._kind, self._limit = own, _KINDS[type(own).__name__], int(made.spec.max_episode_steps or 2**31)  # type: ignore[union-attr]
+        self.num_envs, self.spec = num_envs, made.spec
+        self.single_observation_space, self.single_action_space = own.observation_space, own.action_space
+        self.observation_space, self.action_space = (
+            gymnasium.vector.utils.batch_space(space, num_envs) for space in (own.observation_space, own.action_space)
+        )
+        warp.config.quiet = True
+        self._warp, self._physics = warp, mujoco_warp
+        self._place = warp.get_device(device) if device else warp.get_preferred_device()
+        self.device = torch.device(warp.device_to_torch(self._place))
+        if own.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # a humanoid's, which MuJoCo Warp does not have
+            own.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+        with warp.ScopedDevice(self._place):
+            self._model = mujoco_warp.put_model(own.model)
+            self._data = mujoco_warp.make_data(own.model, nworld=num_envs, nconmax=nconmax, njmax=njmax)
+        names = (
+            "qpos",
+            "qvel",
+            "ctrl",
+            "qacc_warmstart",
+            "xpos",
+            "xipos",
+            "cinert",
+            "cvel",
+            "qfrc_actuator",
+            "cfrc_ext",
+        )
+        self._state: dict[str, Tensor] = {found: warp.to_torch(getattr(self._data, found)) for found in names}
+        mass = torch.from_numpy(np.asarray(own.model.body_mass, np.float32)).to(self.device)
+        self._share_of_mass = mass / mass.sum()
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._graph: Any = None
+        self._x = self._obs = torch.zeros(0)
+        self._make_starts()
+        self._run(self._simulate)  # compiles, before a step's deadline counts
+        self._make_starts()
+        made.close()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        if seed is not None:
+            self._generator.manual_seed(seed)
+        mask = (options or {}).get("reset_mask")
+        if mask is None:
+            self._make_starts()
+            mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self._obs = self._restarted(mask, self._obs)
+        return self._obs, {}
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        own, state, before = self._own, self._state, self._x
+        state["ctrl"].copy_(actions)
+        self._advance()
+        self._x = self._position()
+        reward = own._forward_reward_weight * (self._x - before) / own.dt
+        reward = reward - own._ctrl_cost_weight * actions.square().sum(1)
+        healthy = self._healthy()
+        reward = reward + getattr(own, "_healthy_reward", 0.0) * healthy
+        if self._kind.forces:
+            reward = reward - self._contact_cost()
+        self._steps += 1
+        terminated = ~healthy if getattr(own, "_terminate_when_unhealthy", False) else torch.zeros_like(healthy)
+        truncated = (self._steps >= self._limit) & ~terminated
+        final = self._observe()
+        self._obs = self._restarted(terminated | truncated, final)
+        return self._obs, reward, terminated, truncated, {"final_obs": final}
+
+    def _make_starts(self) -> None:
+        """Draws N starts and what is seen there."""
+        state, own = self._state, self._own
+        noise = own._reset_noise_scale
+        for name, first, gaussian in (("qpos", own.init_qpos, False), ("qvel", own.init_qvel, self._kind.gaussian)):
+            draw = torch.randn if gaussian else torch.rand
+            found = draw(state[name].shape, generator=self._generator, device=self.device)
+            middle = torch.from_numpy(np.asarray(first, np.float32)).to(self.device)
+            state[name].copy_(middle + noise * (found if gaussian else 2.0 * found - 1.0))
+        state["cfrc_ext"].zero_()
+        self._run(lambda: self._physics.forward(self._model, self._data))
+        self._x, self._obs = self._position(), self._observe()
+        self._starts = [part.clone() for part in (state["qpos"], state["qvel"], self._x, self._obs)]
+
+    def _restarted(self, mask: Tensor, obs: Tensor) -> Tensor:
+        """Puts those of ``mask`` [N] to a start; returns the observations [N, O], elsewhere those of ``obs``."""
+        chosen = torch.randint(self.num_envs, (self.num_envs,), generator=self._generator, device=self.device)
+        qpos, qvel, x, first = (part[chosen] for part in self._starts)
+        rows, state = mask.unsqueeze(1), self._state
+        for name, start in (("qpos", qpos), ("qvel", qvel), ("qacc_warmstart", torch.zeros_like(qvel))):
+            state[name].copy_(torch.where(rows, start, state[name]))
+        self._x, self._steps = torch.where(mask, x, self._x), self._steps.masked_fill(mask, 0)
+        return torch.where(rows, first, obs)
+
+    def _position(self) -> Tensor:
+        """How far each is [m]: of its torso or, of a humanoid, of its centre of mass."""
+        if "Humanoid" in type(self._own).__name__:
+            return self._state["xipos"][:, :, 0] @ self._share_of_mass
+        found: Tensor = self._state["xpos"][:, 1, 0] if self._kind.forces else self._state["qpos"][:, 0]
+        return found.clone()
+
+    def _healthy(self) -> Tensor:
+        """Bool [N]: within the healthy ranges, if the task has some."""
+        qpos, qvel, own = self._state["qpos"], self._state["qvel"], self._own
+        found = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        places = ((qpos[:, self._kind.height], "_healthy_z_range"), (qpos[:, 2], "_healthy_angle_range"))
+        for values, name in places:
+            low, high = getattr(own, name, (-np.inf, np.inf))
+            if np.isfinite([low, high]).any():
+                found = found & (values > low) & (values < high)
+        if (limits := getattr(own, "_healthy_state_range", None)) is not None:
+            state = torch.cat((qpos[:, 2:], qvel), 1)
+            found = found & ((state > limits[0]) & (state < limits[1])).all(1)
+        return found
+
+    def _forces(self) -> Tensor:
+        """Contact forces [N, bodies, 6], bounded where the task bounds them."""
+        limits = getattr(self._own, "_contact_force_range", None)
+        forces = self._state["cfrc_ext"]
+        return forces if limits is None else forces.clamp(*limits)
+
+    def _contact_cost(self) -> Tensor:
+        cost: Tensor = self._own._contact_cost_weight * self._forces().square().sum((1, 2))
+        return cost.clamp(*getattr(self._own, "_contact_cost_range", (-np.inf, np.inf)))
+
+    def _observe(self) -> Tensor:
+        """Observations [N, O], a new tensor."""
+        state, kind, own = self._state, self._kind, self._own
+        qvel = state["qvel"] if kind.fastest is None else state["qvel"].clamp(-kind.fastest, kind.fastest)
+        hidden = kind.hidden if own._exclude_current_positions_from_observation else 0
+        parts = [state["qpos"][:, hidden:], qvel]
+        for name, first in (("cinert", 1), ("cvel", 1), ("qfrc_actuator", 6)):
+            if getattr(own, f"_include_{name}_in_observation", False):
+                parts.append(state[name][:, first:].flatten(1))
+        if getattr(own, "_include_cfrc_ext_in_observation", False):
+            parts.append(self._forces()[:, 1:].flatten(1))
+        return torch.cat(parts, 1)
+
+    def _simulate(self) -> None:
+        for _ in range(self._own.frame_skip):
+            self._physics.step(self._model, self._data)
+        if self._kind.forces:
+            self._physics.rne_postconstraint(self._model, self._data)
+
+    def _advance(self) -> None:
+        """One env step of all; on a GPU as one graph, for MuJoCo Warp launches hundreds of kernels."""
+        if self.device.type == "cuda" and self._graph is None:
+            own = self._warp.get_stream(self._place)
+            torch.cuda.synchronize(self.device)
+            with self._warp.ScopedCapture(device=self._place, stream=own) as captured:
+                self._simulate()
+            self._graph = captured.graph
+        self._run(self._simulate if self._graph is None else lambda: self._warp.capture_launch(self._graph))
+
+    def _run(self, work: Any) -> None:
+        """Runs work of Warp in order with torch's: on a GPU their streams wait for each other, the host for none."""
+        warp = self._warp
+        with warp.ScopedDevice(self._place):
+            if self.device.type != "cuda":
+                work()
+                return
+            own, theirs = warp.get_stream(self._place), warp.stream_from_torch(torch.cuda.current_stream(self.device))
+            own.wait_stream(theirs)
+            work()
+            theirs.wait_stream(own)

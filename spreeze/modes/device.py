@@ -1,0 +1,79 @@
+"""Mode *device*: one process steps the environments, keeps replay or a rollout, and learns, all on one device.
+
+Its environments are an engine's whose observations are tensors (``envs.on_device``). Evaluator and visualizer are
+processes of their own, as in other modes, and the learner is restarted as there; replay, which is the device's, is then
+collected again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.recorder import GroupSample
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.rate_limiter import WithoutWaiting
+from spreeze.workers.jobs import DeviceEnvs, DeviceReplayJob, DeviceRolloutJob
+
+
+class DeviceData(Data):
+    """Data that a learner collects by itself; its counters of a sampler are in a row of their own."""
+
+    size_bytes = 0
+
+    def __init__(self, run: Assembly, row: int, batch_size: int, first_updates: int) -> None:
+        """``first_updates``: of earlier sessions."""
+        self._run, self._row, self._batch_size, self._first_updates = run, row, batch_size, first_updates
+
+    def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
+        sampler = self._run.status.named_slots(self._row, "sampler")
+        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
+        inserted = int(sampler["env_steps"])
+        return dataclasses.replace(posted, samplers=(sampler,), inserted=inserted, sampled=updates * self._batch_size)
+
+
+def assemble(run: Assembly) -> None:
+    """One learner, which is its own sampler."""
+    plan, config, row = run.plan, run.plan.config, run.extra_row()
+    checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+    run.data.append(DeviceData(run, row, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
+    by_counts = config.stop.env_steps is not None or config.stop.updates is not None
+    fields = run.learner_fields(0)
+    if by_counts:  # what is learned then does not depend on the clock
+        fields |= {"stop": dataclasses.replace(config.stop, seconds=None)}
+    envs = DeviceEnvs(
+        num_envs=plan.device_envs,
+        seed=plan.session_seed,
+        nan_policy=config.sampling.nan_policy,
+        row=row,
+        steps=0 if config.on_policy is None else plan.sync_interval,
+        capacity=0 if config.on_policy is not None else config.replay.capacity,
+    )
+    deadlines = {name: getattr(config.sampling, name) for name in ("step_deadline_s", "start_deadline_s")}
+    if config.on_policy is not None:
+        job = DeviceRolloutJob(
+            **fields, batch_size=plan.batch_size, previous_env_steps=plan.earlier.env_steps, envs=envs
+        )
+        run.learner(0, job, **deadlines)
+        return
+    replay = config.replay
+    ratio = replay.samples_per_insert_min or replay.serial_ratio(config.learner.batch_size)
+    limiter = WithoutWaiting(
+        minimum=0.0,
+        maximum=ratio,
+        learning_starts=max(1, replay.learning_starts),
+        batch_size=config.learner.batch_size,
+        rows_per_write=envs.num_envs,
+    )
+    run.learner(
+        0,
+        DeviceReplayJob(
+            **fields,
+            limiter=limiter,
+            sampler_rows=(row,),
+            previous_env_steps=plan.earlier.env_steps,
+            layout=plan.layout,
+            envs=envs,
+        ),
+        **deadlines,
+    )

@@ -1,0 +1,9 @@
+"""Collecting and learning in one process on one device, for mode ``device``.
+
+``device_learner``
+    the job: its feeds, and the trainer of rollouts.
+``device_collector``, ``device_actor``
+    step the environments, and choose their actions.
+``device_replay``, ``device_rollout``
+    keep what they give, on the device.
+"""

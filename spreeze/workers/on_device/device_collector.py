@@ -1,0 +1,188 @@
+"""Steps environments on the learner's device, and tells the host once in a while what happened there.
+
+Rows go from the environments to replay or to a rollout within the device. Beside them a log keeps reward and ends of
+the last steps; every ``BLOCK`` steps the host reads it in one copy and counts env steps, episodes and returns as other
+samplers do. Which step that is depends on counts alone, so that a run repeats.
+
+An environment that gives a value that is not finite stores nothing from then on, and is reset when the log is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze.envs.on_device.device_task import DeviceStep, DeviceTask
+from spreeze.envs.task import Task
+from spreeze.errors import BadTransition
+from spreeze.inference.normalizer import DiscountedReturns
+from spreeze.metrics.table import Phase
+from spreeze.workers.collectors import Collector, OnError, OnProgress
+from spreeze.workers.on_device.device_actor import DeviceActor
+
+BLOCK = 64
+"""Steps of all environments between two reads of the log; reading costs the device a pause of its work."""
+_NAMED = 8
+"""Environments that a message names at most, beside the first."""
+_GOOD, _ENDED, _BAD_REWARD, _BAD_OBS = 1, 2, 4, 8
+
+
+class DeviceSink(Protocol):
+    """A store for the steps, on the device."""
+
+    def store(self, obs: Tensor, actions: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
+        """Adds a step of N environments where ``good`` [N]; an episode of those is over where ``ended`` [N]."""
+
+    def settle(self) -> None:
+        """Reads from the device what the host has to know."""
+
+    def forget(self) -> None:
+        """The environments begin anew."""
+
+
+class DeviceCollector(Collector):
+    """N environments on a device."""
+
+    def __init__(
+        self,
+        make_env: Callable[[int], DeviceTask],
+        num_envs: int,
+        sink: DeviceSink,
+        actor: DeviceActor,
+        returns: DiscountedReturns | None,
+        *,
+        seed: int,
+        nan_policy: str,
+        on_error: OnError,
+        on_progress: OnProgress,
+    ) -> None:
+        """``make_env`` makes all environments from a seed; their rewards are added to ``returns``."""
+        super().__init__(_no_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        self._make_env, self._sink, self._actor, self._discounted = make_env, sink, actor, returns
+        device = actor.device
+        self._reward_log = torch.zeros((BLOCK, num_envs), device=device)
+        self._code_log = torch.zeros((BLOCK, num_envs), dtype=torch.uint8, device=device)
+        self._sick = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._at, self._next_seed = 0, seed
+        self._running = np.zeros((2, num_envs))
+        """Return and length of each current episode."""
+        self.obs = torch.zeros(0)
+        self._env: DeviceTask | None = None
+        self._make_envs()
+
+    def step(self, version: int, *, uniform: bool = False) -> None:
+        """One step of all environments, by the actor or by ``uniform`` random actions."""
+        start = perf_counter()
+        with torch.no_grad():
+            actions = self._actor.uniform(self.num_envs) if uniform else self._actor.act(self.obs)
+            chosen = perf_counter()
+            self.counts.policy_s += chosen - start
+            assert self._env is not None
+            try:
+                step = self._env.step(actions)
+            except Exception as error:
+                self._lose_all(error)
+                return
+            stepped = perf_counter()
+            self.counts.env_s += stepped - chosen
+            self._store(actions, step, version)
+        self.counts.env_steps += self.num_envs  # as far as is known; the log has what was stored
+        self.counts.write_s += perf_counter() - stepped
+        if self._at == BLOCK:
+            self.settle()
+
+    def _store(self, actions: Tensor, step: DeviceStep, version: int) -> None:
+        fit, seen = torch.isfinite(step.reward), torch.isfinite(step.next_obs).all(1)
+        if step.obs is not step.next_obs:
+            seen = seen & torch.isfinite(step.obs).all(1)
+        good = step.valid & fit & seen & ~self._sick
+        ended = (step.terminated | step.truncated) & good
+        code = good * _GOOD + ended * _ENDED
+        self._code_log[self._at] = code + (~fit * _BAD_REWARD + ~seen * _BAD_OBS) * ~self._sick
+        self._reward_log[self._at] = step.reward
+        self._sick |= ~(fit & seen)
+        self._sink.store(self.obs, actions, step, good, ended, version)
+        self.obs, self._at = step.obs, self._at + 1
+
+    def settle(self) -> None:
+        """Reads the log, counts what it holds, and resets environments that gave a bad value."""
+        steps, self._at = self._at, 0
+        if not steps:
+            return
+        reward, code = self._reward_log[:steps].cpu().numpy(), self._code_log[:steps].cpu().numpy()
+        self._sink.settle()
+        good, over = (code & _GOOD) > 0, (code & _ENDED) > 0
+        reward = np.where(good, reward, np.float32(0.0))
+        self.counts.env_steps += int(good.sum()) - steps * self.num_envs
+        for t in range(steps):
+            self._running += reward[t], good[t]
+            for index in np.flatnonzero(over[t]).tolist():
+                self._returns[index], self._lengths[index] = (
+                    float(self._running[0, index]),
+                    int(self._running[1, index]),
+                )
+                self._running[:, index] = 0.0
+                self._count_episode(index)
+        if self._discounted is not None:
+            self._discounted.add(reward, over | ~good)
+            self.counts.returns = self._discounted.sums()
+        self._heal(code)
+
+    def _heal(self, code: np.ndarray) -> None:
+        """Names the environments that gave a bad value, and starts their next episodes."""
+        found = np.argwhere(code >= _BAD_REWARD)
+        if not len(found):
+            return
+        t, first = found[0].tolist()
+        field = "reward" if code[t, first] & _BAD_REWARD else "observation"
+        others = [index for index in dict.fromkeys(found[:, 1].tolist()) if index != first]
+        where = f"environment {first}" + (f" (and {', '.join(map(str, others[:_NAMED]))})" if others else "")
+        self.counts.transitions_rejected += len(found) - 1
+        self._count_error(where, BadTransition(field, "NaN or infinity"))
+        self._running[:, [first, *others]] = 0.0
+        assert self._env is not None
+        try:
+            with torch.no_grad():
+                self.obs = self._env.restart(self._sick, self.obs)
+                if bool(torch.isfinite(self.obs).all()):
+                    self._sick.zero_()
+                    return
+            raise BadTransition("observation", "NaN or infinity at a reset")
+        except Exception as error:
+            self._lose_all(error)
+
+    def _lose_all(self, error: Exception) -> None:
+        """Makes the environments again: all their episodes are lost."""
+        self._count_error("environment 0", error)
+        self.settle()
+        assert self._env is not None
+        self._env.close()
+        self._make_envs()
+
+    def _make_envs(self) -> None:
+        while True:
+            self._on_progress(Phase.INIT)
+            try:
+                self._env = self._make_env(self._next_seed)
+                with torch.no_grad():
+                    self.obs = self._env.reset(self._next_seed)
+                break
+            except Exception as error:
+                self._count_error("environment 0", error)
+        self._next_seed += self.num_envs  # other episodes after an error
+        self._sick.zero_()
+        self._running[...] = 0.0
+        self._sink.forget()
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+
+def _no_task() -> Task:
+    raise AssertionError("environments on a device are made together")
