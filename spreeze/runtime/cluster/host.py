@@ -1,4 +1,4 @@
-"""What a host does that works for a run elsewhere: samplers alone, or a whole run whose learner joins the other ones.
+"""A host that works for a run elsewhere: it has samplers alone, or a whole run whose learner joins the other ones.
 
 Samplers have their memory, supervisor and weights here. A run (``HostRun``) inherits the memory for messages
 (``transport.gossip``), and leaves nothing behind: what it learned is in the others.
