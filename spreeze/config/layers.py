@@ -226,6 +226,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         **(row.over_vectors if spec.frames is None else row.over_images),
         **(row.for_discrete if spec.choices is not None else {}),
         **(row.over_sequences if getattr(settings.config.own, "sequence", None) else {}),
+        **(_long_discount(row.name, spec) if settings.config.on_policy is not None else {}),
     }
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
@@ -244,6 +245,18 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer(default_of(settings), {"learner": {"device": "cpu"}}))
         settings = resolve(layers)
     return settings, reason
+
+
+_LONG_EPISODE_STEPS, _TIME_CONSTANTS = 1000, 3.0
+"""Time limit from which episodes are long, and time constants of the discount in one (``assets/figures.md``)."""
+
+
+def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
+    """The discount of on-policy algorithms where episodes may be long; its time constant is a third of their limit."""
+    limit = spec.max_episode_steps
+    if limit is None or limit < _LONG_EPISODE_STEPS or spec.frames is not None:
+        return {}
+    return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 4)}
 
 
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:

@@ -148,13 +148,6 @@ DECLARED = (
         on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, lag=0),
     ),
     Mode(
-        name="device",
-        module="spreeze.modes.device",
-        doc="the learner's device also steps the environments and keeps replay, without a copy to the host",
-        replay=DataFlow(stages=REPLAY_STAGES, serial=True, on_device=True),
-        on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, on_device=True, lag=0),
-    ),
-    Mode(
         name="hts",
         doc="samplers collect the next rollout while the learner trains on the last one (HTS-RL)",
         on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1, inference_workers=True),
@@ -175,6 +168,13 @@ DECLARED = (
         "their parameters (TianJi)",
         replay=DataFlow(stages=BALANCED_STAGES, averages_parameters=True),
         on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1, averages_parameters=True, inference_workers=True),
+    ),
+    Mode(
+        name="device",
+        module="spreeze.modes.device",
+        doc="the learner's device also steps the environments and keeps replay, without a copy to the host",
+        replay=DataFlow(stages=REPLAY_STAGES, serial=True, on_device=True),
+        on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, on_device=True, lag=0),
     ),
 )
 """The modes that come with Spreeze, the default first."""

@@ -284,6 +284,31 @@ def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, ask
 
 
 @pytest.mark.parametrize(
+    ("algo", "limit", "asked", "expected"),
+    [
+        ("ppo", 1000, {}, 0.997),
+        ("a2c", 1600, {}, 0.9981),
+        ("ppo", 999, {}, 0.99),
+        ("ppo", None, {}, 0.99),
+        ("dqn", 1000, {}, 0.99),
+        ("ppo", 1000, {"ppo": {"gamma": 0.9}}, 0.9),
+    ],
+)
+def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_it_is_set(algo, limit, asked, expected):
+    spec = EnvSpec(
+        env_id="T-v0",
+        import_module=None,
+        obs_dim=4,
+        action=Choices((2,)),
+        max_episode_steps=limit,
+        reward_threshold=None,
+    )
+    layers = [Layer("user", {"run": {"algo": algo}, **asked})]
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    assert settings.config.own.gamma == expected
+
+
+@pytest.mark.parametrize(
     ("user", "expected"),
     [
         ({}, ("ppo", "hts")),

@@ -22,7 +22,7 @@ WATCHERS = {"evaluator", "visualizer"}
 
 
 def test_every_mode_is_tried():
-    assert {mode for mode, _, _ in RUNS} == set(modes())
+    assert {mode for mode, _, _ in RUNS} == set(modes()) - {"device"}, "whose learner waits for nobody"
 
 
 def specs_of(tmp_path, mode, algo, values):
