@@ -11,7 +11,7 @@ from spreeze.envs.probe import probe_env
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.modes import serial
 from spreeze.run_directory import RunDir
-from spreeze.runtime import hang_watch, supervisor
+from spreeze.runtime import supervisor, turns
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.turns import EnvironmentHung, HangWatch
@@ -143,7 +143,7 @@ class Watched:
     def __init__(self, folder, monkeypatch):
         (folder / "logs").mkdir()
         self.now_s, self.stop_requested, self.urgent, self.pokes, self.on_tick = 0.0, False, False, 0, []
-        monkeypatch.setattr(hang_watch, "AWAKE", lambda: self.now_s)
+        monkeypatch.setattr(turns, "AWAKE", lambda: self.now_s)
         self.log = folder / "logs" / "run.log"
         self.watch = HangWatch(self, folder, 5.0, lambda: self.stop_requested)
 

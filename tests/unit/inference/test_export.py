@@ -24,7 +24,8 @@ from spreeze.config.schema import SECTIONS
 from spreeze.dashboard import control
 from spreeze.envs.task import ActionScaling, make_task
 from spreeze.errors import ConfigError, WeightsError
-from spreeze.inference import agreement, c_source, export, heads, policy
+from spreeze.inference import agreement, c_source, export, heads
+from spreeze.inference.normalizer import OBS_CLIP
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
@@ -198,7 +199,7 @@ def test_observations_of_the_check_lead_beyond_the_clips_of_the_normaliser():
     arrays = normalised(arrays, 5)
     obs = export.draw_obs(VECTOR, arrays, 300, seed=1)
     scaled = np.abs(obs - arrays["obs_mean"]) / arrays["obs_std"]
-    assert 0.05 < (scaled > policy.OBS_CLIP).mean() < 0.6
+    assert 0.05 < (scaled > OBS_CLIP).mean() < 0.6
     steps = export.operations(arrays, meta, VECTOR)
     first = next(place for place, step in enumerate(steps) if step.kind == "clip")
     without = steps[:first] + steps[first + 1 :]
