@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
 import shlex
@@ -404,6 +405,16 @@ def _held_share(gpu: GpuFacts) -> float:
     return 1.0 - gpu.memory_free_bytes / gpu.memory_bytes
 
 
+def check_device_physics(machine: Machine) -> Check:
+    """Where mode ``device`` steps environments: on a GPU, or on the CPU for tests."""
+    place = "a GPU" if machine.gpus else "the CPU, which is for tests"
+    try:
+        engine = f"warp:ID by MuJoCo Warp {importlib.metadata.version('mujoco-warp')}"
+    except importlib.metadata.PackageNotFoundError:
+        engine = "warp:ID once 'spreeze[warp]' is installed"
+    return _finding("device physics", f"--mode device steps vector:ID, and {engine}, on {place}")
+
+
 def check_display() -> Check:
     if has_display():
         found = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
@@ -439,8 +450,8 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
             asked = pool.submit(check_env, args.env, args.import_module, env_args, args.start_deadline_s, told)
         quick = [
             check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
-            check_gpus(machine), check_disk(runs_dir), check_sqlite(runs_dir), check_display(), check_power(machine),
-            check_other_runs(runs_dir),
+            check_gpus(machine), check_device_physics(machine), check_disk(runs_dir), check_sqlite(runs_dir),
+            check_display(), check_power(machine), check_other_runs(runs_dir),
         ]  # fmt: skip
         checks = [check_python(), check_packages(), *(job.result() for job in waiting), *quick]
         environment = None

@@ -92,10 +92,13 @@ def main(args):
             for name, step in ways.items():
                 found[name].append(rate(step, args))
     table = {name: [median(values), min(values), max(values)] for name, values in found.items()}
+    counts = path.collector.counts
+    spent = {name: getattr(counts, name) for name in ("policy_s", "env_s", "write_s")}
     overhead = [there / here for here, there in zip(found["engine"], found["policy and rows"], strict=True)]
     shown = {"env": args.env, "device": args.device, "envs": args.envs, "n": args.repeats, "batch": args.batch_size,
              "samples_per_insert": args.samples_per_insert, "env_steps_per_s": table,
-             "path over engine": [median(overhead), min(overhead), max(overhead)]}  # fmt: skip
+             "shares": {name: round(seconds / sum(spent.values()), 3) for name, seconds in spent.items()},
+        "path over engine": [median(overhead), min(overhead), max(overhead)]}  # fmt: skip
     print(json.dumps(shown))
 
 

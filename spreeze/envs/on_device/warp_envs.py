@@ -82,7 +82,7 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         self.observation_space, self.action_space = (
             gymnasium.vector.utils.batch_space(space, num_envs) for space in (own.observation_space, own.action_space)
         )
-        warp.config.quiet = True
+        warp.config.log_level = warp.LOG_WARNING
         self._warp, self._physics = warp, mujoco_warp
         self._place = warp.get_device(device) if device else warp.get_preferred_device()
         self.device = torch.device(warp.device_to_torch(self._place))
