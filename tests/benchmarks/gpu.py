@@ -44,14 +44,13 @@ def steps(device: str, env_id: str) -> list[Step]:
         else ["--batch-size", "256", "1024", "8192", "--samplers", "1", "4", "8", "16", "--env", env_id]
     )
     physics = [python, str(TESTS / "benchmarks" / "physics.py"), "--device", device]
-    many = 64 if small else 4096
     some = ["--seconds", "0.1", "--repeats", "1"] if small else []
     on_device = [*train, "--mode", "device", *tiny]
     pendulum = ["vector:DevicePendulum-v0", "--import", "device_envs"]
     robots = [] if importlib.util.find_spec("mujoco_warp") is None or small else ["HalfCheetah-v5", "Humanoid-v5"]
     return [
         Step("physics: 64 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", "64", *some]),
-        Step("physics: 4,096 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", str(many), *some]),
+        *([] if small else [Step("physics: 4,096 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", "4096"])]),
         *(
             Step(f"physics: 4,096 of warp:{name}", 150.0, [*physics, "--env", f"warp:{name}", "--envs", "4096"])
             for name in robots
@@ -209,9 +208,10 @@ def knees(rates: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def last_line(path: Path) -> str:
     """The last line that a step printed; of a run's document its time, rates and return."""
-    line = ([text for text in path.read_text().splitlines() if text.strip()] or [""])[-1]
-    with contextlib.suppress(ValueError, AttributeError):
-        found = json.loads(line)
+    text = path.read_text()
+    line = ([one for one in text.splitlines() if one.strip()] or [""])[-1]
+    with contextlib.suppress(ValueError, TypeError):
+        found = json.loads(text)
         names = ("wall_s", "env_steps", "env_steps_per_s", "updates_per_s", "eval_return_best", "stopped_by")
         if "parameters_sha256" in found:
             return ", ".join(f"{name} {found[name]}" for name in names if name in found)

@@ -138,7 +138,7 @@ class DeviceRows:
             stored = ((self._ages < self._length) & (ended | (self._ages == n - 1))).flatten()
             sums = torch.cat(returns).clamp_(-_MOST, _MOST).float()
             self._length = (self._length * ~ended).clamp_(max=n - 1)
-            obs, actions = self._obs[order].flatten(0, 1), self._action[order].flatten(0, 1)
+            obs, actions = (torch.cat([part[at] for at in order]) for part in (self._obs, self._action))
         columns = [obs, actions, sums.unsqueeze(1), step.terminated.float().repeat(n).unsqueeze(1),
                    step.next_obs.repeat(n, 1)]  # fmt: skip
         if n > 1:

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from device_envs import DeviceCounter, DevicePendulum
+from learner_rates import HostWaits
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.algorithms import create, create_on_policy, losses
 from spreeze.config.algorithms import find_row
@@ -27,16 +29,17 @@ SPEC = EnvSpec(
 MODES = ("NextStep", "SameStep", "Disabled")
 
 
-def sac(seed=0):
-    return create("sac", 2, 1, find_row("sac").config(hidden_sizes=(8,)), seed, "cpu")
+def sac(device="cpu"):
+    return create("sac", 2, 1, find_row("sac").config(hidden_sizes=(8,)), 0, device)
 
 
-def collector(make, num_envs=2, n_step=1, capacity=4096, gamma=0.5, **options):
-    replay = DeviceReplay(RowLayout(2, 1, n_step), capacity, 16, CPU, 0)
+def collector(make, num_envs=2, n_step=1, capacity=4096, gamma=0.5, device="cpu", **options):
+    replay = DeviceReplay(RowLayout(2, 1, n_step), capacity, 16, torch.device(device), 0)
     errors, returns = [], DiscountedReturns(gamma)
+    rows, place = DeviceRows(replay, n_step, gamma, num_envs), torch.device(device)
     made = DeviceCollector(
-        lambda seed: DeviceTask(make(), SPEC, CPU), num_envs, DeviceRows(replay, n_step, gamma, num_envs),
-        DeviceActor(sac(), 1), returns, seed=0, on_progress=lambda phase: None,
+        lambda seed: DeviceTask(make(), SPEC, place), num_envs, rows, DeviceActor(sac(device), 1), returns,
+        seed=0, on_progress=lambda phase: None,
         on_error=lambda where, error, count: errors.append((where, str(error))),
         **{"nan_policy": "drop"} | options,
     )  # fmt: skip
@@ -51,7 +54,7 @@ def steps(made, count):
 def rows_of(replay):
     """Rows in the order in which they were written, without the column of actions."""
     replay.settle()
-    rows = replay._rows[: replay.available].numpy()
+    rows = replay._rows[: replay.available].cpu().numpy()
     return [tuple(row) for row in np.delete(rows, 2, axis=1).tolist()]
 
 
@@ -292,3 +295,61 @@ def test_actions_reach_the_bounds_of_the_space():
                    reward_threshold=None)  # fmt: skip
     DeviceTask(env, spec, CPU).step(torch.tensor([[-1.0], [3.0]]))
     assert seen == [[-2.0, 2.0]]
+
+
+class Waits(TorchDispatchMode):
+    """Names of the operations for which the host would wait for a card."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.partition("::")[2]
+        self.found += [name] if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2") else []
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_between_two_reads_of_the_log_nothing_is_asked_of_the_device(mode, n_step):
+    made, replay, _ = collector(lambda: DeviceCounter(2, autoreset=mode, limit=5, terminate_at=4), n_step=n_step)
+    with Waits() as waits:
+        steps(made, BLOCK - 1)
+        replay.draw()
+        assert waits.found == []
+        steps(made, 1)
+        assert waits.found != []
+
+
+def test_a_rollout_asks_nothing_of_the_device_while_it_is_collected():
+    config = find_row("ppo").config(hidden_sizes=(8,))
+    ppo = create_on_policy("ppo", SPEC, config, 0, "cpu", correction="on-policy")
+    actor, rollout = DeviceActor(ppo, 0), DeviceRollout(BLOCK, 2, 2, 1, CPU)
+    task = DeviceTask(DeviceCounter(2), SPEC, CPU)
+    obs = task.reset(0)
+    with torch.no_grad(), Waits() as waits:
+        for _ in range(BLOCK):
+            action = actor.act(obs)
+            step = task.step(action)
+            rollout.store(obs, action, actor.log_prob, step, step.valid, step.truncated)
+            obs = step.obs
+    assert waits.found == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_gpu_no_step_waits_and_the_rows_are_those_of_the_processor(mode, n_step):
+    found = []
+    for device in ("cpu", "cuda:0"):
+        made, replay, _ = collector(
+            lambda device=device: DeviceCounter(2, autoreset=mode, limit=5, terminate_at=4, device=device),
+            n_step=n_step, device=device,
+        )  # fmt: skip
+        steps(made, 8)  # allocates what is made once
+        with HostWaits(device) as waits:
+            steps(made, 40)
+        assert waits.count == 0
+        found.append(sorted(rows_of(replay)))
+    assert found[0] == found[1]
