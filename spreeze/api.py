@@ -125,9 +125,10 @@ def train(
         texts += env_args
     return _train([
         f"--env={env_id}", f"--seed={seed}", f"--runs-dir={os.fspath(runs_dir)}",
-        *_given(algo=algo, mode=mode, name=name), *(f"--env-arg={text}" for text in texts),
-        *_shared(import_module, auto, settings), *(f"--callback={_callback(callback)}" for callback in callbacks),
-        *_given(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
+        *_flags(algo=algo, mode=mode, name=name), *(f"--env-arg={text}" for text in texts),
+        *_common_flags(import_module, auto, settings),
+        *(f"--callback={_callback_flag(callback)}" for callback in callbacks),
+        *_flags(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
     ], import_module, quiet)  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def load_policy(
         raise ConfigError(f"which = {which!r}: expected {' or '.join(CHECKPOINTS)}")
     if isinstance(run, Run):
         import_module = import_module or run.import_module
-    weights = read_weights(find_weights(_place(run), Path(runs_dir), which))
+    weights = read_weights(find_weights(_run_argument(run), Path(runs_dir), which))
     return TrainedPolicy(weights, import_module, seed)
 
 
@@ -218,7 +219,7 @@ class Run:
         Raises:
             RunError: no such run.
         """
-        self.path = find_run(_place(name_or_path), Path(runs_dir)).absolute()
+        self.path = find_run(_run_argument(name_or_path), Path(runs_dir)).absolute()
         self.import_module = import_module
 
     def __repr__(self) -> str:
@@ -302,9 +303,9 @@ class Run:
         """
         end_import()
         return _train([
-            f"--resume={self.path}", *_shared(self.import_module, auto, settings),
-            *(f"--callback={_callback(callback)}" for callback in callbacks),
-            *_given(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
+            f"--resume={self.path}", *_common_flags(self.import_module, auto, settings),
+            *(f"--callback={_callback_flag(callback)}" for callback in callbacks),
+            *_flags(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
         ], self.import_module, quiet)  # fmt: skip
 
     @property
@@ -520,10 +521,10 @@ def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
     try:
         refuse_foreign(spec.env_id, spec.import_module, allowed)
     except EnvironmentError_ as error:
-        raise EnvironmentError_(_of_python(str(error))) from None
+        raise EnvironmentError_(_in_python_terms(str(error))) from None
 
 
-def _of_python(text: str) -> str:
+def _in_python_terms(text: str) -> str:
     """A message of the command line with what is given in Python instead of its flag."""
     return re.sub(r"(?:add )?--import ([\w./-]*\w)", r"give import_module='\1'", text)
 
@@ -541,7 +542,7 @@ def _shape(shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
     return (size,) if shape is None else shape  # a team's observation has none
 
 
-def _place(run: Run | str | os.PathLike[str]) -> str:
+def _run_argument(run: Run | str | os.PathLike[str]) -> str:
     """Argument of ``find_run``: a text is a name or a path, a path object always a path."""
     if isinstance(run, Run):
         return str(run.path)
@@ -553,7 +554,7 @@ def _place(run: Run | str | os.PathLike[str]) -> str:
 # --- the process ---
 
 
-def _callback(callback: Any) -> str:
+def _callback_flag(callback: Any) -> str:
     """``MODULE:CLASS(name=value, ...)`` of a callback."""
     if isinstance(callback, str):
         return callback
@@ -574,12 +575,12 @@ def _callback(callback: Any) -> str:
     return f"{module}:{name.rpartition(':')[2]}" + (f"({given})" if given else "")
 
 
-def _given(**values: Any) -> list[str]:
+def _flags(**values: Any) -> list[str]:
     """The flags of the values that are set."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
-def _shared(import_module: str | None, auto: bool, settings: Mapping[str, Any] | None) -> list[str]:
+def _common_flags(import_module: str | None, auto: bool, settings: Mapping[str, Any] | None) -> list[str]:
     if not isinstance(settings, Mapping | None):
         raise UsageError(f"settings = {settings!r}: expected a mapping such as {{'sac.gamma': 0.98}}")
     flags = [f"--import={import_module}"] if import_module else []
@@ -651,5 +652,5 @@ def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> Spr
         return SpreezeError(f"the training ended without a result ({how}): {lines[-1] if lines else 'it said nothing'}")
     kind = getattr(errors, str(document.get("kind")), None)
     if isinstance(kind, type) and issubclass(kind, SpreezeError) and kind is not errors.BadTransition:
-        return kind(_of_python(text))
+        return kind(_in_python_terms(text))
     return UsageError(text) if code == UsageError.exit_code else SpreezeError(text)

@@ -276,7 +276,7 @@ def refuse_links(path: Path) -> None:
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
-                found = [(entry.path, _leads_out(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
+                found = [(entry.path, _refused_kind(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
         except FileNotFoundError:
             continue  # a live run replaces its files
         except OSError as error:
@@ -291,7 +291,7 @@ def refuse_links(path: Path) -> None:
             left += [Path(place)] if is_folder else []
 
 
-def _leads_out(entry: os.DirEntry[str]) -> str | None:
+def _refused_kind(entry: os.DirEntry[str]) -> str | None:
     """Kind of a directory entry, if writing to it could change something outside of the directory; else None."""
     try:
         status = entry.stat(follow_symlinks=False)

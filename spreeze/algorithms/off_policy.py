@@ -196,7 +196,7 @@ class OffPolicyAlgorithm(Algorithm):
             next_action, next_log_prob, action = outputs
             dq_da: Tensor | None = None
             if self._overlap and action is not None:
-                dq_da = devices.to_actor(self._wanted(batch, action).clone())
+                dq_da = devices.to_actor(self._actor_target_gradient(batch, action).clone())
             self.critic_step(batch, next_action, next_log_prob)
             if self.encoder is not None:
                 assert self.critics.obs_gradient is not None
@@ -204,12 +204,12 @@ class OffPolicyAlgorithm(Algorithm):
             critic_done_s = perf_counter()
             if action is not None:
                 if dq_da is None:
-                    dq_da = devices.to_actor(self._wanted(batch, action))
+                    dq_da = devices.to_actor(self._actor_target_gradient(batch, action))
                 self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
-    def _wanted(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+    def _actor_target_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Returns dQ/da, or with ``imitation`` what stands for it."""
         gradient, value = self.action_gradient(batch, action), self.critics.action_value
         return gradient if self.imitation is None else self.imitation.gradient(gradient, value, batch.action, action)

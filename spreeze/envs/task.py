@@ -450,7 +450,7 @@ class ObsBuffer:
             self.array[row] = obs
 
 
-class HeldActions:
+class RandomActions:
     """Random actions, each held for a random number of env steps: where single ones cancel, these lead somewhere.
 
     The lengths follow Zipf's law, as in FlashSAC (arXiv 2604.04539): most are short, few are long. With action masks,

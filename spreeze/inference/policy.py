@@ -31,7 +31,7 @@ NORM_EPS = 1e-5
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always where
 it has no memory. A recurrent policy has one, [N, S]."""
-_ODD = (
+_MALFORMED = (
     KeyError,
     TypeError,
     ValueError,
@@ -117,7 +117,7 @@ class Policy:
         """
         try:
             return cls._built(arrays, meta)
-        except _ODD as error:
+        except _MALFORMED as error:
             raise WeightsError(
                 f"the weights describe no valid policy: {type(error).__name__}: {str(error)[:200]}"
             ) from None

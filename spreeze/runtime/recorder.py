@@ -85,7 +85,7 @@ class Outcome:
     eval_worst: float | None = None  # of the last WORST_OF evaluations
     learners: dict[int, dict[str, Any]] = field(default_factory=dict)  # group -> its learner's results
 
-    def learned(self, group: int, message: Mapping[str, Any]) -> None:
+    def take_learner_result(self, group: int, message: Mapping[str, Any]) -> None:
         """Takes a learner's last message."""
         sha256 = message.get("parameters_sha256")
         self.learners.setdefault(group, {}).update(updates=int(message.get("updates", 0)), parameters_sha256=sha256)
@@ -138,7 +138,7 @@ class Recorder:
         self.outcome = Outcome(
             eval_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
         )
-        self._count_curve()
+        self._update_final_metrics()
         self._gpu_trouble: str | None = None
         self._gpu_troubles = 0
         self._loggers = Loggers(self.event, table)
@@ -150,7 +150,7 @@ class Recorder:
             self._store.evaluation(*self.curve)
             self.event("info", f"metrics: {len(self.curve)} evaluations of earlier sessions were read from eval.csv")
 
-    def goes_on_from(self, env_steps: int) -> None:
+    def continue_from(self, env_steps: int) -> None:
         """The env steps of earlier sessions that count, where a part of them is collected again."""
         earlier = dataclasses.replace(self._plan.earlier, env_steps=env_steps)
         self._plan = dataclasses.replace(self._plan, earlier=earlier)
@@ -355,7 +355,7 @@ class Recorder:
     def _update_target(self, *, final: bool) -> None:
         """The final metric so far, and whether the target is reached or held."""
         outcome, stop = self.outcome, self._plan.config.stop
-        self._count_curve()
+        self._update_final_metrics()
         target = self._plan.target_return
         if final or target is None:
             return
@@ -372,7 +372,7 @@ class Recorder:
             stop.target_evaluations > 1 and enough and held(self.curve, stop.target_evaluations)
         )
 
-    def _count_curve(self) -> None:
+    def _update_final_metrics(self) -> None:
         outcome, curve = self.outcome, self.curve
         outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
@@ -449,10 +449,10 @@ class Recorder:
                 eta_s=snapshot.eta_s,
             )
 
-    def evaluates(self, does: bool) -> None:
-        """Notes whether anybody evaluates; where a return is waited for, nobody is an event."""
+    def note_evaluator(self, present: bool) -> None:
+        """Warns once if a run waits for a return and no evaluator works."""
         stop = self._plan.config.stop
-        unevaluated = not does and stop.at_return
+        unevaluated = not present and stop.at_return
         if unevaluated == self._unevaluated:
             return
         self._unevaluated, self._next_state_s = unevaluated, 0.0

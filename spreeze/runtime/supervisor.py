@@ -47,7 +47,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, Outcome, Recorder, View
 from spreeze.runtime.timeline import FIRST_S, Timeline
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table as status_words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.shared_memory import readable
 from spreeze.workers.roles import ROLES, Address
@@ -77,15 +77,15 @@ def run_workers(
             with interrupts.abandonable():  # a saved replay may have gigabytes
                 run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
             if run.whole_env_steps is not None:
-                recorder.goes_on_from(run.whole_env_steps)
+                recorder.continue_from(run.whole_env_steps)
             stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
-            supervisor = _Supervisor(run_dir, recorder, interrupts, launcher, run, logs)
+            loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
             try:
-                supervisor.start()
-                supervisor.run()
+                loop.start()
+                loop.run()
             finally:
-                supervisor.stop()
-        budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
+                loop.stop()
+        budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - loop.stopping_s)
         wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
         if plan.start_s > 0.5 * _FINAL_EVALUATION_S:  # worth the wait where there is no score at all
             wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
@@ -103,7 +103,7 @@ def run_workers(
     return recorder.outcome
 
 
-class _Supervisor:
+class _RunLoop:
     """Watches the workers of one run until all have ended."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Supervisor:
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
         self._env_args = EnvironmentArguments(plan, run_dir, recorder.event)
-        run.status.header[words.ENV_ARGS] = self._env_args.version
+        run.status.header[status_words.ENV_ARGS] = self._env_args.version
         self._timeline = Timeline(
             run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path, lambda: recorder.wall_s
         )
@@ -166,7 +166,7 @@ class _Supervisor:
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
-                self._run.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+                self._run.status.header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
                 if self._timeline.is_due:
                     self._write_timeline()
                 if time.monotonic() >= self._next_sample_s:
@@ -188,12 +188,15 @@ class _Supervisor:
         try:
             self._recorder.wait_while_paused(lambda: self._stop_reason() is None)
         finally:
-            self._run.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+            self._run.status.header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
             self._workers.signal_all(signal.SIGCONT)
 
     def _handle_requests(self) -> None:
         header, governing = self._run.status.header, self._governing
-        for name, word in (("evaluate", words.EVALUATIONS_ASKED), ("checkpoint", words.CHECKPOINTS_ASKED)):
+        for name, word in (
+            ("evaluate", status_words.EVALUATIONS_ASKED),
+            ("checkpoint", status_words.CHECKPOINTS_ASKED),
+        ):
             if self._run_dir.take_request(name) is not None:
                 header[word] += 1
         began_s = self._recorder.rates.learning_began_s
@@ -201,10 +204,10 @@ class _Supervisor:
         if self._run_dir.take_request("timeline") is not None or first:
             self._timeline.begin()
         self._env_args.look()
-        if header[words.ENV_ARGS] != self._env_args.version:
+        if header[status_words.ENV_ARGS] != self._env_args.version:
             self._falls.begin_again(self._recorder.curve)
-        header[words.ENV_ARGS] = self._env_args.version
-        header[words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
+        header[status_words.ENV_ARGS] = self._env_args.version
+        header[status_words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
         text = self._run_dir.take_request("leave-free")
         if text is not None and governing is None:
             self._recorder.event("warning", "leave-free: this run has no CPU governor, so nothing changes")
@@ -322,7 +325,7 @@ class _Supervisor:
                 outcome.device = message.get("device")
             elif kind == "finished" and (handle := self._workers.handles.get(source)) is not None:
                 self._finished[handle.spec.address] = str(message.get("reason") or "updates")
-                outcome.learned(handle.spec.address.group, message)
+                outcome.take_learner_result(handle.spec.address.group, message)
 
     def _watch_falls(self) -> None:
         """Says that the return has fallen, and has the learner go back to its best checkpoint where it can."""
@@ -330,8 +333,8 @@ class _Supervisor:
         if (text := self._falls.fallen(curve)) is None:
             return
         self._recorder.event("warning", text)
-        if self._run.plan.goes_back and header[words.FALLS] < MOST_RETURNS:
-            header[words.FALLS] += 1
+        if self._run.plan.goes_back and header[status_words.FALLS] < MOST_RETURNS:
+            header[status_words.FALLS] += 1
             self._falls.went_back(curve)
 
     def _sample(self) -> None:
@@ -339,13 +342,13 @@ class _Supervisor:
         reading, pids = self._read(), self._workers.pids()
         governing = self._governing
         governed = governing.update(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
-        self._recorder.evaluates(not self._workers.keeps_failing("evaluator"))
+        self._recorder.note_evaluator(not self._workers.keeps_failing("evaluator"))
         on_device = self._run.plan.config.data_flow.on_device  # there the learner steps environments, too
         stepping = [role for role in ROLES.values() if role.steps or (role.learns and on_device)]
         alive = sum(self._workers.alive(role) for role in stepping)
         restarts = self._workers.restarts
         self._recorder.sample(reading, pids=pids, restarts=restarts, samplers_alive=alive, governed=governed)
-        self._run.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
+        self._run.status.header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
         self._handle_requests()
 
 
@@ -358,9 +361,9 @@ def _final_evaluation(
     gives_way = plan.config.tuning.give_way
     nice = str(LOW_PRIORITY if gives_way else 0)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice]
-    words, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
+    log, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
     try:
-        with open_log(words) as output, signals_blocked():
+        with open_log(log) as output, signals_blocked():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -397,6 +400,6 @@ def _final_evaluation(
     if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
         return _final_evaluation(run_dir, plan, budget_s, interrupts, recorder, logs)
     if not killed and process.returncode:
-        why = ": ".join(filter(None, (ending(process.returncode, kills), words.last_words)))
+        why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))
         recorder.event("warning", f"the final evaluation failed: {why}")
     return None

@@ -336,7 +336,7 @@ class RolloutWriter:
         may_begin = oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
         return self._rollout_steps * (rollout + may_begin)
 
-    def open(self, *, step_synchronous: bool = False) -> list[int]:
+    def may_step(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of those that may take a step; ``step_synchronous``: none gets a step ahead of any environment."""
         end = self._end
         if step_synchronous:

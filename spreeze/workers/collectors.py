@@ -564,12 +564,12 @@ class RolloutCollector(Collector):
                 on_progress(Phase.INIT)
                 self._versions.append(self._version)
                 self._tasks.append(self._make_task())
-                self._go_back(index)
+                self._restore(index)
         except BaseException:
             self.close()
             raise
 
-    def _go_back(self, index: int) -> None:
+    def _restore(self, index: int) -> None:
         """Restores an environment: starts its current episode and repeats the episode's actions."""
         env = self._first + index
         if not self._replays:
@@ -590,9 +590,11 @@ class RolloutCollector(Collector):
             self._replace(index)
         stored = self._rollouts.last_obs(env)
         if ended:
-            raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
+            raise self._not_deterministic(
+                env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps"
+            )
         if stored is not None and not np.array_equal(stored, self._rows.array[index]):
-            raise self._unlike(env, f"its observation after {len(actions)} steps differs")
+            raise self._not_deterministic(env, f"its observation after {len(actions)} steps differs")
         for part in self._state:
             part[index] = self._rollouts.memory_of(np.array([env]))[0]
 
@@ -611,7 +613,7 @@ class RolloutCollector(Collector):
             return None
         return False
 
-    def _unlike(self, env: int, what: str) -> WorkerError:
+    def _not_deterministic(self, env: int, what: str) -> WorkerError:
         return WorkerError(
             f"environment {env} is not deterministic: with the same seed and actions {what}; "
             f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would differ"
@@ -625,9 +627,9 @@ class RolloutCollector(Collector):
                 self._begin(index)
                 return
             except Exception as error:
-                self._lose(index, "reset", error)
+                self._drop_episode(index, "reset", error)
 
-    def _lose(self, index: int, what: str, error: Exception) -> None:
+    def _drop_episode(self, index: int, what: str, error: Exception) -> None:
         """Gives up the current episode and replaces its environment; does not start the next episode."""
         self._count_error(self._where(index, what), error)
         self.columns.abandon(index)
@@ -647,8 +649,8 @@ class RolloutCollector(Collector):
         self._returns[index] += reward
         self._lengths[index] += 1
 
-    def open(self) -> list[int]:
-        return self.columns.open(step_synchronous=self._step_synchronous)
+    def may_step(self) -> list[int]:
+        return self.columns.may_step(step_synchronous=self._step_synchronous)
 
     def requests(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, State]:
         """Observations [n, O], noise [n, Z] and states [n, S] for the next actions; valid until the next step."""
@@ -661,7 +663,7 @@ class RolloutCollector(Collector):
     def advance(self, policies: RolloutPolicy | NewestPolicy) -> bool:
         """Steps all open environments with actions drawn here; False if there are none, or no policy yet."""
         start = perf_counter()
-        indices = self.open()
+        indices = self.may_step()
         policy = policies.current() if indices else None
         if policy is not None:
             action, log_prob, state = policy.draw(*self.requests(indices))
@@ -714,7 +716,7 @@ class RolloutCollector(Collector):
                 self._between_episodes(index)
                 self._reset(index)
         for index, reason in failed.items():
-            self._lose(index, f"step {self._lengths[index] + 1}", reason)
+            self._drop_episode(index, f"step {self._lengths[index] + 1}", reason)
             self._reset(index)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped

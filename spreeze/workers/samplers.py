@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from spreeze.envs.task import HeldActions, TaskSource, vector_maker
+from spreeze.envs.task import RandomActions, TaskSource, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ShardWriter
@@ -39,16 +39,16 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = job.index if job.stream is None else job.stream
     rng = np.random.default_rng([job.seed, stream, sink.next_logical - job.loaded_rows])
-    collector: Callable[..., TransitionCollector] = TransitionCollector
+    collector_class: Callable[..., TransitionCollector] = TransitionCollector
     if job.rows_per_step > 1:
         from spreeze.workers.hindsight import GoalCollector
 
-        collector = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
+        collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
     elif sink.layout.sequence is not None:
         from spreeze.workers.sequences import SequenceCollector
 
-        collector = SequenceCollector
-    sampling = collector(
+        collector_class = SequenceCollector
+    collector = collector_class(
         TaskSource(job.spec, context.run_dir, lambda: context.count(words.ENV_ARGS)),
         job.num_envs,
         job.spec,
@@ -61,13 +61,13 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
         on_progress=context.heartbeat,
         on_error=context.env_error,
     )
-    sampling.on_episode = context.episode
+    collector.on_episode = context.episode
     try:
-        with turn_evaluation(context, job.evaluation) as sampling.interlude:
-            loop = SamplerLoop(context, job, sink, sampling, rng)
+        with turn_evaluation(context, job.evaluation) as collector.interlude:
+            loop = SamplerLoop(context, job, sink, collector, rng)
             yield from _turns(context, loop.turn)
     finally:
-        sampling.close()
+        collector.close()
         sink.close()
 
 
@@ -79,12 +79,12 @@ class SamplerLoop:
         context: WorkerContext,
         job: SamplerJob,
         sink: ShardWriter,
-        sampling: TransitionCollector,
+        collector: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
-        self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
+        self._context, self._job, self._sink, self._collector, self._rng = context, job, sink, collector, rng
         self._limiter, self._retuned = job.limiter, 0
-        self._random = HeldActions(job.spec, rng)
+        self._random = RandomActions(job.spec, rng)
         self._is_told = job.policies is None
         """True if weights come as files, announced by a hint; else the policy is read at each turn."""
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)) if job.policies is None else job.policies.attach())
@@ -106,8 +106,8 @@ class SamplerLoop:
             self._context.heartbeat(Phase.STEP)
             self._refresh_policy()
             actions = self._actions()
-            self._sampling.counts.policy_s += perf_counter() - start
-            self._sampling.step(actions, self._policy.version)
+            self._collector.counts.policy_s += perf_counter() - start
+            self._collector.step(actions, self._policy.version)
             if self._learner is not None:
                 self._learner.notify()
             self._context.account_work(start)
@@ -117,10 +117,10 @@ class SamplerLoop:
                 time.sleep(_POLL_S)
             else:
                 self._wakeup.wait(WAIT_S)
-            self._sampling.counts.wait_s += perf_counter() - start
-        self._sampling.counts.post(self._context.slots, self._base)
+            self._collector.counts.wait_s += perf_counter() - start
+        self._collector.counts.post(self._context.slots, self._base)
         self._context.slots[_POLICY_VERSION] = self._policy.version
-        self._context.report_info(self._sampling.info, start)
+        self._context.report_info(self._collector.info, start)
         return actions
 
     def _may_insert(self) -> bool:
@@ -129,7 +129,7 @@ class SamplerLoop:
             found = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
         self._counts = counts = self._sink.counts()
-        return self._limiter.may_insert(*counts, self._sampling.num_envs * self._sampling.rows_per_step)
+        return self._limiter.may_insert(*counts, self._collector.num_envs * self._collector.rows_per_step)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint
@@ -143,9 +143,9 @@ class SamplerLoop:
         policy = self._policy.current()
         if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
             if policy is not None and policy.state_dim:  # remembers, whoever acts
-                _, self._sampling.state = policy.act(self._sampling.obs, self._sampling.state)
-            return self._random.draw(self._sampling.num_envs, self._sampling.obs)
-        actions, self._sampling.state = policy.act(self._sampling.obs, self._sampling.state, self._rng)
+                _, self._collector.state = policy.act(self._collector.obs, self._collector.state)
+            return self._random.draw(self._collector.num_envs, self._collector.obs)
+        actions, self._collector.state = policy.act(self._collector.obs, self._collector.state, self._rng)
         return actions
 
 
@@ -234,7 +234,7 @@ class _BufferSampler:
     def _step(self) -> bool:
         """False without a policy, or while the oldest rollout has to be used first."""
         start = perf_counter()
-        if self._at_rollout_start and not self._envs.open():
+        if self._at_rollout_start and not self._envs.may_step():
             return False
         if self._needs_policy or self._policy.current() is None:
             self._policy.refresh()
@@ -257,7 +257,7 @@ class MailboxClient:
     def request(self) -> np.ndarray:
         """Requests the actions that are due; returns the environments that wait for one."""
         request_id, requested = self._envs.columns.request_id, self._mailbox.requested[self._mine].tolist()
-        indices = [index for index in self._envs.open() if requested[index] != request_id(index)]
+        indices = [index for index in self._envs.may_step() if requested[index] != request_id(index)]
         envs = np.array(indices, np.int64) + self._first
         if indices:
             self._mailbox.request(
@@ -268,7 +268,7 @@ class MailboxClient:
     def step(self) -> bool:
         """Steps the environments whose request is answered; False if there are none."""
         request_id, answered = self._envs.columns.request_id, self._mailbox.answered[self._mine].tolist()
-        indices = [index for index in self._envs.open() if answered[index] == request_id(index)]
+        indices = [index for index in self._envs.may_step() if answered[index] == request_id(index)]
         if indices:
             self._envs.step(indices, self._mailbox.responses(np.array(indices) + self._first))
         return bool(indices)

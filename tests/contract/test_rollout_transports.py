@@ -34,10 +34,10 @@ class HalfWritten:
         os.kill(os.getpid(), signal.SIGKILL)
 
 while sink.steps[0] < int(sys.argv[4]):
-    step(sink, sink.open())
+    step(sink, sink.may_step())
 number = SIDE.index(sys.argv[3])
 sink._sides[number] = HalfWritten(sink._sides[number])
-step(sink, sink.open())
+step(sink, sink.may_step())
 """
 WRITER = """
 import json, os, sys
@@ -46,7 +46,7 @@ from test_rollout_transports import step
 from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
 sink = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
 while True:
-    step(sink, sink.open())
+    step(sink, sink.may_step())
 """
 
 
@@ -67,7 +67,7 @@ class Memory:
     def fill(self, writer, rollouts=1):
         """So many whole rollouts, as far as they are let."""
         for _ in range(rollouts):
-            while step(self.sinks[writer], self.sinks[writer].open()) and not self.sinks[writer].filled:
+            while step(self.sinks[writer], self.sinks[writer].may_step()) and not self.sinks[writer].filled:
                 pass
 
     def close(self):
@@ -141,9 +141,9 @@ def test_a_rollout_is_taken_when_it_is_whole_at_most_k_times_and_then_no_more(pl
     uses = place.rollouts.spec.max_uses
     assert (place.source.take(), uses_left(place.source)) == (None, 0)
     for _ in range(T - 1):
-        step(place.sinks[0], place.sinks[0].open())
+        step(place.sinks[0], place.sinks[0].may_step())
     assert (place.source.take(), uses_left(place.source)) == (None, 0)
-    step(place.sinks[0], place.sinks[0].open())
+    step(place.sinks[0], place.sinks[0].may_step())
     assert uses_left(place.source) == uses
     for use in range(1, uses + 1):
         taken = place.source.take()
@@ -183,7 +183,7 @@ def test_a_successor_goes_on_with_the_next_step(place):
     successor = RolloutWriter(place.rollouts, 0, M)
     assert successor.steps == [1, 2]
     while not successor.filled:
-        step(successor, successor.open())
+        step(successor, successor.may_step())
     assert is_whole(place.source.take())
     successor.close()
 
@@ -192,12 +192,12 @@ def test_no_environment_gets_a_rollout_ahead_of_the_others(place):
     sink = place.sinks[0]
     for _ in range(T):
         step(sink, [0])
-    assert sink.open() == [1]
+    assert sink.may_step() == [1]
     assert not sink.filled
     for _ in range(T):
         step(sink, [1])
     assert sink.filled
-    assert sink.open() == ([0, 1] if place.rollouts.spec.asynchronous else [])
+    assert sink.may_step() == ([0, 1] if place.rollouts.spec.asynchronous else [])
 
 
 def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
@@ -269,7 +269,7 @@ def test_what_is_written_over_unused_is_counted_also_if_the_sampler_is_killed_ov
     assert circular.source.take().rollout == 8
     later = RolloutReader(circular.rollouts, M)  # of a learner that was started again
     for _ in range(2 * T + 1):  # the last one is of rollout 14, over the unused rollout 9
-        step(circular.sinks[0], circular.sinks[0].open())
+        step(circular.sinks[0], circular.sinks[0].may_step())
     assert (circular.source.dropped, later.dropped) == (8, 8)
     successor = RolloutWriter(circular.rollouts, 0, M)  # the sampler was killed in the middle
     assert [circular.source.take().rollout for _ in range(2)] == [10, 11]
@@ -281,7 +281,7 @@ def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alo
     place = Memory(spec(3, 2, asynchronous=True, least_uses=1))
     place.fill(0, rollouts=5)
     assert place.sinks[0].steps == [2 * T] * M
-    assert (place.sinks[0].open(), place.sinks[1].open()) == ([], [0, 1])
+    assert (place.sinks[0].may_step(), place.sinks[1].may_step()) == ([], [0, 1])
     assert place.source.take().rollout == 0
     place.fill(0, rollouts=5)
     assert place.sinks[0].steps == [3 * T] * M, "one rollout was used once, so one more was written"
@@ -406,7 +406,7 @@ class CircularBuffer(RuleBasedStateMachine):
     @rule(writer=st.integers(0, 1), which=st.sets(st.integers(0, M - 1), min_size=1), dies=st.booleans())
     def a_sampler_steps(self, writer, which, dies):
         sink, fields = self.place.sinks[writer], self.place.rollouts.fields
-        indices = sorted(which & set(sink.open()))
+        indices = sorted(which & set(sink.may_step()))
         if not indices:
             return
         if not dies:
@@ -438,7 +438,7 @@ class CircularBuffer(RuleBasedStateMachine):
         def others_move():
             fields.in_order = in_order
             for writer in writes:
-                step(place.sinks[writer], place.sinks[writer].open())
+                step(place.sinks[writer], place.sinks[writer].may_step())
                 self.steps[writer] = list(place.sinks[writer].steps)
             writes.clear()
             fields.in_order = others_move

@@ -114,7 +114,7 @@ def _turns(
             turn = next(
                 number % len(samplers)
                 for number in range(turn + 1, turn + 1 + len(samplers))
-                if samplers[number % len(samplers)].open()
+                if samplers[number % len(samplers)].may_step()
             )
             policies[turn].refresh()
             while samplers[turn].advance(policies[turn]) and not samplers[turn].columns.filled:

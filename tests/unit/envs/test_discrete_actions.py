@@ -13,7 +13,7 @@ from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.modes import modes
 from spreeze.envs.make import describe
 from spreeze.envs.probe import Probe
-from spreeze.envs.task import HeldActions, Task, uniform_actions
+from spreeze.envs.task import RandomActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.heads import head_of
 from spreeze.types import Box, Choices, FrameSpec, RowLayout
@@ -99,7 +99,7 @@ def test_uniform_actions_are_indices_each_as_likely():
 
 def test_random_actions_are_held_for_few_steps_or_many_each_as_likely_and_again_the_same():
     spec = task().spec
-    drawn = [HeldActions(spec, np.random.default_rng(0)) for _ in range(2)]
+    drawn = [RandomActions(spec, np.random.default_rng(0)) for _ in range(2)]
     found = [np.array([one.draw(50) for _ in range(2000)])[:, :, 0] for one in drawn]
     assert np.array_equal(*found)
     changes = np.diff(found[0], axis=0) != 0
@@ -113,7 +113,7 @@ def test_random_actions_are_held_for_few_steps_or_many_each_as_likely_and_again_
 @pytest.mark.parametrize(("numbers", "held"), [(1, True), (2, True), (3, False), (6, False)])
 def test_random_numbers_are_held_where_there_are_few(numbers, held):
     spec = dataclasses.replace(task().spec, action=Box((-1.0,) * numbers, (1.0,) * numbers))
-    drawn = HeldActions(spec, np.random.default_rng(0))
+    drawn = RandomActions(spec, np.random.default_rng(0))
     found = np.array([drawn.draw(20) for _ in range(200)])
     assert (np.diff(found[:, :, 0], axis=0) == 0).any() == held
 

@@ -70,17 +70,17 @@ def test_an_evaluation_that_was_cut_says_of_how_many_episodes_it_is_and_is_no_be
 def test_that_nobody_evaluates_while_a_return_is_waited_for_is_told_and_not_each_time(made, monkeypatch):
     told = []
     monkeypatch.setattr(made, "event", lambda level, text, source="supervisor": told.append(text))
-    made.evaluates(True)
+    made.note_evaluator(True)
     assert told == []
     for _ in range(12):
-        made.evaluates(False)
-        made.evaluates(False)
-        made.evaluates(True)
+        made.note_evaluator(False)
+        made.note_evaluator(False)
+        made.note_evaluator(True)
     assert told == ["without an evaluator, the target return of 5 cannot stop the run"] * 2, (
         "at the first and the tenth time"
     )
     made._plan.config.stop.at_return = False
-    made.evaluates(False)
+    made.note_evaluator(False)
     assert len(told) == 2
 
 
