@@ -46,13 +46,18 @@ def steps(device: str, env_id: str) -> list[Step]:
     physics = [python, str(TESTS / "benchmarks" / "physics.py"), "--device", device]
     some = ["--seconds", "0.1", "--repeats", "1"] if small else []
     on_device = [*train, "--mode", "device", *tiny]
-    pendulum = ["vector:DevicePendulum-v0", "--import", "device_envs"]
+    many = ["--envs-per-sampler", "4096", "--sync-interval", "24", "--set", "ppo.minibatch_size=24576",
+            "--set", "ppo.epochs=5", "--set", "env.normalize_obs=true"]  # fmt: skip
+    pendulum, large = (
+        ["vector:DevicePendulum-v0", "--import", "device_envs"],
+        ["--envs", "4096", "--batch-size", "8192"],
+    )
     robots = [] if importlib.util.find_spec("mujoco_warp") is None or small else ["HalfCheetah-v5", "Humanoid-v5"]
     return [
         Step("physics: 64 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", "64", *some]),
-        *([] if small else [Step("physics: 4,096 pendulums", 60.0, [*physics, "--env", *pendulum, "--envs", "4096"])]),
+        *([] if small else [Step("physics: 4,096 pendulums", 60.0, [*physics, "--env", *pendulum, *large])]),
         *(
-            Step(f"physics: 4,096 of warp:{name}", 150.0, [*physics, "--env", f"warp:{name}", "--envs", "4096"])
+            Step(f"physics: 4,096 of warp:{name}", 150.0, [*physics, "--env", f"warp:{name}", *large])
             for name in robots
         ),
         *(
@@ -65,8 +70,7 @@ def steps(device: str, env_id: str) -> list[Step]:
                     f"warp:{name}",
                     "--algo",
                     "ppo",
-                    "--envs-per-sampler",
-                    "4096",
+                    *many,
                     "--target-return",
                     text.replace(",", ""),
                     "--seconds",
@@ -85,6 +89,8 @@ def steps(device: str, env_id: str) -> list[Step]:
                 *on_device,
                 "--env",
                 *pendulum,
+                "--env-arg",
+                f"device={device}",
                 "--algo",
                 "ppo",
                 "--envs-per-sampler",
@@ -94,7 +100,7 @@ def steps(device: str, env_id: str) -> list[Step]:
                 "--target-return",
                 "-300",
                 "--seconds",
-                "5" if small else "80",
+                "20" if small else "80",
             ],
         ),
         Step("checks", 480.0, [python, "-m", "pytest", str(TESTS), "-m", "gpu", "-n", "1", "-q"]),

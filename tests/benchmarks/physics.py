@@ -23,6 +23,7 @@ from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.task import make_task
 from spreeze.envs.vector_engines import make_vector
 from spreeze.transport.rate_limiter import WithoutWaiting
+from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
 from spreeze.workers.on_device.device_actor import DeviceActor
 from spreeze.workers.on_device.device_collector import DeviceCollector
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
@@ -44,6 +45,13 @@ class DevicePath:
             DeviceActor(self.algorithm, 1), None, seed=0, nan_policy="drop", on_error=print, on_progress=lambda _: None,
         )  # fmt: skip
         self.replay.begin_learning()
+        graph = (lambda: CudaGraph(device)) if device.type == "cuda" else None
+        self.updates = GraphedUpdates(
+            self.algorithm, self.replay, self.update, DeviceStream(device), make_graph=graph, on_failure=print
+        )
+
+    def update(self, rows):
+        self.algorithm.update(self.layout.split(rows, self.gamma))
 
     def collect(self):
         self.collector.step(0)
@@ -52,8 +60,7 @@ class DevicePath:
         self.collector.step(0)
         replay = self.replay
         while self.limiter.may_sample(replay.total_committed(), replay.baseline_inserted, replay.sampled):
-            self.algorithm.update(self.layout.split(replay.draw(), self.gamma))
-            replay.sampled += self.limiter.batch_size
+            replay.sampled += self.updates.run() * self.limiter.batch_size
 
 
 def rate(step, args):

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from spreeze.envs.on_device.device_task import DeviceStep
-from spreeze.errors import TransportError
+from spreeze.errors import ResourceError, TransportError
+from spreeze.formatting import size
 from spreeze.types import RowLayout
+from spreeze.workers.torch_devices import out_of_memory
 
 _MOST = torch.finfo(torch.float32).max
 _COUNTED = 1024
@@ -28,9 +30,16 @@ class DeviceReplay:
     """Nothing is left to draw from without it."""
 
     def __init__(self, layout: RowLayout, capacity: int, batch_size: int, device: torch.device, seed: int) -> None:
-        """Allocates the memory; a ``torch.OutOfMemoryError`` where the device has no room."""
+        """Allocates the memory; a ResourceError where the device has no room."""
         self.spec, self.capacity = SimpleNamespace(layout=layout), capacity
-        self._rows = torch.zeros((capacity + 1, layout.width), device=device)  # the last one takes what is not stored
+        try:  # the last row takes what is not stored
+            self._rows = torch.zeros((capacity + 1, layout.width), device=device)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            needed = size(4 * layout.width * (capacity + 1))
+            text = f"replay of {capacity} rows takes {needed}, which {device} does not have; lower --replay-capacity"
+            raise ResourceError(text) from None
         self._versions = torch.zeros(capacity + 1, dtype=torch.int32, device=device)
         self._end = torch.zeros((), dtype=torch.int64, device=device)
         self.generator = torch.Generator(device).manual_seed(seed)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spreeze.algorithms import create, create_on_policy, losses
 from spreeze.config.algorithms import find_row
 from spreeze.envs.on_device.device_task import DeviceTask, as_tensor
-from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
+from spreeze.errors import BadTransition, EnvironmentError_, ResourceError, WorkerError
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
@@ -185,6 +185,11 @@ def test_replay_keeps_the_newest_rows_and_draws_them_equally_often():
     assert 3.0 < age < 4.0
     newest, end = replay.newer(0, 15, slice(0, 2))
     assert (newest[:, 0].tolist(), end) == ([20, 21, 23], 18)
+
+
+def test_too_little_memory_is_said_with_what_to_lower():
+    with pytest.raises(ResourceError, match=r"replay of 10{12} rows takes .*, which cpu does not have; lower"):
+        DeviceReplay(RowLayout(100, 10), 10**12, 16, CPU, 0)
 
 
 def test_the_actor_gives_what_the_policy_gives_that_samplers_read():
