@@ -75,6 +75,8 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
             "saving, or an update takes that long; see the events.",
             Side.UNKNOWN,
         )
+    if snapshot.on_device:
+        return _on_device(snapshot)
     if snapshot.lag is not None:
         return _on_policy(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS and sampler_wait >= WAITS:
@@ -118,6 +120,20 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
             f"Learner is the limit: {waits}; fewer {passes}, a smaller network or a GPU would help.", Side.LEARNER
         )
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
+
+
+def _on_device(snapshot: Snapshot) -> Bottleneck:
+    """One process steps and learns in turns; on a GPU these are times of giving work to it, or of waiting for it."""
+    stepping = sum(snapshot.sampler_shares.get(part, 0.0) for part in ("policy", "env", "write"))
+    learning = sum(snapshot.learner_shares.get(part, 0.0) for part in ("gather", "critic", "actor", "learn"))
+    engine = snapshot.sampler_shares.get("env", 0.0)
+    found = f"stepping takes {percent(stepping)} (the engine {percent(engine)}), learning {percent(learning)}"
+    if learning > stepping:
+        remedy = "a larger minibatch or fewer epochs" if snapshot.lag is not None else (
+            "fewer samples per insert (replay.samples_per_insert_min) or larger batches"
+        )  # fmt: skip
+        return Bottleneck(f"Learner is the limit: {found}; {remedy} would help.", Side.LEARNER)
+    return Bottleneck(f"Environments are the limit: {found}; more of them at once would help.", Side.SAMPLER)
 
 
 def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:

@@ -53,6 +53,8 @@ class Snapshot:
     lag: int | None = None
     """On-policy algorithms: rollouts between the policy that collects and the one that learns; None: off-policy."""
     serial: bool = False
+    on_device: bool = False
+    """Its learner steps the environments, on its device."""
     """One process does everything, one thing at a time."""
     asynchronous: bool = False
     """The learner does not pace the samplers: ``lag`` is the least one."""
@@ -181,6 +183,7 @@ def snapshot_of(
         "state": state,
         "lag": lag,
         "serial": data_flow is not None and data_flow.serial,
+        "on_device": data_flow is not None and data_flow.on_device,
         "asynchronous": data_flow is not None and data_flow.asynchronous,
         "wall_s": run.get("wall_s"),
         "eval_best": run.get("eval_best"),

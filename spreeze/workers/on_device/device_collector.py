@@ -92,9 +92,11 @@ class DeviceCollector(Collector):
             self.counts.env_s += stepped - chosen
             self._store(actions, step, version)
         self.counts.env_steps += self.num_envs  # as far as is known; the log has what was stored
-        self.counts.write_s += perf_counter() - stepped
+        written = perf_counter()
+        self.counts.write_s += written - stepped
         if self._at == BLOCK:
             self.settle()
+            self.counts.env_s += perf_counter() - written
 
     def _store(self, actions: Tensor, step: DeviceStep, version: int) -> None:
         fit, seen = torch.isfinite(step.reward), torch.isfinite(step.next_obs).all(1)

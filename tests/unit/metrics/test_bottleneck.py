@@ -36,6 +36,19 @@ GPU_COMPUTES = (GpuSnapshot(index=0, use=0.95, power_w=500.0, power_limit_w=700.
 ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power_limit_w=700.0))
 
 
+@pytest.mark.parametrize(("env", "critic", "lag", "side", "words"), [
+    (0.5, 0.3, None, Side.SAMPLER, "stepping takes 60 % (the engine 50 %), learning 32 %; more of them"),
+    (0.1, 0.7, None, Side.LEARNER, "learning 72 %; fewer samples per insert (replay.samples_per_insert_min) or larger"),
+    (0.1, 0.7, 0, Side.LEARNER, "learning 72 %; a larger minibatch or fewer epochs would help."),
+])  # fmt: skip
+def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env, critic, lag, side, words):
+    sampler = {"wait": 0.0, "env": env, "policy": 0.06, "write": 0.04}
+    learner = {"wait": 0.0, "gather": 0.02, "critic": critic}
+    found = bottleneck(_snapshot(0.0, 0.0, on_device=True, lag=lag, sampler_shares=sampler, learner_shares=learner))
+    assert found.side is side
+    assert words in found.sentence
+
+
 @pytest.mark.parametrize(
     ("snapshot", "side", "words"),
     [
