@@ -69,6 +69,8 @@ class Feed:
     """False if another learner publishes the weights that are evaluated."""
     goes_back = False
     """True if it can go back to a checkpoint, once the return has fallen."""
+    stepping_s = 0.0
+    """Time in which it did not learn but stepped environments, where it does that itself: it waited for data."""
     broadcast_s = 0.0
     """Time spent sending weights to samplers that do not read the published ones (mode serial) [s]."""
 
@@ -292,7 +294,7 @@ class Learner:
     def _post(self) -> None:
         self._feed.check()
         publish_s = self._publish_s + self._feed.broadcast_s
-        metrics = self._trainer.metrics(wait_s=self._wait_s, publish_s=publish_s)
+        metrics = self._trainer.metrics(wait_s=self._wait_s + self._feed.stepping_s, publish_s=publish_s)
         for name, before in self._base.items():
             metrics[name] = metrics.get(name, 0.0) + before
         if (now := perf_counter()) - self._health_s >= _HEALTH_S:

@@ -99,6 +99,15 @@ class Sampling:
         self.collector.step(version, uniform=uniform)
         self.post(version)
 
+    @property
+    def stepping_s(self) -> float:
+        counts = self.collector.counts
+        return counts.policy_s + counts.env_s + counts.write_s
+
+    def learned(self, seconds: float) -> None:
+        """Counts time in which the environments waited for updates."""
+        self.collector.counts.wait_s += seconds
+
     def settle(self, version: int) -> None:
         self.collector.settle()
         self.post(version)
@@ -138,7 +147,10 @@ class DeviceReplayFeed(ReplayFeed):
         if self._rows.inserted != known:
             self._take_in()
             self._actor.scale_by(self.trainer.normalizer)
+        start = perf_counter()
+        self.stepping_s = self._sampling.stepping_s
         super().advance()
+        self._sampling.learned(perf_counter() - start)
         return True
 
 
@@ -169,10 +181,12 @@ class DeviceRolloutFeed(RestoredFeed):
         self._sampling.step(self.trainer.updates)
         if self._rollout.full:
             self._sampling.settle(self.trainer.updates)
+            start, self.stepping_s = perf_counter(), self._sampling.stepping_s
             self._context.heartbeat(Phase.UPDATE)
             self.trainer.learn(self._rollout, self.env_steps())
             self._actor.scale_by(self.trainer.algorithm.normalizer)
             self._context.slots[_UPDATES] = self.trainer.updates
+            self._sampling.learned(perf_counter() - start)
         return True
 
     def env_steps(self) -> int:
