@@ -375,13 +375,19 @@ def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
             failed = _complaint(done) if done.returncode else None
         except RunError as error:
             failed = str(error)
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            for part in sorted(Path(made).iterdir()) if failed is None else ():
-                archive.write(part, f"{path.name}/{part.name}")
-            if failed is not None:
-                archive.writestr(f"{path.name}/export_failed.txt", f"{failed}\n")
-        return buffer.getvalue()
+        if failed is not None:
+            (Path(made) / "export_failed.txt").write_text(f"{failed}\n", encoding="utf-8")
+        files = sorted(Path(made).iterdir()) if failed is None else [Path(made) / "export_failed.txt"]
+        return zipped({f"{path.name}/{part.name}": part for part in files})
+
+
+def zipped(files: Mapping[str, Path]) -> bytes:
+    """A ZIP of these files by their names in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in files.items():
+            archive.write(part, name)
+    return buffer.getvalue()
 
 
 def report_html(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
-import zipfile
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -200,11 +198,7 @@ def files_to_pack(path: Path) -> list[Path]:
 
 def pack(path: Path) -> bytes:
     """A ZIP file of ``files_to_pack``, in a folder with the run's name."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for part in files_to_pack(path):
-            archive.write(part, f"{path.name}/{part.relative_to(path)}")
-    return buffer.getvalue()
+    return control.zipped({f"{path.name}/{part.relative_to(path)}": part for part in files_to_pack(path)})
 
 
 def _imported_by(path: Path) -> str | None:

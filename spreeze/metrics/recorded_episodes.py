@@ -239,18 +239,6 @@ def frame_record(step: int, data: bytes) -> bytes:
     return _FRAME.pack(step, len(data)) + data
 
 
-def frame_records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(env steps, JPEG) of the whole records in ``data``."""
-    start = 0
-    while start + _FRAME.size <= len(data):
-        step, length = _FRAME.unpack_from(data, start)
-        start += _FRAME.size
-        if start + length > len(data):
-            return
-        yield step, data[start : start + length]
-        start += length
-
-
 def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
     """Where the pictures of an episode are, or will be.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from spreeze.formatting import DASH, clean, number, percent
 from spreeze.metrics import spread
-from spreeze.run_directory import read_json, tail_text
+from spreeze.run_directory import finite_number, read_json, tail_text
 
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""
@@ -158,7 +158,7 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     """Parses an untrusted entry; None if its stage or a needed number is missing."""
     stage, values = str(entry.get("stage")), _dict(entry.get("setting"))
     setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
-    if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
+    if stage not in _NEEDED or any(finite_number(setting.get(key), _MOST) is None for key in _NEEDED[stage]):
         return None
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
     spreads = [found for found in (spread(updates), spread(steps)) if found is not None]
@@ -169,13 +169,13 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
         _middle(steps),
         max(spreads, default=None),
         _middle(busy),
-        _number(entry.get("score")),
+        finite_number(entry.get("score"), _MOST),
         entry["failure"] if isinstance(entry.get("failure"), str) else None,
     )
 
 
 def _rates(value: Any) -> list[float]:
-    return [float(x) for x in value if _number(x) is not None] if isinstance(value, list | tuple) else []
+    return [float(x) for x in value if finite_number(x, _MOST) is not None] if isinstance(value, list | tuple) else []
 
 
 def setting_text(value: Any) -> str:
@@ -185,11 +185,6 @@ def setting_text(value: Any) -> str:
 
 def _middle(rates: list[float]) -> float | None:
     return statistics.median(rates) if rates else None
-
-
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
-    return float(value) if known else None
 
 
 def _dict(value: Any) -> dict[str, Any]:

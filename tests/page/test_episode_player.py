@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
+from kept_frames import frame_records
 from starlette.requests import Request
 from test_pages import make_run
 
 from spreeze.config.schema import EvaluationConfig
 from spreeze.dashboard import episode_api
 from spreeze.envs.task import make_task
-from spreeze.metrics.recorded_episodes import frame_records, frames_path, kept_evaluations
+from spreeze.metrics.recorded_episodes import frames_path, kept_evaluations
 from spreeze.run_directory import write_json
 from spreeze.transport.weights import Weights
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder

@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from kept_frames import frame_records
 
 from spreeze.errors import RunError
 from spreeze.metrics import recorded_episodes
@@ -17,7 +18,6 @@ from spreeze.metrics.recorded_episodes import (
     at_bound,
     discounted_returns,
     frame_record,
-    frame_records,
     frames_path,
     marks_of,
     packed,

@@ -5,21 +5,14 @@ import contextlib
 import gymnasium
 import numpy as np
 import pytest
+from kept_frames import frame_records
 from linear_policy import BAD, GOOD, publish
 from test_evaluator import job_of
 
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.make import describe
 from spreeze.envs.task import Task
-from spreeze.metrics.recorded_episodes import (
-    FOLDER,
-    NOTE,
-    EvaluationKey,
-    frame_records,
-    frames_path,
-    kept_evaluations,
-    read_recording,
-)
+from spreeze.metrics.recorded_episodes import FOLDER, NOTE, EvaluationKey, frames_path, kept_evaluations, read_recording
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.workers.episodes import episode_recorder, episode_redraw
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
