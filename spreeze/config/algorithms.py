@@ -182,7 +182,7 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
 
 def _modes_of(row: AlgorithmRow) -> str:
     """Modes for any environment that run an algorithm, as flags."""
-    flows = ((mode, mode.data_flow(on_policy=row.on_policy)) for mode in DECLARED if row.runs_in(mode))
+    flows = ((mode, mode.data_flow(on_policy=bool(row.on_policy))) for mode in DECLARED if row.runs_in(mode))
     *first, last = [f"--mode {mode.name}" for mode, flow in flows if flow is not None and not flow.on_device]
     return f"{', '.join(first)} or {last}" if first else last
 
