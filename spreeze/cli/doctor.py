@@ -86,7 +86,7 @@ def check_env(
     except SpreezeError as error:
         return [Check("environment", "fail", clean(error), "fix the error above, or choose another --env")], None
     args = probe.spec.args  # with what the probe found to be needed
-    checks, found = _closer(probe, env_id, import_module, args, timeout_s)
+    checks, found = _check_steps(probe, env_id, import_module, args, timeout_s)
     # Rendering may crash its process, so it gets a separate one, after the timing.
     checks = [*_spaces(probe), *checks, _pictures(env_id, import_module, args, timeout_s)]
     return checks, {**dataclasses.asdict(probe), "checkup": found}
@@ -129,7 +129,7 @@ def _spaces(probe: Probe) -> list[Check]:
     return found + [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
 
 
-def _closer(
+def _check_steps(
     probe: Probe, env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float
 ) -> tuple[list[Check], dict[str, Any] | None]:
     try:

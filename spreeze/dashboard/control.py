@@ -276,7 +276,7 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
     with one_at_a_time(folder):
         _check_none_alive(folder)
         refuse_links(path)
-        module = imported_by(path)
+        module = module_of_run(path)
         if module is not None and module != trusted:
             raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow this first")
         more = () if module is None else ("--import", module)
@@ -424,7 +424,7 @@ def _check_none_alive(folder: Path) -> None:
         raise RunError(f"{busy} is running: stop it first; or start a second one from the command line")
 
 
-def imported_by(path: Path) -> str | None:
+def module_of_run(path: Path) -> str | None:
     """The module that a run needs; None if it needs none.
 
     A run directory may come from anywhere, so a click alone must not import what it names.

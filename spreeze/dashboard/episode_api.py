@@ -209,7 +209,7 @@ def draw(request: Request) -> dict[str, Any]:
     place = frames_path(path, key, read_recording(path, key).of_kind(kind).kinds[0])
     if place.is_file():
         return {"state": "drawn"}
-    module = control.imported_by(path)
+    module = control.module_of_run(path)
     if module is not None and not is_alive(path) and request.query_params.get("trust") != module:
         return {"state": "untrusted", "module": clean(module)}
     arguments = [str(path), key.id, kind]

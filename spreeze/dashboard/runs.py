@@ -202,9 +202,9 @@ def pack(path: Path) -> bytes:
 
 
 def _imported_by(path: Path) -> str | None:
-    """As ``control.imported_by``; where that rejects the run, so will a click on Resume."""
+    """As ``control.module_of_run``; where that rejects the run, so will a click on Resume."""
     try:
-        return control.imported_by(path)
+        return control.module_of_run(path)
     except RunError:
         return None
 

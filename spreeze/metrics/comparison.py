@@ -656,7 +656,7 @@ class Band(NamedTuple):
     """Number of runs that reach each point."""
 
 
-def _counting(x: np.ndarray) -> np.ndarray:
+def _not_overwritten(x: np.ndarray) -> np.ndarray:
     """Mask of the points that count: a resumed run's counters go back to its checkpoint; the later session holds."""
     later = np.minimum.accumulate(x[::-1])[::-1]
     return np.asarray(x < np.append(later[1:], np.inf))
@@ -668,7 +668,7 @@ def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.nd
     values = np.full((len(lines), points), np.nan)
     for line, (at, found) in zip(values, lines, strict=True):
         if len(at):
-            counts = _counting(at)
+            counts = _not_overwritten(at)
             at, found = at[counts], found[counts]
             index = np.searchsorted(at, x, side="right") - 1
             line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
@@ -691,6 +691,6 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
 def returns(evaluations: Sequence[EvaluationRow], axis: str) -> Line:
     """Greedy returns of a run, each the mean of it and the ones before (``SMOOTHING`` in all)."""
     x = np.array([float(getattr(record, axis)) for record in evaluations])
-    counts = _counting(x)
+    counts = _not_overwritten(x)
     known = [record for record, one in zip(evaluations, counts, strict=True) if one]
     return x[counts], np.array(running_mean(known, SMOOTHING), np.float64)

@@ -37,7 +37,7 @@ _MAX_PENDING = 200_000  # values that may wait in memory while the file cannot b
 _FIRST_EVENTS = 100  # events that are kept in any case, because the first ones tell what went wrong
 _RETRY_S = 1.0
 _BUSY_S = 3.0  # time that another program may lock the file before it is reported [s]
-_KEEPING_S = 600.0  # time between two writes of roll-ups, each with the removal of what is too old
+_UPKEEP_S = 600.0  # time between two writes of roll-ups, each with the removal of what is too old
 _CHECKPOINT_S = 3600.0
 _CHECK_S = 2.0  # longest check of an existing file for damage
 _MOST_SERIES = 4096  # series whose values a sample can hold; others would be points
@@ -179,11 +179,11 @@ class MetricsWriter:
             self._ended += [(rollup.insert, row) for row in rollup.add(points, t)]
         if points:
             self._add(_INSERT_SAMPLE, tuple(points))
-        keeping = t - self._kept_t >= _KEEPING_S
-        if keeping:
+        upkeep_due = t - self._kept_t >= _UPKEEP_S
+        if upkeep_due:
             self._add_ended()
         self._flush()
-        if keeping:
+        if upkeep_due:
             self._remove_old(t)
 
     def event(self, t: float, level: str, source: str, text: str) -> None:
@@ -234,7 +234,7 @@ class MetricsWriter:
         try:
             self._store_pending()
         except _TROUBLE as error:
-            if not self._began_anew(error):
+            if not self._replaced_damaged(error):
                 self._fail(error)
                 return
             try:
@@ -333,7 +333,7 @@ class MetricsWriter:
                 self._checkpoint_t = t
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
-            if not self._began_anew(error):
+            if not self._replaced_damaged(error):
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -361,7 +361,7 @@ class MetricsWriter:
             self._reports.append(("warning" if lost else "info", text))
         self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
 
-    def _began_anew(self, error: Exception) -> bool:
+    def _replaced_damaged(self, error: Exception) -> bool:
         """Renames a damaged file; whether a new one can be begun. No earlier damaged file is overwritten."""
         if not self._path.is_dir() and not (self._path.is_file() and _code(error) in _DAMAGE):
             return False

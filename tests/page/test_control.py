@@ -247,7 +247,7 @@ def test_a_run_that_imports_code_is_resumed_once_that_module_was_allowed(sleeper
     path.mkdir(parents=True)
     (path / "run.json").write_text('{"state": "finished"}')
     (path / "config.toml").write_text('[env]\nid = "E-v0"\nimport_module = "mine"\n')
-    assert control.imported_by(path) == "mine"
+    assert control.module_of_run(path) == "mine"
     with pytest.raises(RunError, match="imports code"):
         control.resume(path, sleepers, trusted="other")
     control.resume(path, sleepers, trusted="mine")

@@ -202,7 +202,7 @@ def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
 def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
     filled = iter([False, False, True, False])
     columns = SimpleNamespace()
-    envs = SimpleNamespace(counts=SamplerStats(), columns=columns, info=None, open=lambda: [0])
+    envs = SimpleNamespace(counts=SamplerStats(), columns=columns, info=None, may_step=lambda: [0])
 
     def advance(policies):
         columns.filled = next(filled)

@@ -306,7 +306,7 @@ def test_a_masked_run_with_memory_repeats_bit_by_bit_goes_on_and_is_exported_and
     assert several["hand"][0].shape == (3, parts_env.AXES)
     assert several["tool"].tolist() == [action["tool"]] * 3
     doctor = verb("doctor", "--env", "tests/Parts-v0", "--import", "parts_env", "--env-arg", "masked=True")
-    assert "sac, crossq, td3, ddpg, dqn: one choice at a time only" in " ".join(doctor.stdout.split())
+    assert "sac, crossq, td3, ddpg, dqn (one choice at a time only" in " ".join(doctor.stdout.split())
     assert "invalid actions are masked" in doctor.stdout
 
 

@@ -104,10 +104,11 @@ def test_ablations_change_one_setting_at_a_time(started, monkeypatch, capsys):
     assert "env_steps_to_target" in capsys.readouterr().out
 
 
-def test_all_figures_of_a_gpu_fit_into_25_minutes_and_what_does_not_is_left_out(capfd):
+def test_the_figures_of_a_gpu_fit_into_45_minutes_each_into_ten_and_what_does_not_is_left_out(capfd, tmp_path):
     script = runpy.run_path(str(FOLDER / "gpu.py"))
     wanted = script["steps"]("cuda:0", "Walker2d-v5")
-    assert sum(step.needs_s for step in wanted) <= 25 * 60.0
+    assert sum(step.needs_s for step in wanted) <= 45 * 60.0
+    assert max(step.needs_s for step in wanted) <= 600.0
     fits, fails, long = (
         script["Step"](name, needs_s, [sys.executable, "-c", code])
         for name, needs_s, code in (
@@ -116,10 +117,10 @@ def test_all_figures_of_a_gpu_fit_into_25_minutes_and_what_does_not_is_left_out(
             ("long", 1e9, ""),
         )
     )
-    assert script["take"]([fits, long, fails], 600.0) == 1
+    assert script["take"]([fits, long, fails], 600.0, tmp_path) == 1
     shown = capfd.readouterr().out
     assert "a figure" in shown
-    assert "== fails: exit code 3" in shown
+    assert ", exit code 3\n" in shown
     assert "== long: left out, takes about 1000000000 s and" in shown
 
 

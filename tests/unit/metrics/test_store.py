@@ -379,7 +379,7 @@ def test_the_recorded_sample_run_is_still_read():
 
 def test_the_newest_and_all_values_are_those_written_in_any_order(path, monkeypatch):
     """Late values, values of one time, silent series, a writer that is killed: beside a plain table."""
-    monkeypatch.setattr("spreeze.metrics.store._KEEPING_S", 50.0)
+    monkeypatch.setattr("spreeze.metrics.store._UPKEEP_S", 50.0)
     rng, names = np.random.default_rng(1), [metric.name for metric in METRICS if not metric.parts][:12]
     writer, told, t = MetricsWriter(path), {}, 0.0
     for trial in range(600):
