@@ -229,7 +229,8 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
             known = np.isfinite(found.centre)
             title = html.escape(f"{name} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
             across, up = (values[known].tolist() for values in (found.x, found.centre))
-            more = {"mode": "lines", "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
+            shape = "lines" if len(set(across)) > 1 else "markers"  # a single evaluation is no line
+            more = {"mode": shape, "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
             chart.add_scatter(x=across, y=up, showlegend=place == 0, **more, **at)
     chart.update_layout(
         height=420 if len(charts) == 1 else 60 + 220 * rows,

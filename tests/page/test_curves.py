@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard import components, run_data
+from spreeze.dashboard import compare, components, run_data
 from spreeze.metrics import comparison, tuning_record
 from spreeze.metrics.evidence import iqm
 from spreeze.metrics.store import EvaluationRow
@@ -46,6 +46,13 @@ def test_bands_of_many_runs_cover_the_true_mean_about_as_often_as_they_say():
         band = comparison.band(np.array([0.0]), rng.normal(size=(20, 1)), robust=False, seed=trial)
         hits += band.low[0] <= 0.0 <= band.high[0]
     assert hits >= 50
+
+
+def test_a_run_with_one_evaluation_is_a_point_and_one_with_two_a_line():
+    one, two = (np.array([3.0]), np.array([5.0])), (np.array([3.0, 4.0]), np.array([5.0, 6.0]))
+    shown = compare.figure({"greedy return": {"one": [one], "two": [two]}}, "wall time [s]", robust=False).data
+    assert [trace.mode for trace in shown] == ["markers", "lines"]
+    assert set(shown[0].y) == {5.0}
 
 
 def test_smoothing_averages_three_and_looks_back_only():
