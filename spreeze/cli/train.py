@@ -504,18 +504,20 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
     more = [f", success rate {percent(rate)}"] if (rate := document.get("eval_success_rate")) is not None else []
     if (count := document.get("eval_return_final_evaluations") or 0) > 1:  # else it is the last evaluation
         more += [f", {document['eval_return_final']:.1f} over the last {count} evaluations"]
-    if (first := document.get("time_to_target_s")) is not None:
+    if (reached := document.get("time_to_target_s")) is not None:
         held = document.get("time_to_target_held_s")
-        more += [f", target after {first:.1f} s", "" if held is None else f", held after {held:.1f} s"]
+        more += [f", target after {reached:.1f} s", "" if held is None else f", held after {held:.1f} s"]
     if (known := published(document["algo"], document["env"])) is not None:
         more.append(f"; {known.label}")
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
+    hint = "it ended before its first update: give it more time, or lower replay.learning_starts or rollout.size\n"
+    unlearned = hint * (not document["updates"])
     return (
         f"{_ENDED.get(document['stopped_by'], 'stopped by ' + str(document['stopped_by']))} after {text('wall_s')} s: "
         f"{document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"({best}){''.join(more)}\n"
+        f"({best}){''.join(more)}\n{unlearned}"
         f"watch it: python -m spreeze play {run}\n"
         f"evaluate it: python -m spreeze evaluate {run}\n"
         f"continue: python -m spreeze.train --resume {run}"

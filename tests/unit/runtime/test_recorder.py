@@ -190,6 +190,8 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     known = train._closing(document | {"env": "Pendulum-v1", "stopped_by": "plateau"}, None)
     assert known.startswith("ended, because returns no longer rose, after ")
     assert "RL Baselines3 Zoo after 20k env steps: -157" in known
+    assert "before its first update" not in known
+    assert "it ended before its first update: give it more time" in train._closing(document | {"updates": 0}, None)
 
 
 def session(path, notes, *, sessions, policies=1):
