@@ -15,20 +15,20 @@ from spreeze.machine.output import print_error, say, standard_streams
 
 VERBS: dict[str, str] = {
     "train": "train an agent",
-    "sweep": "train every combination of settings with several seeds, and compare",
+    "sweep": "train every combination of settings with several seeds, or search, and compare",
     "dashboard": "start, watch and compare runs in a browser",
     "tune": "measure this machine for a task and choose batch size, threads and samplers",
-    "evaluate": "greedy episodes of a run's weights: mean, interval, CSV, video",
+    "evaluate": "play greedy episodes of a run's weights: mean, interval, CSV, video",
     "play": "watch a run's policy in a window, or as a clip",
     "runs": "list, steer, stop and describe runs",
-    "export": "a run's policy as a file that runs without Spreeze, or its metrics as CSV",
-    "query": "SQL over the metrics, evaluations, events and settings of a run",
-    "report": "one HTML file of a run, or of several compared",
+    "export": "write a run's policy as a file that runs without Spreeze, or its metrics as CSV",
+    "query": "answer SQL about metrics, evaluations, events and settings of a run",
+    "report": "write one HTML file about a run, or about several compared",
     "push": "send a run's policy to a model hub, with a page about it",
     "pull": "take a policy from a model hub",
-    "doctor": "what this machine has and what is missing",
-    "bench": "updates a second on a GPU by batch, precision and kind of launch",
-    "completion": "the script by which a shell completes verbs, flags, environments and runs",
+    "doctor": "say what this machine has and what is missing",
+    "bench": "measure updates a second on a GPU by batch, precision and kind of launch",
+    "completion": "print the script that completes verbs, flags, environments and runs in a shell",
 }
 
 

@@ -238,7 +238,7 @@ def build_parser() -> Parser:
     )
     parser.flag(
         "--callback",
-        text="a spreeze.BaseCallback that hears of the run and steers it, as often as needed; "
+        text="a spreeze.BaseCallback that follows and steers the run, may be repeated; "
         "'my_callbacks:Curriculum(goal=5)' gives it arguments",
         default=[],
         metavar="MODULE:CLASS",
@@ -258,7 +258,7 @@ def build_parser() -> Parser:
     parser.flag("--fresh", text="with --auto: ignore the cached result", default=False)
     parser.flag(
         "--profile",
-        text="settings from profiles/NAME.toml or a .toml file; none: no profile",
+        text="settings from profiles/NAME.toml or a .toml file; `none`: no profile",
         shown="that of the environment",
         metavar="NAME|PATH",
     )

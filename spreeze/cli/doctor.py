@@ -508,7 +508,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze doctor", description="Check that this machine is ready for training.")
     parser.flag("--env", text="also test this environment", metavar="ID")
     parser.add_import()
-    text = "keyword argument of its constructor, may be repeated"
+    text = "keyword argument of the environment's constructor, may be repeated"
     parser.flag("--env-arg", text=text, default=[], metavar="KEY=VALUE")
     text = "also check the other hosts of a Ray cluster: HOST:PORT, auto or local:N"
     parser.flag("--cluster", text=text, metavar="ADDRESS")

@@ -465,7 +465,7 @@ class LoggingConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackConfig(Section):
-    """Code of the user that hears of the run and steers it (``spreeze.BaseCallback``)."""
+    """Code of the user that follows and steers the run (``spreeze.BaseCallback``)."""
 
     read, personal = unoffered, True
 
