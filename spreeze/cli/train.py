@@ -511,7 +511,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
         more.append(f"; {known.label}")
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
     hint = "it ended before its first update: give it more time, or lower replay.learning_starts or rollout.size\n"
-    unlearned = hint * (not document["updates"])
+    unlearned = "" if document["updates"] else hint
     return (
         f"{_ENDED.get(document['stopped_by'], 'stopped by ' + str(document['stopped_by']))} after {text('wall_s')} s: "
         f"{document['env_steps']} env steps "

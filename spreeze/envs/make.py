@@ -411,6 +411,9 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
     if import_module is None:
         hint = did_you_mean(name, known) or "; add --import MODULE if a module registers it"
         return EnvironmentError_(f"unknown environment '{name}'{hint}")
+    text = f"unknown environment '{name}': module '{import_module}' was imported, but has no such"
+    if not of_module and isinstance(getattr(sys.modules[import_module], name, None), type):
+        return EnvironmentError_(f"{text} id; its class {name} is --env {import_module}:{name}")
     own = [env_id for env_id, spec in registry.items() if _top_module(spec.entry_point) == imported]
     classes = (
         [
@@ -422,8 +425,6 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
         else []
     )
     hint = did_you_mean(name, [*own, *classes]) or did_you_mean(name, known)
-    if not of_module and isinstance(vars(sys.modules.get(import_module, sys)).get(name), type):
-        hint = f"; its class {name} is --env {import_module}:{name}"
     if not hint:
         hint = (
             f"; it has {', '.join([*own, *classes][:5])}"
@@ -431,11 +432,9 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
             else ("; gymnasium.register has to be called when that module is imported")
         )
     kind = "id, class or function" if of_module else "id"
-    if is_script(import_module) and "; its class" not in hint:
+    if is_script(import_module):
         hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
-    return EnvironmentError_(
-        f"unknown environment '{name}': module '{import_module}' was imported, but has no such {kind}{hint}"
-    )
+    return EnvironmentError_(f"{text} {kind}{hint}")
 
 
 def _top_module(entry_point: Any) -> str:

@@ -37,7 +37,6 @@ _NAMES = {
     "truncations": ("truncations", "timeouts"),
 }
 """Array -> its names, of which D4RL has others."""
-_BLOCK_ROWS = 4096
 ReturnSums = tuple[float, float, float]
 """Count, sum and sum of squares of discounted returns."""
 NO_RETURNS: ReturnSums = (0.0, 0.0, 0.0)

@@ -44,8 +44,7 @@ class DeviceActor:
     def scale_by(self, normalizer: Normalizer | None) -> None:
         """Scales observations by these statistics from now on."""
         if normalizer is not None:
-            values = np.stack((normalizer.mean, normalizer.std)).astype(np.float32)
-            self._scale = torch.from_numpy(values).to(self.device)
+            self._scale = statistics_of(normalizer, self.device)
 
     def uniform(self, rows: int) -> Tensor:
         """Actions [N, A], each as likely as any other."""
@@ -53,9 +52,7 @@ class DeviceActor:
 
     def act(self, obs: Tensor) -> Tensor:
         """Actions [N, A] for observations [N, O], in [-1, 1] but those of on-policy algorithms, which are as drawn."""
-        if self._scale is not None:
-            obs = ((obs - self._scale[0]) / self._scale[1]).clamp_(-OBS_CLIP, OBS_CLIP)
-        out = self._outputs(obs)
+        out = self._outputs(obs if self._scale is None else scaled(obs, self._scale))
         noise = torch.randn((len(obs), self._actions), generator=self._generator, device=self.device)
         if self._kind == "gaussian":
             action: Tensor = out.t() + self._net.log_std.exp() * noise
@@ -74,3 +71,13 @@ class DeviceActor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):
             self._buffers = MlpBuffers.allocate(self._net, len(obs))
         return mlp_forward(self._net, obs.unsqueeze(0), self._buffers)[0]
+
+
+def statistics_of(normalizer: Normalizer, device: torch.device) -> Tensor:
+    """Means and deviations of observations [2, O] on a device."""
+    return torch.from_numpy(np.stack((normalizer.mean, normalizer.std)).astype(np.float32)).to(device)
+
+
+def scaled(obs: Tensor, statistics: Tensor) -> Tensor:
+    """Observations [M, O] as the networks take them, a new tensor."""
+    return ((obs - statistics[0]) / statistics[1]).clamp_(-OBS_CLIP, OBS_CLIP)

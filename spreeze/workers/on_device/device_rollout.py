@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Samples
-from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP
+from spreeze.inference.normalizer import REWARD_CLIP
+from spreeze.workers.on_device.device_actor import scaled, statistics_of
 
 
 class DeviceRollout:
@@ -54,7 +55,10 @@ def learn(algorithm: OnPolicyAlgorithm, rollout: DeviceRollout, progress: float 
     """Learns from a full rollout that the current parameters have collected."""
     settings = algorithm.settings
     with torch.no_grad():
-        obs, next_obs = (_scaled(algorithm, part.flatten(0, 1)) for part in (rollout.obs, rollout.next_obs))
+        obs, next_obs = (part.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0) for part in (rollout.obs, rollout.next_obs))
+        if algorithm.normalizer is not None:
+            statistics = statistics_of(algorithm.normalizer, obs.device)
+            obs, next_obs = scaled(obs, statistics), scaled(next_obs, statistics)
         value, next_value = (_values(algorithm, part).reshape(rollout.reward.shape) for part in (obs, next_obs))
         reward = rollout.reward
         if algorithm.returns is not None:
@@ -67,15 +71,6 @@ def learn(algorithm: OnPolicyAlgorithm, rollout: DeviceRollout, progress: float 
         target, advantage = torch.where(rollout.good, target, value), advantage * rollout.good
         columns = (part.flatten() for part in (rollout.log_prob, advantage, target, value))
         algorithm.learn_samples(Samples.of((obs, rollout.action.flatten(0, 1), *columns), None), progress)
-
-
-def _scaled(algorithm: OnPolicyAlgorithm, obs: Tensor) -> Tensor:
-    """Finite and normalised observations [M, O], a new tensor."""
-    obs = obs.nan_to_num(0.0, 0.0, 0.0)
-    if algorithm.normalizer is None:
-        return obs
-    mean, std = (torch.from_numpy(part).to(obs) for part in (algorithm.normalizer.mean, algorithm.normalizer.std))
-    return ((obs - mean) / std).clamp_(-OBS_CLIP, OBS_CLIP)
 
 
 def _values(algorithm: OnPolicyAlgorithm, obs: Tensor) -> Tensor:

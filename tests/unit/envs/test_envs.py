@@ -65,6 +65,7 @@ def test_an_unknown_id_is_answered_with_the_closest_known_one():
     ("NestedGoal-v7", "module 'nested_env' was imported, but has no such id; did you mean 'NestedGoal-v0'"),
     ("nested_env:NestedGoal-v7", "has no such id, class or function; did you mean 'NestedGoal-v0'"),
     ("nested_env:NestedGaol", "has no such id, class or function; did you mean 'NestedGoal"),
+    ("NestedGoal", "has no such id; its class NestedGoal is --env nested_env:NestedGoal"),
     ("Something", "has no such id; it has NestedGoal-v0"),
     ("Pendulum-v9", "has no such id; did you mean 'Pendulum-v1'"),
     ("nested_env:S", "has no such id, class or function"),
