@@ -218,7 +218,10 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)
     about = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
-    if probe.spec.frames is not None and settings.config.on_policy is None:
+    replays, goals = settings.config.on_policy is None, probe.spec.goals
+    if replays and goals is not None and goals.computes_reward and settings.config.replay.her == "off":
+        about.append("it has goals; --set replay.her=future also learns from those that were achieved")
+    if replays and probe.spec.frames is not None:
         rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
         about.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")
     return [*found, *(f"{part.id}: {line}" for line in about if line)]

@@ -226,7 +226,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         **(row.over_vectors if spec.frames is None else row.over_images),
         **(row.for_discrete if spec.choices is not None else {}),
         **(row.over_sequences if getattr(settings.config.own, "sequence", None) else {}),
-        **(_long_discount(row.name, spec) if settings.config.on_policy is not None else {}),
+        **(_long_discount(row.name, spec) if settings.config.on_policy is not None else _for_goals(settings, spec)),
     }
     # Both bounds or none: one alone could lie beyond the other that somebody has set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
@@ -257,6 +257,12 @@ def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
     if limit is None or limit < _LONG_EPISODE_STEPS or spec.frames is not None:
         return {}
     return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 4)}
+
+
+def _for_goals(settings: Settings, spec: EnvSpec) -> Values:
+    """Normalised observations with hindsight, as in Andrychowicz et al. 2017: FetchReach measures in centimetres."""
+    wanted = settings.config.replay.her != "off" and spec.vector_dim > spec.mask_dim
+    return {"env.normalize_obs": True} if wanted else {}
 
 
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:

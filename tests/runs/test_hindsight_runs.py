@@ -35,3 +35,10 @@ def test_a_sampler_is_killed_and_the_saved_replay_goes_on_where_it_was(tmp_path)
     more = ("--updates", str(document["updates"] + 50), "--no-visualizer", "--import", MODULE)
     _, code, document = train(tmp_path, "--resume", "killed", *more, tiny=())
     assert (code, document["error"]) == (0, None)
+
+
+def test_a_run_without_hindsight_says_that_its_task_has_goals(tmp_path):
+    off = ("--set", "replay.her=off", "--mode", "serial", "--env-steps", "200")
+    run, code, _ = train(tmp_path, *BITS, *off, tiny=())
+    assert code == 0
+    assert "BitFlip-v0: it has goals; --set replay.her=future also learns from those" in run.stderr

@@ -309,6 +309,29 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
 
 
 @pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, False),
+        ({"replay": {"her": "future"}}, True),
+        ({"replay": {"her": "final"}, "env": {"normalize_obs": False}}, False),
+        ({"run": {"algo": "ppo"}, "replay": {"her": "future"}}, False),
+    ],
+)
+def test_observations_are_normalised_with_hindsight_unless_it_is_set(asked, expected):
+    spec = EnvSpec(
+        env_id="T-v0",
+        import_module=None,
+        obs_dim=7,
+        action=Box((-1.0,), (1.0,)),
+        max_episode_steps=50,
+        reward_threshold=None,
+    )
+    layers = [Layer("user", {"run": {"algo": "sac"}, **asked})]
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    assert settings.config.env.normalize_obs is expected
+
+
+@pytest.mark.parametrize(
     ("user", "expected"),
     [
         ({}, ("ppo", "hts")),
