@@ -38,16 +38,6 @@ from spreeze.config.section import Section, literal, unoffered
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
-_GONE = {
-    "run": ("forgiven_failures",),
-    "gala": ("similarity_interval",),
-    "replay": ("checksum",),
-    "rollout": ("fingerprint",),
-    "exchange": ("transport", "listen", "learners", "join", "secret_file"),
-}
-"""Settings of earlier versions, which a run that has them does without when it is resumed."""
-_RENAMED = {("learner", "mirror"): "gpu_replay", ("learner", "fuse"): "compile"}
-"""Settings of earlier versions under their present names."""
 SAMPLES_PER_INSERT_BOUNDS = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 DEFAULT = "default"
@@ -361,23 +351,4 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
     ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
     """
-    return resolve([Layer(source=source, values=migrate(tomllib.loads(text)))], import_module)
-
-
-def migrate(values: Values) -> Values:
-    """Settings of an earlier version, from a file, as they are called now; changed in place."""
-    exchange = values.get("exchange")
-    if isinstance(exchange, dict) and exchange.get("learners", 1) != 1:
-        values.setdefault("cluster", {})["learners"] = exchange["learners"]
-    for (section, name), present in _RENAMED.items():
-        fields = values.get(section)
-        if isinstance(fields, dict) and name in fields:
-            fields[present] = fields.pop(name)
-    for section, names in _GONE.items():
-        fields = values.get(section)
-        if isinstance(fields, dict):
-            for name in names:
-                fields.pop(name, None)
-            if not fields and section not in SECTIONS:
-                del values[section]
-    return values
+    return resolve([Layer(source=source, values=tomllib.loads(text))], import_module)

@@ -10,7 +10,7 @@ from typing import Any
 
 from spreeze.config import SHIPPED
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, migrate, toml_value
+from spreeze.config.layers import DEFAULT, Layer, Settings, Values, default_of, iterate, toml_value
 from spreeze.config.schema import check_name, field_of, marked
 from spreeze.errors import ConfigError, did_you_mean, refuse_newer
 from spreeze.formatting import clean
@@ -64,7 +64,7 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     choice = None
     if {"algo", "mode"} <= (run := values.get("run", {})).keys():
         choice = {name: run.pop(name) for name in ("algo", "mode", "learners") if name in run}
-    return Layer(f"profile {path.stem}", migrate(values), about, of_algorithm, choice)
+    return Layer(f"profile {path.stem}", values, about, of_algorithm, choice)
 
 
 def _popped_only(path: Path, values: Values) -> dict[str, Values]:

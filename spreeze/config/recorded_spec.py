@@ -1,4 +1,4 @@
-"""Reads the description of an environment that a run or a policy has in a file, of any version."""
+"""Reads the description of an environment that a run or a policy has in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spec_from(data: Any) -> EnvSpec:
     if not isinstance(data, dict):
         raise ValueError("it names no environment")
     try:
-        spec = rebuild(EnvSpec, _with_action(data))
+        spec = rebuild(EnvSpec, data)
     except TypeError as error:
         raise ValueError(str(error)) from None
     sizes = {"obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
@@ -42,26 +42,6 @@ def spec_from(data: Any) -> EnvSpec:
         if wrong:
             raise ValueError(f"{name} does not fit the other values of the environment")
     return spec
-
-
-def _with_action(data: dict[str, Any]) -> dict[str, Any]:
-    """A description with ``action``, from one of version 0.1.0, which had six values of its own in place of it.
-
-    Raises:
-        TypeError: a value is missing, or not of its type.
-    """
-    if "action" in data:
-        return data
-    names = ("action_dim", "action_low", "action_high", "action_shape", "num_actions", "action_start")
-    found = {name: data.get(name) for name in names}
-    rest = {name: value for name, value in data.items() if name not in names}
-    if found["num_actions"] is None:
-        return rest | {
-            "action": {"low": found["action_low"], "high": found["action_high"], "shape": found["action_shape"]}
-        }
-    if isinstance(team := data.get("team"), dict):
-        return rest | {"action": {"nvec": team.get("actions"), "shape": [found["action_dim"]]}}
-    return rest | {"action": {"nvec": [found["num_actions"]], "start": [found["action_start"] or 0]}}
 
 
 def _contradictions(spec: EnvSpec) -> dict[str, bool]:

@@ -2,9 +2,9 @@
 
 Raw values are kept for an hour, 10 s roll-ups for a day, 60 s roll-ups forever. A sample is one row with the values of
 all series, so a commit writes one or two pages however many series there are. A late value, which is older than the
-newest sample, is a row of ``points``; files of earlier versions have all raw values there. Roll-ups are written every
-ten minutes; those still in memory are rebuilt from the raw values after a crash. In WAL mode, a reader never blocks
-the writer. ``t`` is wall seconds since the run started, ``step`` the env steps at that time.
+newest sample, is a row of ``points``. Roll-ups are written every ten minutes; those still in memory are rebuilt from
+the raw values after a crash. In WAL mode, a reader never blocks the writer. ``t`` is wall seconds
+since the run started, ``step`` the env steps at that time.
 """
 
 from __future__ import annotations
@@ -59,9 +59,6 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS events (t REAL, level TEXT, source TEXT, text TEXT)",
 )
 """``samples.us`` is t in microseconds; ``data`` has a float64 for each series, in order of their ids, NaN for none."""
-_CURRENT_NAME = "replace(replace(name, 'foreign_cores', 'external_cpu_cores'), 'rows_refused', 'transitions_rejected')"
-"""A series' name; two metrics had other names in version 0.1."""
-_SERIES = f"(SELECT id, {_CURRENT_NAME} AS name, unit, meaning FROM series)"
 _INSERT_SERIES = "INSERT INTO series VALUES (?, ?, ?, ?)"
 _INSERT_SAMPLE = "INSERT INTO samples VALUES (?, ?, ?)"
 _INSERT_POINT = "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)"
@@ -455,8 +452,6 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         for statement in _SCHEMA:
             connection.execute(statement)
         if known:
-            connection.execute(f"UPDATE OR IGNORE series SET name = {_CURRENT_NAME} WHERE name <> {_CURRENT_NAME}")
-        if known:
             _check(connection)
         else:
             connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -467,7 +462,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _format(connection: sqlite3.Connection) -> int:
-    """Format number of a file; 0, which counts as 1, in files of versions before 0.2.0."""
+    """Format number of a file; 0 in a new one."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     return int(found)
 
@@ -599,7 +594,7 @@ class MetricsReader:
     def names(self) -> list[str]:
         """Returns the names of all series, in order of appearance."""
         with self._session() as query:
-            return [str(name) for (name,) in query(f"SELECT name FROM {_SERIES} ORDER BY id")]
+            return [str(name) for (name,) in query("SELECT name FROM series ORDER BY id")]
 
     def series(self, name: str, since: float = 0.0, max_points: int = 1000) -> Series:
         """A series from ``since`` (seconds since the run started) on, in at most ``max_points`` buckets.
@@ -608,7 +603,7 @@ class MetricsReader:
             RunError: the file is damaged or takes too long to read.
         """
         with self._session() as query:
-            found = query(f"SELECT id, unit, meaning FROM {_SERIES} WHERE name = ?", name)
+            found = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
             if not found:
                 return _bucketed((name, "", ""), np.empty((0, 5)), max_points)
             number, unit, meaning = found[0]
@@ -632,7 +627,7 @@ class MetricsReader:
         table, width_s, _ = TIERS[-1]
         ask = f"SELECT t, step, last, bucket FROM {table} WHERE series = ? ORDER BY bucket DESC LIMIT 1"
         with self._session() as query:
-            series, raw = query(f"SELECT id, name FROM {_SERIES} ORDER BY id"), self._raw(query)
+            series, raw = query("SELECT id, name FROM series ORDER BY id"), self._raw(query)
             rolled = {number: row for number, _ in series for row in query(ask, number)}
             # The roll-ups of a bucket are written together: what they lack is in its raw values or in later ones.
             after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
@@ -660,7 +655,7 @@ class MetricsReader:
         """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
         found: dict[str, list[Point]] = {}
         with self._session() as query:
-            numbers, raw = dict(query(f"SELECT name, id FROM {_SERIES}")), self._raw(query)
+            numbers, raw = dict(query("SELECT name, id FROM series")), self._raw(query)
             for name in names:
                 rows = raw.column(int(numbers.get(name, -1)), since)[-limit:]
                 if len(rows):

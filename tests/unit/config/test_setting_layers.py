@@ -372,19 +372,6 @@ def test_what_a_profile_reached_is_told_by_task_or_pattern_and_as_plain_text(tmp
     assert reached_with(read_profile(_profile(tmp_path, "[about]\nreached = 3")), "A-v0") is None
 
 
-def test_a_run_of_before_settings_were_dropped_is_read_without_them():
-    text = to_toml(resolve([Layer("user", {"learner": {"batch_size": 512}})]))
-    old = text.replace("[run]", "[run]\nforgiven_failures = 0").replace("[replay]", "[replay]\nchecksum = true")
-    old = old.replace("gpu_replay = true", "mirror = true").replace("compile = false", "fuse = false")
-    assert {"mirror = true", "fuse = false"} <= {line.split("  #")[0] for line in old.splitlines()}
-    exchange = '[exchange]\ntransport = "shared"\nlisten = "127.0.0.1"\n'
-    assert from_toml(old + exchange, "resumed run").config == from_toml(text, "resumed run").config
-    spanning = from_toml(old + exchange + "learners = 3\n", "resumed run").config
-    assert spanning.cluster.learners == 3
-    with pytest.raises(ConfigError, match=r"resumed run: unknown (key|section) 'exchange"):
-        from_toml(old + exchange + "never_there = 3\n", "resumed run")
-
-
 @pytest.mark.parametrize(
     ("algo", "asked", "band"),
     [

@@ -1,4 +1,4 @@
-"""What an action is: spaces to specs and back, files of earlier versions, and which algorithms can learn it."""
+"""What an action is: spaces to specs and back, and which algorithms can learn it."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import ActionScaling, Task, make_task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import ConfigError, EnvironmentError_
-from spreeze.types import Box, Choices, EnvSpec, Mixed, TeamSpec
+from spreeze.types import Box, Choices, EnvSpec, Mixed
 
 BASE = {"env_id": "T-v0", "import_module": None, "obs_dim": 4, "max_episode_steps": None, "reward_threshold": None}
 CASES = {
@@ -82,24 +82,6 @@ def test_a_description_comes_back_from_json():
     for _, action, _ in CASES.values():
         spec = spec_of(action)
         assert spec_from(json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
-
-
-OLD = {
-    "vector": ({"action_dim": 2, "action_low": [-1.0, 0.0], "action_high": [1.0, 2.0], "action_shape": [2]},
-               Box((-1.0, 0.0), (1.0, 2.0), (2,))),
-    "vector without shape": ({"action_dim": 1, "action_low": [-1.0], "action_high": [1.0]}, Box((-1.0,), (1.0,))),
-    "discrete": ({"action_dim": 1, "action_low": [5.0], "action_high": [7.0], "num_actions": 3, "action_start": 5,
-                  "action_shape": None}, Choices((3,), (5,))),
-    "team": ({"action_dim": 2, "action_low": [0.0, 0.0], "action_high": [1.0, 3.0], "num_actions": 4,
-              "team": {"actions": [2, 4], "obs_dim": 2, "state_dim": 0}}, Choices((2, 4), shape=(2,))),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_a_description_of_version_0_1_0_is_read(name):
-    fields, action = OLD[name]
-    team = TeamSpec(actions=(2, 4), obs_dim=2, state_dim=0) if name == "team" else None
-    assert spec_from(BASE | fields) == spec_of(action, team=team)
 
 
 @pytest.mark.parametrize(("action", "told"), [

@@ -57,20 +57,6 @@ def test_series_of_a_part_takes_unit_from_its_metric(path):
     assert MetricsReader(path).series("cpu_core_use/3").unit == "share"
 
 
-def test_series_under_the_names_of_version_0_1_are_read_and_continued_under_those_of_today(path):
-    _fill(path, 3, name="external_cpu_cores").close()
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("UPDATE series SET name = 'foreign_cores'")
-    reader = MetricsReader(path)
-    assert reader.names() == ["external_cpu_cores"]
-    assert reader.series("external_cpu_cores").mean.tolist() == [0.0, 1.0, 2.0]
-    writer = MetricsWriter(path)
-    writer.write(3.0, 3, {"external_cpu_cores": 9.0})
-    writer.close()
-    assert reader.latest()["external_cpu_cores"].value == 9.0
-    assert [point.value for point in reader.tail(["external_cpu_cores"], 1.5)["external_cpu_cores"]] == [2.0, 9.0]
-
-
 def test_none_and_nan_are_left_out(path):
     writer = MetricsWriter(path)
     writer.write(0.0, 0, {"updates": None, "alpha": math.nan, "q_mean": math.inf, "actor_loss": -1.0})
