@@ -54,6 +54,9 @@ class LivePage {
     const top = make(this.host, "div", "sz-top");
     this.returnCard = this.card(top, { key: "return", title: "Evaluation return", unit: "return", help: this.data.return_help });
     this.axisMenu(this.returnCard);
+    const trend = make(this.returnCard.box, "div", "sz-caption");
+    tip(trend, "A line through the returns of the last third of the training time, with the 95 % interval of its slope.");
+    this.remember("trend", trend);
     const picture = make(top, "div", "sz-card sz-picture");
     make(picture, "div", "sz-title", "Agent");
     this.image = make(picture, "canvas", "");
@@ -64,9 +67,7 @@ class LivePage {
     this.remember("no_picture", this.noPicture);
     const age = this.pictureAge = make(picture, "div", "sz-caption");
     age.style.display = "none";
-    make(age, "span", "", "picture ");
-    this.remember("picture", make(age, "span", "", "-"));
-    make(age, "span", "", " old [h:min:s]; drawn only while somebody looks");
+    this.remember("picture", age);
     this.pipeline(make(this.host, "div", "sz-pipe"));
     this.learners = make(this.host, "div", "sz-card");
     make(this.learners, "div", "sz-title", "Learners");

@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
-from spreeze.metrics.comparison import read_summary
+from spreeze.metrics.comparison import POLICIES, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MOST_NUMBERS
+from spreeze.metrics.progress import Trend, trend_of
+from spreeze.metrics.published import published
+from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import EVALUATION, GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
@@ -43,6 +47,20 @@ _MARK_TEXT = 160  # characters of a mark's sentence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
+_LIMITS = ("seconds", "env_steps", "updates", "target_return")
+"""Stop conditions of which a run has at least one, unless it decides itself when it ends."""
+_OF_A_TREND = 600
+"""Evaluations among which the trend looks for the last third of the time."""
+_ENDED = {
+    "target_return": "the target return was reached",
+    "seconds": "its training time was over",
+    "env_steps": "its env steps were done",
+    "updates": "its updates were done",
+    "plateau": "returns no longer rose",
+    "budget": "its time budget was used up",
+    "stop request": "it was stopped",
+    "interrupt": "it was interrupted",
+}
 _MOST_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
@@ -114,11 +132,17 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
         "Highest mean return of one evaluation. The policy to play and download is chosen by the lower "
         "confidence bound of its mean return, after additional episodes on fresh seeds.",
     ),
-    ("final", "Last ten", "", "Mean return over all episodes of the last ten evaluations."),
+    ("final", "Last ten", "", "Mean return over all episodes of the last ten evaluations, or of as many as there are."),
     ("cpu_use", "Processor", "", ""),
     ("memory_used_bytes", "Memory", "", ""),
     ("restarts", "Restarts", "", ""),
-    ("progress", "Progress", "", "Share of the stop condition that comes first, and the time until then [h:min:s]."),
+    (
+        "progress",
+        "Progress",
+        "",
+        "Share of the stop condition that comes first, and the time until then [h:min:s]: at most, where returns may "
+        "end the run earlier.",
+    ),
     ("since_best", "Since best", "", "Training time since the highest evaluation [h:min:s]."),
     ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
 )
@@ -245,8 +269,11 @@ def live_response(
         "evals_next": count,
         "text": {
             **texts(shown, fresh, run, last, path, table),
+            "progress": _progress(run, config.get("stop", {}), state),
+            "final": number(shown.eval_final) + f" of {count}" * (shown.eval_final is not None and count < POLICIES),
             "since_best": _since_best(best, shown.wall_s),
-            "no_picture": _no_picture(config, state, serial=parts is not None and parts.one_process),
+            "trend": _trend(path, count, run, config.get("stop", {}), state),
+            "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
         },
         "evals": evaluations,
         "shares": {
@@ -258,7 +285,7 @@ def live_response(
         "log": newest_log(path, _LOG_LINES),
         "live": state in LIVE_STATES,
         "health": _health(run, latest, table),
-        **_note(shown, state, latest, last, best, ended=run.get("exit_reason")),
+        **_note(shown, state, latest, last, best, ended=run.get("exit_reason"), error=read_summary(path).get("error")),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
         "processes": _processes(fresh),
@@ -323,38 +350,61 @@ def texts(
         },
         "state": shown.state,
         "wall": duration(shown.wall_s),
-        "progress": _progress(run, shown.state),
         "eval_return": DASH if last is None else number(last.return_mean),
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
         "best": number(shown.eval_best),
-        "final": number(shown.eval_final),
         "samplers_active": _samplers(shown),
-        "picture": _age(drawn_s),
+        "picture": f"picture {_age(drawn_s)} old [h:min:s]; drawn only while somebody looks"
+        if shown.state in LIVE_STATES
+        else "last picture of the run",
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
 
 
-def _no_picture(config: Mapping[str, Any], state: str, *, serial: bool) -> str:
+def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bool) -> str:
     """Text in place of the agent's picture while there is none."""
     if serial:
-        return "This mode renders nothing during training: use spreeze play."
-    if config.get("visualizer", {}).get("enabled") is False:
-        return "The visualizer is disabled (visualizer.enabled)."
-    if state not in LIVE_STATES:
-        return "No picture: the run ended before the first one."
-    return "No picture yet: the first one follows the first policy."
+        text = "This mode draws no picture during training."
+    elif config.get("visualizer", {}).get("enabled") is False:
+        text = "The visualizer is disabled (visualizer.enabled)."
+    elif state not in LIVE_STATES:
+        text = "No picture: the run ended before the first one."
+    else:
+        text = "No picture yet: the first one follows the first policy."
+    known = not (path / "live.jpg").is_file() and kept_evaluations(path)
+    return text + (" A click on the return shows recorded episodes." if known else "")
 
 
 def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
     return DASH if best is None or wall_s is None else duration(max(0.0, wall_s - best.t))
 
 
-def _progress(run: Mapping[str, Any], state: str) -> str:
+def _progress(run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:
     """How much of a live run is done and how long the rest will take, as far as it has said so."""
     share, eta_s = run.get("progress"), run.get("eta_s")
-    if share is None or state not in LIVE_STATES:
+    if share is None or state not in LIVE_STATES or state == "stopping":
         return DASH
-    return percent(share) + ("" if eta_s is None else f", {duration(eta_s)} left")
+    earlier = stop.get("target_return") is not None or all(stop.get(name) is None for name in _LIMITS)
+    return percent(share) + ("" if eta_s is None else f", {'at most ' * earlier}{duration(eta_s)} left")
+
+
+def _trend(path: Path, count: int, run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:
+    """The slope of the latest returns, and while the run lives when they reach its target."""
+    trend = _trend_after(path, str(run.get("nonce")), count)
+    if trend is None:
+        return ""
+    reference = published(run.get("algo"), run.get("env_id"))
+    target = finite_number(stop.get("target_return"))
+    if target is None and reference is not None:
+        target = reference.value
+    return f"{trend.sentence(target if state in LIVE_STATES else None)}."
+
+
+@lru_cache(16)
+def _trend_after(path: Path, nonce: str, count: int) -> Trend | None:
+    """The trend after ``count`` evaluations of a run, from the newest of them."""
+    with MetricsReader(path / "metrics.db").held() as reader:
+        return trend_of(reader.evaluations(max(0, count - _OF_A_TREND)))
 
 
 def _samplers(shown: Snapshot) -> str:
@@ -387,8 +437,9 @@ def _note(
     last: EvaluationRow | None,
     best: EvaluationRow | None = None,
     ended: str | None = None,
+    error: object = None,
 ) -> dict[str, Any]:
-    """The sentences below the tiles, and whether they are about a problem; ``ended`` says why the run did."""
+    """The sentences below the tiles, and whether they are about a problem; ``ended`` and ``error`` say why it ended."""
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
         text = (
@@ -400,8 +451,18 @@ def _note(
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
     found = bottleneck(shown)
-    text = found.sentence if state in LIVE_STATES else f"At the end: {found.sentence}"
+    text = found.sentence if state in LIVE_STATES else f"{_why_ended(ended, error)} At the end: {found.sentence}"
     return {"note": text + _fallen(best, last), "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
+
+
+def _why_ended(reason: str | None, error: object) -> str:
+    """Why a run has ended, and what to do next."""
+    if error:
+        return f"Ended by a failure: {clean(error, 600)} Next: read its errors (Logs)."
+    if reason is None:
+        return "It did not say why it ended."
+    why = _ENDED.get(reason.partition(" (")[0], clean(reason, 600))
+    return f"Ended: {why}. Next: play it (Watch), train more seeds (Seeds and values), compare them (Compare)."
 
 
 def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:

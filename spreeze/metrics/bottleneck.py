@@ -68,7 +68,7 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
         return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
-        return Bottleneck(f"Bottleneck unknown: no times yet of the {missing}.", Side.UNKNOWN)
+        return Bottleneck(f"Bottleneck unknown: no times of the {missing} in the last seconds.", Side.UNKNOWN)
     if snapshot.updates and snapshot.updates_per_s == 0.0 and learner_wait < WAITS:
         return Bottleneck(
             "No update in the last seconds, although the learner does not wait for data: it is restarting, "

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.config.schema import Config
+from spreeze.formatting import duration, number
 from spreeze.metrics.comparison import POLICIES, running_mean
 from spreeze.metrics.published import ZOO, Published, published
 from spreeze.metrics.store import EvaluationRow
@@ -113,6 +114,7 @@ _GAIN = 0.02
 _FALLEN = 0.5
 """Share of what was gained below which the latest returns are no plateau."""
 _Z_95 = 1.96
+_FEWEST_OF_A_TREND = 6
 
 
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
@@ -128,7 +130,8 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
         return False
     times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
-    if lowest_slope(times, returns) > 0.0:
+    slope, half = slope_of(times, returns)
+    if slope > half:
         return False
     means = running_mean(curve, POLICIES)
     before, now = max(means[POLICIES - 1 : begun], default=-math.inf), max(means[begun:])
@@ -136,14 +139,53 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN * gained
 
 
-def lowest_slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Lower end of the 95 % interval of the slope of a least-squares line through at least three points."""
+def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Slope of a least-squares line through at least three points, and half of its 95 % interval."""
     centred = x - x.mean()
     square = float((centred**2).sum())
     slope = float((centred * y).sum()) / square
     residual = y - y.mean() - slope * centred
-    error = math.sqrt(float((residual**2).sum()) / (len(x) - 2) / square)
-    return slope - _Z_95 * error
+    return slope, _Z_95 * math.sqrt(float((residual**2).sum()) / (len(x) - 2) / square)
+
+
+class Trend(NamedTuple):
+    """A line through the latest returns."""
+
+    per_s: float
+    """Its slope [return/s]."""
+    half: float
+    """Half of the slope's 95 % interval."""
+    span_s: float
+    level: float
+    """Where the line ends."""
+
+    def sentence(self, target: float | None = None) -> str:
+        """The slope in words, and when the line reaches ``target`` by the ends of its interval."""
+        low, high = self.per_s - self.half, self.per_s + self.half
+        now, *ends = (f"{value:+.3g}" for value in (60.0 * self.per_s, 60.0 * low, 60.0 * high))
+        text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
+        if target is None or self.level >= target:
+            return text
+        if high <= 0.0:
+            return f"{text}; {number(target)} is not reached at this slope"
+        soonest = duration((target - self.level) / high)
+        when = f"in {soonest} at the earliest" if low <= 0.0 else (
+            f"in {soonest} to {duration((target - self.level) / low)}"
+        )  # fmt: skip
+        return f"{text}; {number(target)} {when} at this slope"
+
+
+def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:
+    """The trend in the last third of the time; None where that has fewer than six evaluations."""
+    if not curve:
+        return None
+    since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
+    latest = [record for record in curve if record.t >= since]
+    times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
+    if len(latest) < _FEWEST_OF_A_TREND or times[0] == times[-1]:
+        return None
+    slope, half = slope_of(times, returns)
+    return Trend(slope, half, float(times[-1] - times[0]), float(returns.mean() + slope * (times[-1] - times.mean())))
 
 
 @dataclass

@@ -242,6 +242,23 @@ _TURN_SHARE = 1 / 32
 _LONGEST_TURN_S = 10.0  # if a sampler is slow or dead
 
 
+class LoadWatch:
+    """Measures the load of other programs where no governor does, so that nobody blames the machine for it."""
+
+    def __init__(self, reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reader, self._clock = ContentionReader(role_of) if reader is None else reader, clock
+        self._last_s: float | None = None
+        self._external_cpu_cores: float | None = None
+
+    def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
+        """Measures if a second has passed; returns its metric. ``pids`` as ``GovernorLoop.update``."""
+        now_s = self._clock()
+        if self._last_s is None or now_s - self._last_s >= _EVERY_S:
+            load, self._last_s = self._reader.sample(pids), now_s
+            self._external_cpu_cores = None if load is None else load.external_cpu_cores
+        return {"external_cpu_cores": self._external_cpu_cores}
+
+
 class GovernorLoop:
     """One run's governor with its measurements; the supervisor calls it at each sample."""
 

@@ -31,7 +31,7 @@ from spreeze.metrics.progress import MOST_RETURNS, FallWatch
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callback_links import EnvironmentArguments
-from spreeze.runtime.cpu_governor import GovernorLoop
+from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import (
     FRESH,
@@ -120,6 +120,7 @@ class _RunLoop:
         self._governing: GovernorLoop | None = None
         if plan.config.tuning.govern and any(spec.role.pausable for spec in run.specs.values()):
             self._governing = GovernorLoop(plan, run.status, recorder.event)
+        self._watching = self._governing or LoadWatch()
         gives_way, crashes = plan.config.tuning.give_way, int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0"))
         self._workers = ProcessSupervisor(
             RunContext(run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs),
@@ -340,8 +341,7 @@ class _RunLoop:
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error
         reading, pids = self._read(), self._workers.pids()
-        governing = self._governing
-        governed = governing.update(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
+        governed = self._watching.update(reading, {**pids, "supervisor": os.getpid()})
         self._recorder.note_evaluator(not self._workers.keeps_failing("evaluator"))
         on_device = self._run.plan.config.data_flow.on_device  # there the learner steps environments, too
         stepping = [role for role in ROLES.values() if role.steps or (role.learns and on_device)]

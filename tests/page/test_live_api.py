@@ -213,7 +213,6 @@ def test_what_is_unknown_is_a_dash_and_never_zero(run):
         "replay_fill",
         "cpu_use",
         "memory_used_bytes",
-        "picture",
     )
     assert {name: text[name] for name in unknown} == dict.fromkeys(unknown, "-")
 
@@ -581,6 +580,9 @@ def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_proble
 def test_why_there_is_no_picture_follows_the_state(run, monkeypatch, state, text):
     monkeypatch.setattr(live_api, "state_of", lambda path: state)
     assert live_api.live_response(run, 0.0, 0, "")["text"]["no_picture"] == text
+    monkeypatch.setattr(live_api, "kept_evaluations", lambda path: ["an evaluation"])
+    told = live_api.live_response(run, 0.0, 0, "")["text"]["no_picture"]
+    assert told == f"{text} A click on the return shows recorded episodes."
 
 
 def test_an_ended_run_shows_its_summary_and_not_that_of_an_earlier_session(run):
@@ -622,7 +624,14 @@ def test_a_paused_run_shows_its_counts_and_no_rate_or_use_of_before(run):
 
 def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_was(run):
     state = json.loads((run / "run.json").read_text())
-    state |= {"state": "running", "wall_s": 100.0, "progress": 0.41, "eta_s": 125.0, "heartbeat": time.time()}
+    state |= {
+        "state": "running",
+        "wall_s": 100.0,
+        "progress": 0.41,
+        "eta_s": 125.0,
+        "eval_final": 5.0,
+        "heartbeat": time.time(),
+    }
     (run / "run.json").write_text(json.dumps(state))
     writer = MetricsWriter(run / "metrics.db")
     for t, value in ((10.0, 1.0), (40.0, 9.0), (90.0, 5.0)):
@@ -631,9 +640,56 @@ def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_w
     with open(run / "run.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = live_api.live_response(run, 0.0, 0, "")["text"]
-    assert (text["progress"], text["since_best"]) == ("41 %, 2:05 left", "1:00")
+        assert (text["progress"], text["since_best"]) == ("41 %, at most 2:05 left", "1:00")
+        assert text["final"] == "5 of 3"
+        (run / "config.toml").write_text("[stop]\nseconds = 300.0\n")
+        assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "41 %, 2:05 left"
+        (run / "config.toml").write_text("[stop]\nseconds = 300.0\ntarget_return = 5.0\n")
+        assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "41 %, at most 2:05 left"
+        (run / "run.json").write_text(json.dumps(state | {"state": "stopping"}))
+        assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "-"
     (run / "run.json").write_text(json.dumps(state | {"state": "finished"}))
     assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "told"),
+    [
+        ("target_return", None, "Ended: the target return was reached. Next: play it (Watch)"),
+        ("interrupt (Ctrl-C)", None, "Ended: it was interrupted. Next"),
+        ("a new reason", None, "Ended: a new reason. Next"),
+        ("failure", "learner died twice", "Ended by a failure: learner died twice Next: read its errors (Logs)."),
+        (None, None, "It did not say why it ended."),
+    ],
+)
+def test_an_ended_run_says_first_why_and_what_to_do_next(run, reason, error, told):
+    fill(run, 20)
+    state = json.loads((run / "run.json").read_text()) | {"exit_reason": reason}
+    (run / "run.json").write_text(json.dumps(state))
+    (run / "summary.json").write_text(json.dumps({"error": error}))
+    assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(told)
+
+
+def test_the_trend_of_a_live_run_names_its_target_and_that_of_an_ended_one_does_not(run):
+    state = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(state | {"state": "running"}))
+    (run / "config.toml").write_text("[stop]\ntarget_return = 400.0\n")
+    writer = MetricsWriter(run / "metrics.db")
+    for k in range(30):
+        writer.evaluation(EvaluationRow(10.0 * k, 1, 1, 1, 0, 10, 10.0 * k + k % 2, 1.0, 9.0))
+    writer.close()
+    with open(run / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = live_api.live_response(run, 0.0, 0, "")["text"]["trend"]
+    assert text.startswith("Over the last 1:30: +60")
+    assert "400 in 1:" in text
+    (run / "run.json").write_text(json.dumps(state))
+    assert "400" not in live_api.live_response(run, 0.0, 0, "")["text"]["trend"]
+
+
+def test_the_picture_of_an_ended_run_has_no_age(run):
+    (run / "live.jpg").write_bytes(b"x")
+    assert live_api.live_response(run, 0.0, 0, "")["text"]["picture"] == "last picture of the run"
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():

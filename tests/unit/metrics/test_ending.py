@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.progress import Ending, ending_of, has_stopped_rising, lowest_slope
+from spreeze.metrics.progress import Ending, ending_of, has_stopped_rising, slope_of, trend_of
 from spreeze.metrics.published import Published
 from spreeze.metrics.store import EvaluationRow
 
@@ -49,7 +49,24 @@ def test_few_evaluations_tell_nothing():
 def test_the_slope_s_interval_is_that_of_least_squares():
     x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 2.0, 1.0, 3.0])
     # Slope 0.8, residuals -0.3, 0.9, -0.9, 0.3: variance 1.8 / 2, over a sum of squares of 5.
-    assert lowest_slope(x, y) == pytest.approx(0.8 - 1.96 * (0.9 / 5.0) ** 0.5)
+    assert slope_of(x, y) == pytest.approx((0.8, 1.96 * (0.9 / 5.0) ** 0.5))
+
+
+def test_the_trend_of_the_last_third_says_when_a_target_is_reached():
+    assert trend_of([]) is None
+    assert trend_of(curve(lambda t: t, until_s=30.0)[:17]) is None, "six evaluations are the fewest"
+    rising = trend_of(curve(lambda t: 2.0 * t, until_s=300.0, noise=1.0))
+    assert abs(rising.per_s - 2.0) < rising.half < 0.05
+    assert rising.level == pytest.approx(600.0, abs=2.0)
+    assert rising.span_s == pytest.approx(100.0, abs=4.0)
+    told = rising.sentence(720.0)
+    assert told.startswith("Over the last 1:38: +120 a minute [+")
+    assert told.endswith("720 in 1:00 to 1:01 at this slope")
+    assert "reach" not in rising.sentence(500.0), "it is above that"
+    flat = trend_of(curve(lambda t: 0.0, until_s=300.0, noise=1.0))
+    assert flat.sentence(5.0).endswith("at the earliest at this slope")
+    falling = trend_of(curve(lambda t: -t, until_s=300.0, noise=1.0))
+    assert falling.sentence(5.0).endswith("5 is not reached at this slope")
 
 
 def test_a_budget_ends_what_a_plateau_does_not():

@@ -26,7 +26,7 @@ from spreeze.modes import assemble, run_mode
 from spreeze.run_directory import SUBDIRECTORIES, RunDir
 from spreeze.runtime import cpu_governor, supervisor
 from spreeze.runtime.assembly import assembled
-from spreeze.runtime.cpu_governor import GovernorLoop
+from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
@@ -447,6 +447,24 @@ class FourSamplers:
     def close(self):
         del self.writers
         self.ring.close()
+
+
+def test_without_a_governor_the_load_of_others_is_measured_once_a_second():
+    class Reader:
+        calls = 0
+
+        def sample(self, pids):
+            self.calls += 1
+            if self.calls == 1:
+                return None
+            return CpuContention(usable_cores=2.0, external_cpu_cores=self.calls / 10, ran={}, wanted={})
+
+    reader, now_s = Reader(), [0.0]
+    watch = LoadWatch(reader, clock=lambda: now_s[0])
+    told = []
+    for now_s[0] in (0.0, 0.5, 1.0, 1.5, 2.0):
+        told.append(watch.update(None, {"learner": 7})["external_cpu_cores"])
+    assert told == [None, None, 0.2, 0.2, 0.3]
 
 
 @pytest.fixture
