@@ -126,7 +126,7 @@ class Chart {
   get zoom() { return this.axis.zoom; }
   set zoom(range) { this.axis.zoom = range; this.axis.touch(); }
 
-  // traces: [{name, colour, x, y, low?, high?, width?, dash?, dots?, faint?}]; null in y is a gap.
+  // traces: [{name, colour, x, y, low?, high?, heat?, width?, dash?, dots?, faint?}]; null in y is a gap.
   show(traces) { this.traces = traces; this.touch(); }
 
   touch() { this.dirty = true; if (this.visible) this.schedule(); }
@@ -150,6 +150,8 @@ class Chart {
   yRange(from, to) {
     this.log = false;
     if (this.zoomY) return this.zoomY;
+    const heat = this.traces.find((trace) => trace.heat)?.heat;
+    if (heat) return [heat.low, heat.low + heat.step * heat.shares[0].length];
     const { log = false, robust = false } = this.options.view?.() ?? {};
     let low = Infinity, high = -Infinity, least = Infinity, most = -Infinity;  // the last two: values that no range leaves out
     const middle = [];
@@ -194,7 +196,7 @@ class Chart {
     pen.save();
     pen.beginPath(); pen.rect(left, top - 2, right - left, bottom - top + 4); pen.clip();
     this.marks(pen, look, atX);
-    for (const trace of this.traces) if (trace.low) this.band(pen, trace, atX, atY);
+    for (const trace of this.traces) if (trace.heat) this.heat(pen, trace, atX, atY); else if (trace.low) this.band(pen, trace, atX, atY);
     const keep = this.options.view?.().smooth ?? 0;
     for (const trace of this.traces) {
       if (!keep || trace.dash || trace.x.length < 3) { this.line(pen, trace, atX, atY); continue; }
@@ -244,6 +246,20 @@ class Chart {
       pen.beginPath(); pen.moveTo(x - 4, bottom + 1); pen.lineTo(x + 4, bottom + 1); pen.lineTo(x, bottom - 6); pen.fill();
     }
     pen.setLineDash([]); pen.globalAlpha = 1;
+  }
+
+  // A histogram at each x: the darker a cell, the more of the numbers are in it.
+  heat(pen, { x, heat, colour }, atX, atY) {
+    const { low, step, shares } = heat, most = Math.max(...shares.flat());
+    pen.fillStyle = this.look.paint(colour);
+    const ends = x.slice(1).map((end, i) => (x[i] + end) / 2), side = x.length > 1 ? (x.at(-1) - x.at(-2)) / 2 : 0.5;
+    ends.unshift(x[0] - (x.length > 1 ? (x[1] - x[0]) / 2 : 0.5)); ends.push(x.at(-1) + side);
+    shares.forEach((column, i) => column.forEach((share, k) => {
+      if (!share) return;
+      pen.globalAlpha = 0.1 + 0.6 * Math.sqrt(share / most);
+      pen.fillRect(atX(ends[i]), atY(low + (k + 1) * step), atX(ends[i + 1]) - atX(ends[i]) + 0.5, atY(low) - atY(low + step));
+    }));
+    pen.globalAlpha = 1;
   }
 
   // Where the interval is unknown the band has no width.

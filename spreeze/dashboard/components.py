@@ -13,7 +13,7 @@ import streamlit as st
 
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import Config, field_of, kind_of
-from spreeze.dashboard import control, live_api
+from spreeze.dashboard import control, episode_api, live_api
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, meaning, row, tail_lines
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
@@ -41,7 +41,7 @@ def show_live(path: Path, page_key: str) -> None:
             "run": name,
             "period_ms": PERIOD_MS,
             "page": page_key,
-            "charts": tuple(live_api.as_json(live_api.lag_unit(parts))),
+            "charts": (*live_api.as_json(live_api.lag_unit(parts)), *episode_api.HISTOGRAMS),
             "colours": live_api.COLOURS,
             "tiles": live_api.tiles(),
             "pipeline": live_api.pipeline(parts),

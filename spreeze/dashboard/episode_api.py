@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from spreeze.metrics.recorded_episodes import (
     KINDS,
     EvaluationKey,
     RecordedEpisode,
-    discounted_returns,
     frames_path,
     is_term,
     kept_evaluations,
     marks_of,
     read_frames,
     read_recording,
+    returns_to_go,
+    step_numbers,
 )
 from spreeze.run_directory import finite_number, is_alive, read_config, read_run
 
@@ -40,8 +42,28 @@ _MOST_FRAME_BYTES = 1_000_000
 """Pictures of one answer."""
 _DRAWERS = 2
 """Processes that draw at a time; a further one ends the oldest."""
+_MOST_COLUMNS, _MOST_NUMBERS, _BINS, _MOST_BINS = 100, 2000, 30, 40
+"""Evaluations of a histogram over time, numbers of each, bins, and those of whole numbers."""
 _COLUMNS = 8
 """Lines of one strip."""
+_OF_STEPS = "Of the env steps in the best, median and worst episode of each evaluation that is kept; line: median."
+_SPREAD = {
+    "value": ("Values", "return", "Values by the critic, Q or V."),
+    "action": ("Actions", "ratio", "Numbers of actions, bounds scaled to -1 .. 1, or else numbers of options."),
+    "advantage": ("Advantages", "return", "The discounted return that came, less the critic's value."),
+}
+HISTOGRAMS = tuple(
+    {
+        "key": f"steps_{name}",
+        "title": title,
+        "unit": unit,
+        "group": "Distributions",
+        "series": (),
+        "help": f"{text} {_OF_STEPS}",
+    }
+    for name, (title, unit, text) in _SPREAD.items()
+)
+"""Charts of the Live page that ``histograms`` fills."""
 _COMMAND = (sys.executable, "-m", "spreeze.workers.episodes.episode_redraw")
 _drawing: dict[Path, subprocess.Popen[bytes]] = {}
 _spare: list[subprocess.Popen[bytes]] = []
@@ -54,6 +76,7 @@ def routes(base: str) -> list[Route]:
         Route(f"{base}/api/episodes", _answering(evaluations)),
         Route(f"{base}/api/episode", _answering(episode)),
         Route(f"{base}/api/episode/frames", frames),
+        Route(f"{base}/api/episode/histograms", _answering(histograms)),
         Route(f"{base}/api/episode/draw", _answering(draw), methods=["POST"]),
         Route(f"{base}/api/episode/warm", _answering(warm), methods=["POST"]),
     ]
@@ -137,6 +160,50 @@ def episode(request: Request) -> dict[str, Any]:
     }
 
 
+def histograms(request: Request) -> dict[str, Any]:
+    """How the numbers of kept episodes spread, evaluation by evaluation: ``HISTOGRAMS`` as columns by their keys.
+
+    ``shares`` [evaluation][bin] begin at ``low``, in bins of ``step``; what lies beyond is in the outermost bins.
+    """
+    path = run_path(request.query_params.get("run", ""), runs_dir())
+    keys, gamma = kept_evaluations(path), _gamma(path)
+    places = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MOST_COLUMNS)).round().astype(int)
+    keys = [keys[place] for place in places]
+    known = [(key.wall_s, _step_numbers(path, key, gamma)) for key in keys]
+    columns = {name: [(t, found[name]) for t, found in known if len(found.get(name, ()))] for name in _SPREAD}
+    return {f"steps_{name}": _histogram(column) for name, column in columns.items() if column}
+
+
+@lru_cache(1024)
+def _step_numbers(path: Path, key: EvaluationKey, gamma: float | None) -> dict[str, np.ndarray]:
+    """At most some thousand numbers of each kind; none of a damaged recording."""
+    with contextlib.suppress(RunError, KeyError, ValueError):
+        found = step_numbers(read_recording(path, key), gamma)
+        return {name: values[:: 1 + len(values) // _MOST_NUMBERS].astype(np.float32) for name, values in found.items()}
+    return {}
+
+
+def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
+    every = np.concatenate([values for _, values in columns])
+    whole = bool((every == every.round()).all()) and 0.0 <= every.min() and every.max() < _MOST_BINS
+    low, high = (every.min() - 0.5, every.max() + 0.5) if whole else np.percentile(every, (0.5, 99.5))
+    bins = round(high - low) if whole else _BINS
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    shares, ends = [], np.linspace(low, high, bins + 1)
+    for _, values in columns:
+        counts = np.histogram(np.clip(values, low, high), ends)[0]
+        shares.append([round(float(count) / len(values), 4) for count in counts])
+    middle = [[_finite(float(value)) for value in np.percentile(values, (50, 5, 95))] for _, values in columns]
+    return {
+        "t": [t for t, _ in columns],
+        **{name: list(column) for name, column in zip(("y", "lo", "hi"), zip(*middle, strict=True), strict=True)},
+        "low": float(low),
+        "step": float(high - low) / bins,
+        "shares": shares,
+    }
+
+
 def _gamma(path: Path) -> float | None:
     """The discount factor of a run's algorithm; None if unknown."""
     found = read_config(path).get(str(read_run(path).get("algo")), {}).get("gamma")
@@ -148,7 +215,7 @@ def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[di
     info = list(zip(_names(facts, "info"), chosen.info.T, strict=False))
     terms = [(name, column) for name, column in info if is_term(name)]
     others = [(name, column) for name, column in info if not is_term(name)]
-    values = [] if gamma is None else [("discounted return that came", discounted_returns(chosen.reward, gamma))]
+    values = [] if gamma is None else [("discounted return that came", returns_to_go(chosen, gamma))]
     values += [("value", chosen.value)] if len(chosen.value) else []
     return [
         strip

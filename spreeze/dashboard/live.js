@@ -329,6 +329,7 @@ class LivePage {
     this.since = news.next; this.seen = news.evals_next; this.scores = news.scores;
     for (const card of changed) if (card === this.returnCard) this.showReturn(); else this.showSeries(card);
     for (const [id, value] of Object.entries(news.text)) for (const node of this.text.get(id) ?? []) if (node.textContent !== value) node.textContent = value;
+    this.histograms(news.evals_next);
     this.tabTitle(news.text.eval_return);
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.note.classList.toggle("sz-problem", news.problem);
@@ -362,6 +363,21 @@ class LivePage {
     this.unit = unit;
     this.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] };
     this.store.clear();
+    this.spread = this.spreadAfter = 0;
+  }
+
+  // How values, actions and advantages of kept episodes spread; asked for after an evaluation, at most every ten seconds.
+  async histograms(count) {
+    if (!count || count === this.spread || performance.now() < (this.spreadAfter ?? 0)) return;
+    this.spreadAfter = performance.now() + 10000;
+    const query = new URLSearchParams({ run: this.data.run });
+    const found = await fetch(`${this.data.base}/api/episode/histograms?${query}`, { signal: this.abort.signal }).then((reply) => reply.json()).catch(() => null);
+    if (this.dead || !found || found.error) return;
+    this.spread = count;
+    for (const [key, { t, y, lo, hi, ...heat }] of Object.entries(found)) {
+      const trace = { name: "median (5 % .. 95 %)", colour: this.data.colours[0], x: t.map((at) => at / this.unit.by), y, low: lo, high: hi, heat };
+      this.chartOf(this.charts.get(key)).show([trace]);
+    }
   }
 
   add(name, points, changed) {

@@ -279,6 +279,41 @@ def discounted_returns(reward: np.ndarray, gamma: float) -> np.ndarray:
     return found
 
 
+def returns_to_go(episode: RecordedEpisode, gamma: float) -> np.ndarray:
+    """The discounted return [T] from each env step on.
+
+    Where the time limit cut the episode, the value of its last env step stands for what would have followed.
+    """
+    reward = episode.reward
+    if not episode.terminated and len(episode.value):
+        reward = np.append(reward[:-1], episode.value[-1])
+    return discounted_returns(reward, gamma)
+
+
+def step_numbers(recording: Recording, gamma: float | None) -> dict[str, np.ndarray]:
+    """What the kept episodes of an evaluation say of their env steps, by name; what is unknown is absent.
+
+    ``action``: all numbers of the actions, those with two finite bounds scaled to -1 .. 1, or else the options.
+    ``value``: the critic's. ``advantage``: the discounted return that came, less the value.
+    """
+    found, facts = dict[str, np.ndarray](), recording.facts
+    actions = np.concatenate([each.action for each in recording.episodes])
+    numbers = [column for column, options in enumerate(facts.get("options") or ()) if not options]
+    if numbers:
+        actions = actions[:, numbers]
+        low, high = np.asarray(facts["bounds"], np.float64).reshape(-1, 2).T[:, : len(numbers)]
+        finite = np.isfinite(high - low) & (high > low)
+        middle, half = np.where(finite, (low + high) / 2, 0.0), np.where(finite, (high - low) / 2, 1.0)
+        actions = (actions - middle) / half
+    found["action"] = actions.reshape(-1)
+    valued = [each for each in recording.episodes if len(each.value)]
+    if valued:
+        found["value"] = np.concatenate([each.value for each in valued])
+        if gamma is not None:
+            found["advantage"] = np.concatenate([returns_to_go(each, gamma) - each.value for each in valued])
+    return {name: values[np.isfinite(values)] for name, values in found.items()}
+
+
 def start_return(reward: np.ndarray, gamma: float, last_value: float | None) -> float:
     """The discounted return of a whole episode.
 
@@ -314,7 +349,7 @@ def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | 
     marks += _action_marks(episode, facts)
     marks += _reward_marks(episode, facts)
     if gamma is not None and len(episode.value):
-        came = discounted_returns(episode.reward, gamma)[0]
+        came = returns_to_go(episode, gamma)[0]
         value = float(episode.value[0])
         much = "about right"
         if abs(value - came) > max(0.1 * abs(came), 1e-3):

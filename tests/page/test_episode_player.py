@@ -55,7 +55,7 @@ def ask(route, **query):
     return reply if reply.media_type != "application/json" else json.loads(reply.body)
 
 
-EVALUATIONS, EPISODE, FRAMES, DRAW, WARM = (route.endpoint for route in episode_api.routes(""))
+EVALUATIONS, EPISODE, FRAMES, HISTOGRAMS, DRAW, WARM = (route.endpoint for route in episode_api.routes(""))
 
 
 def test_the_numbers_of_an_episode_come_in_strips_with_sentences(run):
@@ -72,6 +72,20 @@ def test_the_numbers_of_an_episode_come_in_strips_with_sentences(run):
     assert [len(line["y"]) for line in strips["Observation"]["lines"]] == [201] * 3
     texts = [mark["text"] for mark in found["marks"]]
     assert texts[:2] == ["ran to the time limit of 200 steps", "action 0 at its bound 100 % of the time"]
+
+
+def test_actions_of_kept_episodes_are_histograms_over_time(run):
+    found = ask(HISTOGRAMS, run="r1")
+    assert list(found) == ["steps_action"], "nobody published values"
+    chart = found["steps_action"]
+    assert chart["t"] == [20.0]
+    assert chart["y"] == chart["lo"] == chart["hi"] == [1.0], "always the largest torque"
+    assert chart["shares"] == [[1.0]]
+    spread = episode_api._histogram([(1.0, np.linspace(-1.0, 1.0, 1000)), (2.0, np.array([5.0, 0.25]))])
+    assert (len(spread["shares"][0]), spread["low"]) == (30, pytest.approx(-0.99, abs=0.01))
+    assert [round(sum(shares), 2) for shares in spread["shares"]] == [1.0, 1.0], "what lies beyond is in the last bin"
+    options = episode_api._histogram([(1.0, np.array([0.0, 2.0, 2.0, 1.0]))])
+    assert (options["low"], options["step"], options["shares"]) == (-0.5, 1.0, [[0.25, 0.25, 0.5]])
 
 
 @pytest.mark.parametrize(

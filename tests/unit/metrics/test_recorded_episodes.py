@@ -23,7 +23,9 @@ from spreeze.metrics.recorded_episodes import (
     packed,
     read_frames,
     read_recording,
+    returns_to_go,
     start_return,
+    step_numbers,
 )
 
 KEY = EvaluationKey(12.345, 2000, 100, 1)
@@ -178,3 +180,32 @@ def test_a_number_is_at_its_bound_within_a_hundredth_of_its_range():
     assert at_bound(action, [[-1.0, 1.0], [0.0, 10.0]]).tolist() == [
         [True, False], [True, False], [False, True], [True, True]]  # fmt: skip
     assert not at_bound(action, [[-1.0, 1.0], [0.0, np.inf]])[:, 1].any()
+
+
+def test_after_the_time_limit_the_last_value_stands_for_what_would_have_followed():
+    value = np.full(3, 2.0, np.float32)
+    ended, cut = episode(value=value), episode(value=value, terminated=False)
+    assert returns_to_go(ended, 0.5).tolist() == [1.75, 1.5, 1.0]
+    assert returns_to_go(cut, 0.5).tolist() == [2.0, 2.0, 2.0], "rewards of 1 for ever are worth 2"
+    assert returns_to_go(episode(terminated=False), 0.5).tolist() == [1.75, 1.5, 1.0], "no value is known"
+    told = {mark.text for mark in marks_of(cut, {}, 0.5)}
+    assert "value at the start 2, discounted return that came 2: about right" in told
+
+
+def test_the_numbers_of_steps_are_scaled_actions_values_and_advantages():
+    one = episode(value=np.array([2.0, 2.0, np.nan], np.float32), action=np.array([[3.0], [4.0], [5.0]], np.float32))
+    facts = {"options": [0], "bounds": [[3.0, 5.0]]}
+    found = step_numbers(Recording(key=KEY, facts=facts, episodes=(one,)), 0.5)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "action": [-1.0, 0.0, 1.0], "value": [2.0, 2.0], "advantage": [-0.25, -0.5]
+    }  # fmt: skip
+    facts = {"options": [0, 3], "bounds": [[-np.inf, 1.0]]}
+    both = episode(action=np.array([[9.0, 2.0]] * 3, np.float32))
+    assert step_numbers(Recording(key=KEY, facts=facts, episodes=(both,)), None)["action"].tolist() == [9.0] * 3
+    options = episode(action=np.array([[2.0], [0.0], [1.0]], np.float32))
+    facts = {"options": [3], "bounds": []}
+    assert step_numbers(Recording(key=KEY, facts=facts, episodes=(options,)), None)["action"].tolist() == [
+        2.0,
+        0.0,
+        1.0,
+    ]
