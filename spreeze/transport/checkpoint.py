@@ -30,6 +30,7 @@ from spreeze.transport.weights import Arrays
 FORMAT_VERSION = 1
 _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")
 _TENSORS, STATE, _REPLAY, _MANIFEST = "tensors.safetensors", "state.json", "replay.safetensors", "MANIFEST.json"
+_EPOCH, _MAX_EPOCH_BYTES = "EPOCH", 20
 _MAX_BYTES = 1 << 36
 _MAX_MANIFEST_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 20  # for the small files of a checkpoint
@@ -55,6 +56,22 @@ class CheckpointStore:
     def __init__(self, directory: Path, on_progress: Callable[[int], None] = lambda left_bytes: None) -> None:
         """``on_progress`` gets the number of bytes left to write and check, at least once for every piece of a save."""
         self.directory, self._progress = Path(directory), on_progress
+
+    def new_epoch(self, newest: int = 0) -> int:
+        """Counts a start of the learner: above ``newest``, and above each epoch before, whatever was lost since.
+
+        Weights are not synced: after a power loss or with a damaged file an epoch may have left neither these nor a
+        checkpoint. So its number is on the disk before it is used.
+        """
+        noted = 0
+        with contextlib.suppress(OSError, ValueError):
+            noted = int(files.read_bytes(self.directory / _EPOCH, _MAX_EPOCH_BYTES))
+        named = (int(path.name.split("-")[1]) for path in self.paths())
+        epoch = 1 + max(newest, noted, *named)
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            files.replace_bytes(self.directory / _EPOCH, b"%d\n" % epoch, durable=True)
+        return epoch
 
     def save(
         self,

@@ -168,7 +168,7 @@ class Learner:
         context, feed = self._context, self._feed
         context.send("started", device=resolve_device(self._job.learner.device))
         latest, checkpoint = self._weights.read_latest(None), self._checkpoints.load_latest()
-        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        self._epoch = self._checkpoints.new_epoch(latest.epoch if latest else 0)
         for damage in checkpoint.skipped if checkpoint else ():
             context.event("warning", f"checkpoint ignored: {damage}")
         feed.restore(checkpoint, self._epoch)

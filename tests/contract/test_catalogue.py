@@ -138,6 +138,7 @@ CATALOGUE = {
     30: Row("power loss: unsynced data gone, renames kept", (
         "crash_points::test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads",
         "crash_points::test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before",
+        "crash_points::test_f30_no_power_loss_gives_two_starts_of_the_learner_one_epoch",
         "resume_checks::test_settings_that_were_cut_anywhere_are_refused",
         "resume_checks::test_without_run_json_the_counters_come_from_the_checkpoint"), stub=True),
     31: Row("truncated, flipped or empty weights file", (

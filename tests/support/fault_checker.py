@@ -29,10 +29,13 @@ VERSIONS, TORN, TWICE, COUNTERS, CHECKPOINTS, LEFT, HEARTBEAT, TOLD = INVARIANTS
 _COUNTED = ("env_steps", "episodes", "env_errors", "transitions_rejected")
 _NEWEST_ROWS = 2000
 """Rows of each shard that are compared with each other: more than come between two looks."""
+_ROWS_S = 0.3
+"""Rows are looked at so often; whatever is wrong with one stays to be seen."""
 _CHECKSUMS = 200
 """Of those rows, so many have their checksum computed each time."""
 ENVS = 4
 """Environments of each sampler."""
+_RUN_JSON = "run.json"
 RESTED = ("visualizer",)
 """Workers that may rest or end while a run goes on."""
 ENDED = "(ended|exited|terminated|silent|was)"
@@ -53,6 +56,8 @@ class Checker:
         self._rng = np.random.default_rng(0)
         self._version = (0, 0)
         self._counters: dict[str, float] = {}
+        self._beats: dict[str, tuple[float, float]] = {}
+        self._rows_s = 0.0
 
     def found(self, invariant: str, what: str) -> None:
         """Notes a violation."""
@@ -60,7 +65,7 @@ class Checker:
 
     def begin(self, run: AttachedRun) -> None:
         """Looks at a session that has begun."""
-        self._run, self._counters = run, {}
+        self._run, self._counters, self._beats = run, {}, {}
         self._first_counters, self._fields = self._read_counters(), set(read_run(run.path))
 
     def look(self) -> None:
@@ -68,7 +73,11 @@ class Checker:
         self.see_version(self._run.version())
         self.see_counters(self._read_counters())
         self.see_checkpoints(CheckpointStore(self._run.path / "checkpoints").paths())
-        ring = self._run.ring
+        now_s = time.monotonic()
+        self.see_beats(self.beats(), now_s)
+        if now_s - self._rows_s < _ROWS_S:
+            return
+        self._rows_s, ring = now_s, self._run.ring
         rows, logical = map(
             np.concatenate, zip(*(newest_rows(ring, s) for s in range(ring.spec.num_shards)), strict=True)
         )
@@ -125,21 +134,32 @@ class Checker:
             self.found(TWICE, f"{again} of {len(rows)} rows")
 
     def beats(self) -> dict[str, float]:
-        """What has to change while a run goes on: heartbeats, rows, updates, and the time in ``run.json``."""
-        run = self._run
+        """What has to change while a run goes on: heartbeats, rows, updates, and the time in a whole ``run.json``."""
+        run, told = self._run, read_run(self._run.path)
         found = {
             name: float(run.status.control(row)[words.HEARTBEAT])
             for name, row in run.rows.items()
             if name not in RESTED
         }
         updates = run.status.named_slots(run.rows["learner"], "learner")["updates"]
-        return found | {"rows": float(run.ring.total_committed()), "updates": updates,
-                        "run.json": float(read_run(run.path).get("heartbeat") or 0.0)}  # fmt: skip
+        written = float(told.get("heartbeat") or 0.0) if self._fields <= set(told) else 0.0
+        return found | {"rows": float(run.ring.total_committed()), "updates": updates, _RUN_JSON: written}
 
-    def see_progress(self) -> None:
-        """Waits until every worker is there, beats, collects and learns."""
+    def see_beats(self, beats: dict[str, float], now_s: float) -> None:
+        """Takes a reading of what has to change; whoever does not for ``LIMIT_S`` is hung."""
+        for name, value in beats.items():
+            before, since_s = self._beats.get(name, (None, now_s))
+            if value == before and now_s - since_s > LIMIT_S:
+                self.found(HEARTBEAT, f"nothing of {name} for {now_s - since_s:.0f} s")
+            elif value == before:
+                continue
+            self._beats[name] = value, now_s
+
+    def see_progress(self, *, written: bool = False) -> None:
+        """Waits until every worker is there, beats, collects and learns, and ``run.json`` is ``written``."""
         before, end_s = self.beats(), time.monotonic() + LIMIT_S
         waited_for = {name for name in (*self._run.rows, *before) if name not in RESTED}
+        waited_for -= set() if written else {_RUN_JSON}  # takes seconds: ``look`` sees it, too
         while waited_for:
             workers, now = self._run.workers(), self.beats()
             waited_for -= {
@@ -154,8 +174,6 @@ class Checker:
                 self.found(HEARTBEAT, f"after {LIMIT_S:.0f} s nothing of {sorted(waited_for)}")
                 return
             time.sleep(0.05)
-        if lost := self._fields - set(read_run(self._run.path)):
-            self.found(TOLD, f"run.json has no {sorted(lost)} any more")
 
     def see_end(self, code: int, deaths: int, refused: int) -> None:
         """Checks what a session that was stopped leaves, after so many faults that kill and that spoil a transition."""

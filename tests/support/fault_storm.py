@@ -40,7 +40,7 @@ KINDS = {
 """Kind of fault -> how often it comes, of 27."""
 LEFT_OUT = "partition"
 SAMPLERS = 2
-_ROUND = 25
+_ROUND = 50
 """Faults after which a session is stopped in order, its summary checked, and the run resumed."""
 _DISK_BYTES = 350_000_000
 _MARK = "SPREEZE_STRESS_RUN"
@@ -53,7 +53,7 @@ _VICTIMS = {
 _CORRUPTED = ("checkpoint", "weights", "LATEST.json", "metrics.db", "eval.csv", "run.json")
 _COMMAND = [
     "--env", STRUCK_ID, "--import", "fault_envs", "--samplers", str(SAMPLERS), "--envs-per-sampler", str(ENVS),
-    "--samples-per-insert", ":", "--batch-size", "32", "--replay-capacity", "50000", "--no-governor", "--seconds", "0",
+    "--samples-per-insert", ":4", "--batch-size", "32", "--replay-capacity", "50000", "--no-governor", "--seconds", "0",
     "--set", "replay.learning_starts=500", "--set", "sac.hidden_sizes=[16,16]", "--set", "evaluation.episodes=2",
     "--set", "learner.checkpoint_interval_s=1", "--set", "learner.publish_interval_s=0.2",
     "--set", "sampling.step_deadline_s=3", "--set", "sampling.memory_limit_bytes=350000000",
@@ -86,12 +86,15 @@ def history(seed: int, faults: int, kinds: Sequence[str] = tuple(KINDS)) -> list
         if kind == "two":
             both = tuple(fault(one) for one in dice.sample(single, 2))
         victim = dice.choice(_CORRUPTED if kind == "corrupt" else _VICTIMS.get(kind, ("",)))
-        settles = kind in ("power", "two") or dice.random() < 0.6
-        return Fault(kind, victim, dice.random(), dice.uniform(0.0, 1.0), settles, both)
+        settles = dice.random() < 0.2
+        return Fault(kind, victim, dice.random(), dice.uniform(0.0, 0.6), settles, both)
 
-    first = dice.sample(list(kinds), len(kinds))
-    later = dice.choices(list(kinds), [KINDS[kind] for kind in kinds], k=max(0, faults - len(first)))
-    return [fault(kind) for kind in (first + later)[:faults]]
+    drawn = dice.sample(list(kinds), len(kinds))
+    while len(drawn) < faults:
+        waits = {kind for kind in drawn[-4:] if _place(Fault(kind)) == kind}  # a second one would wait for the first
+        allowed = [kind for kind in kinds if kind not in waits] or list(kinds)
+        drawn += dice.choices(allowed, [KINDS[kind] for kind in allowed])
+    return [fault(kind) for kind in drawn[:faults]]
 
 
 def shrunk(failing: list[Fault], fails: Callable[[list[Fault]], bool]) -> list[Fault]:
@@ -133,6 +136,7 @@ class _Pending:
     over: Callable[[], bool | None]
     """True once it was told, or once its time has passed."""
     end: Callable[[], None] = lambda: None
+    since_s: float = field(default_factory=time.monotonic)
 
 
 class Storm:
@@ -159,7 +163,7 @@ class Storm:
                     self._calm(fault.wait_s)
                     self._throw(fault, report)
                     if fault.settles or fault is faults[-1]:
-                        self._settle()
+                        self._heal()
                     if (number + 1) % _ROUND == 0:
                         self._stop_run()
                 self._stop_run()
@@ -210,39 +214,47 @@ class Storm:
             self._checker.found("counters never fall", f"updates {updates:.0f} after a checkpoint of {saved}")
 
     def _calm(self, seconds: float) -> None:
+        """Looks for so long, and ends each fault that is over."""
         end_s = time.monotonic() + seconds
         while True:
             self._checker.look()
+            self._end_what_is_over()
             if time.monotonic() >= end_s:
                 return
-            time.sleep(0.1)
+            time.sleep(0.05)
+
+    def _end_what_is_over(self) -> None:
+        run, now_s = self._run, time.monotonic()
+        assert run is not None
+        for place, fault in list(self._pending.items()):
+            over = fault.over()
+            if not over and now_s - fault.since_s > LIMIT_S:
+                self._checker.found(TOLD, f"nothing of {fault.what}: {run.output()[-1500:]}")
+                over = True
+            if over:
+                self._pending.pop(place).end()
 
     def _throw(self, fault: Fault, report: Report) -> None:
         for one in fault.both or (fault,):
-            if one.kind in self._pending:  # one of a kind at a time
-                self._settle()
+            self._settle("" if one.kind == "power" else _place(one))
         for one in fault.both or (fault,):
-            if one.kind == "power":
-                self._settle()
             getattr(self, f"_{one.kind}")(one)
             report.thrown[one.kind] += 1
         report.thrown["two"] += bool(fault.both)
 
-    def _settle(self) -> None:
+    def _settle(self, place: str = "") -> None:
+        """Until the fault at that place, or each one, is told and over."""
+        run = self._run
+        while run is not None and run.process.poll() is None and (place in self._pending if place else self._pending):
+            self._calm(0.0)
+            time.sleep(0.05)
+
+    def _heal(self, *, written: bool = False) -> None:
         """Until all faults are told and over, and the run is whole again."""
-        if self._run is None:
-            return
-        end_s = time.monotonic() + LIMIT_S
-        while self._pending and self._run.process.poll() is None:
-            for kind in [kind for kind, fault in self._pending.items() if fault.over()]:
-                self._pending.pop(kind).end()
-            if time.monotonic() > end_s:
-                for fault in self._pending.values():
-                    self._checker.found(TOLD, f"nothing of {fault.what}: {self._run.output()[-1500:]}")
-                break
-            self._calm(0.05)
-        self._end_pending()
-        self._checker.see_progress()
+        if self._run is not None:
+            self._settle()
+            self._end_pending()
+            self._checker.see_progress(written=written)
 
     def _end_pending(self) -> None:
         for fault in self._pending.values():
@@ -252,7 +264,7 @@ class Storm:
     def _stop_run(self) -> None:
         if self._run is None:
             return
-        self._settle()
+        self._heal(written=True)
         self._checker.see_end(self._run.stop(), len(self._dead), self._refused)
         if left := list(self._scratch.iterdir()):
             self._checker.found("nothing is left over", f"scratch files {left}")
@@ -263,18 +275,26 @@ class Storm:
             self._run.__exit__()
             self._run = None
         for pid in marked(_MARK, self._name):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
 
     def _pid(self, name: str) -> int:
         run = self._run
         assert run is not None
         if name == "supervisor":
             return run.process.pid
-        if name not in run.workers():
-            self._settle()
-            run.wait(lambda: name in run.workers(), LIMIT_S, f"{name} to be back")
-        return run.workers()[name]
+        end_s = time.monotonic() + LIMIT_S
+        while (pid := run.workers().get(name)) is None:
+            if time.monotonic() > end_s or run.process.poll() is not None:
+                raise SpreezeError(f"waited in vain for {name} to be back: {run.last_output()}")
+            self._calm(0.05)
+        return pid
+
+    def _aim(self, name: str) -> tuple[int, Callable[[], bool]]:
+        """Id of a worker, and a condition: its end is told from now on."""
+        while True:
+            pid, told = self._pid(name), self._says(f"{name} {ENDED}")
+            if self._pid(name) == pid:  # else it ended, and was told of, in between
+                return pid, told
 
     def _says(self, pattern: str) -> Callable[[], bool]:
         """A condition: the run's output tells this, from now on."""
@@ -286,33 +306,38 @@ class Storm:
     # Each kind of fault.
 
     def _kill(self, fault: Fault) -> None:
-        pid, told = self._pid(fault.victim), self._says(f"{fault.victim} {ENDED}")
-        os.kill(pid, signal.SIGKILL)
+        pid, told = self._aim(fault.victim)
+        _send(pid, signal.SIGKILL)
         self._dead.add(pid)
-        self._pending["kill"] = _Pending(f"a kill of {fault.victim}", told)
+        self._pending[_place(fault)] = _Pending(f"a kill of {fault.victim}", told)
 
     def _stop(self, fault: Fault) -> None:
         """Stopped beyond the deadline of a step a sampler is replaced; all others go on."""
-        run, pid, told = self._run, self._pid(fault.victim), self._says(f"{fault.victim} {ENDED}")
+        run, (pid, told) = self._run, self._aim(fault.victim)
         assert run is not None
         end_s = time.monotonic() + 0.2 + 2.0 * fault.size
-        os.kill(pid, signal.SIGSTOP)
+        _send(pid, signal.SIGSTOP)
+        with contextlib.suppress(psutil.Error):
+            while psutil.Process(pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING):
+                time.sleep(0.001)  # its phase is the last one only then
         steps = fault.victim in _SAMPLERS and run.status.control(run.rows[fault.victim])[words.PHASE] == Phase.STEP
         long = steps and fault.size > 0.5
         if long:
             self._dead.add(pid)
 
-        def go_on() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
         over = told if long else lambda: time.monotonic() > end_s
-        self._pending["stop"] = _Pending(f"a stop of {fault.victim}", over, go_on)
+        what = f"a stop of {fault.victim}"
+        self._pending[_place(fault)] = _Pending(what, over, lambda: _send(pid, signal.SIGCONT))
 
     def _disk_full(self, fault: Fault) -> None:
         told = self._says("publishing weights failed|writing the checkpoint failed")
         if self._disk and fault.size < 0.5:
-            self._pending["disk_full"] = _Pending("a full disk", told, fill(self._runs).unlink)
+            filler = fill(self._runs)
+            self._pending["disk_full"] = _Pending(
+                "a full disk",
+                lambda: told() or fill(self._runs) is None,  # what was removed meanwhile has left room
+                filler.unlink,
+            )
             return
         most_bytes = int(500 * fault.size)
         self._pending["disk_full"] = _Pending(
@@ -322,10 +347,8 @@ class Storm:
         )
 
     def _limit_files(self, size_bytes: int) -> None:
-        """Longest file that a process of the run can write; not the supervisor, whose output is a file, too."""
-        for pid in marked(_MARK, self._name):
-            if self._run is None or pid == self._run.process.pid:
-                continue
+        """Longest file that a worker can write; not the supervisor, whose output is a file, too."""
+        for pid in self._run.workers().values() if self._run else ():
             with contextlib.suppress(psutil.Error, OSError):
                 psutil.Process(pid).rlimit(resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
 
@@ -334,22 +357,24 @@ class Storm:
         self._page[CLOCK_S] = (2.0 * fault.size - 1.0) * 86_400.0
 
     def _memory(self, fault: Fault) -> None:
-        pid = self._pid(fault.victim)
+        pid, told = self._aim(fault.victim)
         if fault.victim in _SAMPLERS:
             self._page[LEAK_PID] = pid
             self._dead.add(pid)
-            told = self._says(f"{fault.victim} {ENDED}")
             self._pending["memory"] = _Pending(f"{fault.victim} above its limit of memory", told, self._zero(LEAK_PID))
             return
-        end_s, process = time.monotonic() + 0.5 + fault.size, psutil.Process(pid)
-        with contextlib.suppress(psutil.Error):
-            process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms + 2**20, resource.RLIM_INFINITY))
+        end_s = time.monotonic() + 0.5 + fault.size
 
-        def lift() -> None:
+        def limit(more_bytes: int | None) -> None:
             with contextlib.suppress(psutil.Error):
-                process.rlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                process = psutil.Process(pid)
+                most = resource.RLIM_INFINITY if more_bytes is None else process.memory_info().vms + more_bytes
+                process.rlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
-        self._pending["memory"] = _Pending(f"no memory for {fault.victim}", lambda: time.monotonic() > end_s, lift)
+        limit(2**20)
+        self._pending["memory"] = _Pending(
+            f"no memory for {fault.victim}", lambda: time.monotonic() > end_s, lambda: limit(None)
+        )
 
     def _slow_disk(self, fault: Fault) -> None:
         self._page[SLOW_S] = 0.5 * fault.size
@@ -364,8 +389,7 @@ class Storm:
         run = self._run
         assert run is not None
         for pid in (*marked(_MARK, self._name), run.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
         run.process.wait()
         self._checker.see_nothing_left()
         self._leave()
@@ -395,7 +419,7 @@ class Storm:
         self._pending["nan"] = _Pending(f"NaN in {fault.victim}", over, end)
 
     def _hang(self, fault: Fault) -> None:
-        pid, told = self._pid(fault.victim), self._says(f"{fault.victim} {ENDED}")
+        pid, told = self._aim(fault.victim)
         self._page[HANG_PID] = pid
         self._dead.add(pid)
         self._pending["hang"] = _Pending(f"a hang of {fault.victim}", told, self._zero(HANG_PID))
@@ -417,7 +441,7 @@ class Storm:
     def _corrupt_checkpoint(self, dice: random.Random) -> None:
         run, pid = self._run, self._pid("learner")
         assert run is not None
-        os.kill(pid, signal.SIGSTOP)
+        _send(pid, signal.SIGSTOP)
         whole = [
             path for path in CheckpointStore(run.path / "checkpoints").paths() if path not in self._checker.spoiled
         ]
@@ -426,11 +450,21 @@ class Storm:
             self._checker.spoiled.add(whole[-1])
             _damage(dice.choice(sorted(whole[-1].iterdir())), dice, always=True)
             told = self._says("checkpoint ignored: " + re.escape(whole[-1].name))
-            self._pending["corrupt"] = _Pending(f"a damaged {whole[-1].name}", told)
+            self._pending["corrupt checkpoint"] = _Pending(f"a damaged {whole[-1].name}", told)
             self._dead.add(pid)
-            os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
         else:
-            os.kill(pid, signal.SIGCONT)
+            _send(pid, signal.SIGCONT)
+
+
+def _place(fault: Fault) -> str:
+    """What one fault at a time can have: a worker to kill or to stop, else its kind."""
+    return f"{fault.kind} {fault.victim}" if fault.kind in ("kill", "stop", "corrupt", "clock") else fault.kind
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _damage(path: Path, dice: random.Random, *, always: bool = False) -> None:

@@ -294,9 +294,9 @@ def small_disk(folder, size_bytes):
 
 
 def fill(folder):
-    """Leaves no byte on a small disk; returns the file that does."""
+    """Leaves no byte on a small disk, again if it is called again; returns the file that does."""
     path, piece = folder / "filler", 2**20
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "ab", buffering=0) as file:
         while piece:
             try:
                 file.write(bytes(piece))

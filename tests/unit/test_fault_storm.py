@@ -1,14 +1,21 @@
 """The storm's own parts: histories, how they shrink, what the checker finds, what a power loss leaves."""
 
+import contextlib
 import random
+import resource
+import subprocess
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from fault_checker import (
     CHECKPOINTS,
     COUNTERS,
+    HEARTBEAT,
     INVARIANTS,
     LEFT,
+    TOLD,
     TORN,
     TWICE,
     VERSIONS,
@@ -18,7 +25,8 @@ from fault_checker import (
 )
 from fault_envs import NUMBER_UNIT
 from fault_page import CLOCK_S, open_page, synced_files
-from fault_storm import KINDS, LEFT_OUT, Fault, history, shrunk
+from fault_storm import KINDS, LEFT_OUT, Fault, Storm, history, shrunk
+from long_form import LIMIT_S
 from rings import ring_of
 
 from spreeze.transport.checkpoint import CheckpointStore
@@ -89,6 +97,12 @@ def test_the_checker_finds_versions_and_counters_that_fall(checker):
     assert checker.violations == [(VERSIONS, "(2, 0) -> (1, 9)"), (COUNTERS, "env_steps of sampler-0: 5 -> 4")]
 
 
+def test_the_checker_finds_who_does_nothing_for_too_long(checker):
+    for now_s in (0.0, LIMIT_S, 1.5 * LIMIT_S):
+        checker.see_beats({"learner": 7.0, "evaluator": now_s}, now_s)
+    assert checker.violations == [(HEARTBEAT, f"nothing of learner for {1.5 * LIMIT_S:.0f} s")]
+
+
 def test_the_checker_finds_a_checkpoint_that_does_not_verify_unless_a_fault_has_spoiled_it(checker, tmp_path):
     store = CheckpointStore(tmp_path)
     for updates in (1, 2, 3):
@@ -134,3 +148,46 @@ def test_processes_see_faults_of_the_page_at_once(tmp_path):
     mine[CLOCK_S] = -3600.0
     assert theirs[CLOCK_S] == -3600.0
     assert open_page()[CLOCK_S] == 0.0, "without a file there is no fault"
+
+
+@pytest.fixture
+def storm(tmp_path):
+    """A storm over no run, whose output and workers are ``said`` and ``started``."""
+    storm = Storm(tmp_path)
+    storm.said, storm.started = [], {}
+    storm._run = SimpleNamespace(output=lambda: "".join(storm.said), workers=lambda: storm.started)
+    storm._checker, storm._pending, storm._disk = Checker(("SPREEZE_STRESS_RUN", "none has this")), {}, False
+    return storm
+
+
+def _longest_file(process):
+    return psutil.Process(process.pid).rlimit(resource.RLIMIT_FSIZE)[0]
+
+
+def test_a_limit_of_files_meets_workers_that_begin_while_it_lasts_and_is_lifted_once_it_was_told(storm):
+    with contextlib.ExitStack() as stack:
+        for name in ("learner", "evaluator"):
+            storm.started[name] = worker = stack.enter_context(subprocess.Popen(["sleep", "1000"]))
+            stack.callback(worker.kill)
+        learner, evaluator = storm.started.values()
+        storm.started = {"learner": learner.pid}
+        storm._disk_full(Fault("disk_full", size=0.9))
+        storm._end_what_is_over()
+        assert _longest_file(learner) == 450
+        storm.started = {"evaluator": evaluator.pid}
+        storm._end_what_is_over()
+        assert _longest_file(evaluator) == 450
+        storm.said.append("warning: learner: publishing weights failed; no space")
+        storm._end_what_is_over()
+        assert _longest_file(evaluator) == resource.RLIM_INFINITY
+    assert storm._pending == {}
+    assert storm._checker.violations == []
+
+
+def test_a_fault_that_nobody_tells_is_found_and_ended(storm):
+    storm._disk_full(Fault("disk_full", size=0.9))
+    storm._pending["disk_full"].since_s -= 1.1 * LIMIT_S
+    storm._end_what_is_over()
+    ((name, text),) = storm._checker.violations
+    assert (name, text) == (TOLD, "nothing of files that cannot grow: ")
+    assert storm._pending == {}

@@ -240,3 +240,14 @@ def test_the_one_nearest_to_the_best_policy_is_kept_beside_the_newest(store):
     save(store, 70, keep=2, best=59)  # a later policy is the best one
     assert [int(path.name[-2:]) for path in store.paths()] == [60, 70]
     assert CheckpointStore(store.directory / "none").nearest(1) is None
+
+
+def test_each_start_of_the_learner_has_an_epoch_of_its_own_also_where_its_files_are_damaged(store):
+    assert [store.new_epoch() for _ in range(3)] == [1, 2, 3], "of these, nothing else was written"
+    assert store.new_epoch(newest=7) == 8
+    for damage in (b"", b"eight", b"-3", bytes(100)):
+        (store.directory / "EPOCH").write_bytes(damage)
+        assert store.new_epoch(newest=8) == 9
+    store.save({"w": np.ones(2)}, {}, epoch=12, updates=1)
+    (store.paths()[0] / "MANIFEST.json").write_bytes(b"")
+    assert store.new_epoch() == 13, "a checkpoint that does not verify has used its epoch"

@@ -254,6 +254,20 @@ def test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads(tm
     assert min(loaded.values()) > 0
 
 
+def test_f30_no_power_loss_gives_two_starts_of_the_learner_one_epoch(tmp_path, monkeypatch):
+    root, before = tmp_path / "disk", tmp_path / "before"
+    CheckpointStore(root / "checkpoints").new_epoch()
+    shutil.copytree(root, before)
+    disk = Disk(root)
+    with monkeypatch.context() as patch:
+        disk.install(patch)
+        assert CheckpointStore(root / "checkpoints").new_epoch() == 2
+    for number in range(50):
+        _after_power_loss(disk, before, root, tmp_path / "after", len(disk.log), random.Random(number))
+        assert CheckpointStore(tmp_path / "after" / "checkpoints").new_epoch() == 3
+        shutil.rmtree(tmp_path / "after")
+
+
 @pytest.mark.slow
 def test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before(tmp_path, monkeypatch):
     root, before = tmp_path / "disk", tmp_path / "before"
