@@ -40,6 +40,7 @@ from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
+from spreeze.metrics.tuning_record import ALGORITHMS
 from spreeze.run_directory import (
     LAUNCHES,
     find_live_run,
@@ -62,6 +63,7 @@ from spreeze.run_directory import (
 from spreeze.types import PolicyFormat
 
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
+_COUNTS = ("stop.env_steps", "stop.updates")
 _VERB_S = 120.0
 _MOST_COMPLAINT = 300
 FORCE_AFTER_S = 30.0
@@ -87,6 +89,8 @@ class Request:
     env_id: str
     mode: str = DECLARED[0].name
     algo: str = RunConfig.algo
+    compares: bool = False
+    """The command chooses: algorithms that fit learn the task in turn, and the best goes on."""
     seed: int = RunConfig.seed
     auto: bool = True
     fresh: bool = False
@@ -113,6 +117,12 @@ class Request:
         for text in self.args:
             if not text.partition("=")[0].isidentifier() or "=" not in text:
                 raise ConfigError(f"argument {clean(text, 80)!r}: expected KEY=VALUE, such as push=2.0")
+        counted = [name for name in _COUNTS if self.settings.get(name) is not None]
+        if self.compares and (self.profile or counted or not self.auto):
+            raise ConfigError(
+                f"algorithms are compared by time, with Autotune: choose an algorithm, or leave out "
+                f"{' and '.join(counted) or 'the profile'}"
+            )
         data_flow = self.config.data_flow
         if self.auto and not data_flow.tunable:
             raise ConfigError(f"mode {self.mode} has nothing to tune for {self.algo}: switch off Autotune")
@@ -190,6 +200,8 @@ def task_flags(request: Request) -> list[str]:
     """Flags that ``train`` and ``sweep`` share."""
     module = request.import_module or imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
+    if request.compares:
+        return found
     found += ["--profile", request.profile] if request.profile else []
     found += ["--mode", request.mode] if request.profile or request.mode != DECLARED[0].name else []
     return [*found, "--algo", request.algo]
@@ -244,7 +256,8 @@ def start(request: Request, folder: Path) -> str:
     """
     with one_at_a_time(folder):
         _check_none_alive(folder)
-        name = next(free_names(folder, new_name(request.env_id, request.algo, request.seed)))
+        algo = "compare" if request.compares else request.algo
+        name = next(free_names(folder, new_name(request.env_id, algo, request.seed)))
         _launch([*arguments(request), "--runs-dir", str(folder), "--name", name], folder, name)
         return name
 
@@ -317,6 +330,8 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
         return None
     if not alive and (record.parents[1] / f"{record.stem}.sweep.json").is_file():  # a sweep that has begun
         return None
+    if not alive and any(record.parents[1].glob(f"{record.stem}-*/{ALGORITHMS}")):  # the best candidate was its run
+        return None
     run = read_run(record.parents[1] / record.stem)
     heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
     if boot is not None and all(run.get(name) == found.get(name) for name in ("pid", "start_ticks", "boot_id")):
@@ -338,6 +353,14 @@ def stop(name: str, folder: Path) -> None:
             os.kill(waiting.pid, signal.SIGINT)
         return
     steer(name, folder, "stop")
+
+
+def comparing(folder: Path, live: str | None) -> Launch | None:
+    """The launch whose candidates learn in turn, of which ``live`` is one; None once the best goes on."""
+    launch = launching(folder)
+    if launch is None or live is None or not live.startswith(f"{launch.name}-"):
+        return None
+    return None if read_run(folder / live).get("pid") == launch.pid else launch
 
 
 def stop_command(name: str, folder: Path) -> str:

@@ -185,7 +185,7 @@ def _step_numbers(path: Path, key: EvaluationKey, gamma: float | None) -> dict[s
 
 def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
     every = np.concatenate([values for _, values in columns])
-    whole = bool((every == every.round()).all()) and 0.0 <= every.min() and every.max() < _MOST_BINS
+    whole = bool((every == every.round()).all()) and every.min() >= 0.0 and every.max() < _MOST_BINS
     low, high = (every.min() - 0.5, every.max() + 0.5) if whole else np.percentile(every, (0.5, 99.5))
     bins = round(high - low) if whole else _BINS
     if high <= low:

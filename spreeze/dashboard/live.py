@@ -32,7 +32,7 @@ def page() -> None:
         navigation.choose(now.name)
         st.rerun()
     components.show_errors(folder)
-    start.show_sweep(folder)
+    start.show_sweep(folder, now.name)
     box = st.container()
     if now.name is not None and now.phase == "starting":
         autotune.show_start(now.name, folder)

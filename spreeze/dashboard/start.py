@@ -40,6 +40,8 @@ _TUNER_HELP = (
     "result is cached. Disabled in modes that have nothing to tune."
 )
 _KEPT: dict[str, Any] = {"persist_state": "session"}  # options of a field whose value outlives a visit to another page
+COMPARE = "compare"
+"""In place of an algorithm: the command compares those that fit."""
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
 
@@ -169,18 +171,22 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
         fitting.sort(key=lambda name: [*fitting_algorithms(spec), name].index(name))  # its default first
     runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
     _follow_task(env_id, runnable, algorithms)
+    profile = task_profile(env_id)
     algo = _one_of(
         cells[1],
         "Algorithm",
-        runnable,
+        [*runnable, *([COMPARE] if profile is None and spec is not None and len(runnable) > 1 else [])],
         "start_algo",
+        "Compare: some learn the task in turn, for minutes, and the best goes on. "
         "Algorithms that fit the action space. DQN: discrete. SAC: discrete, continuous or one of each. CrossQ, TD3, "
         "DDPG: continuous. QMIX: teams. Others: all, including MultiDiscrete and MultiBinary.",
     )
+    compares = algo == COMPARE
+    algo = runnable[0] if compares else algo
     row = algorithms[algo]
     taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
     if (usual := implied_mode(row)) in taking:
-        taking = {usual: taking[usual], **taking}
+        taking = {usual: taking[usual], **({} if compares else taking)}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
     text = f"How samplers and learners work together:\n{lines}"
     mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", text)]
@@ -188,9 +194,13 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     seed = cells[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed", help=text, **_KEPT)
     data_flow = mode.data_flow(on_policy=bool(row.on_policy))
     tunable = data_flow is not None and data_flow.tunable
-    auto = cells[4].toggle("Autotune", value=True, key="start_auto", **_KEPT, disabled=not tunable, help=_TUNER_HELP)
+    fixed: dict[str, Any] = {"disabled": compares or not tunable, "help": _TUNER_HELP}
+    auto = cells[4].toggle("Autotune", value=True, key="start_auto", **_KEPT, **fixed) or compares
     unfit, idle = [name for name in algorithms if name not in fitting], [name for name in known if name not in taking]
-    st.caption(_reasons(spec, mode, unfit, idle, row, task_profile(env_id)))
+    if compares:
+        st.caption("Algorithms that fit learn the task in turn, each as a run of its own; the best goes on.")
+    else:
+        st.caption(_reasons(spec, mode, unfit, idle, row, profile))
     if problem is not None:
         st.warning(components.plain(problem))
     try:
@@ -198,6 +208,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
             env_id=env_id,
             mode=mode.name,
             algo=algo,
+            compares=compares,
             seed=int(seed),
             auto=auto and tunable,
             import_module=own.module,
@@ -406,6 +417,8 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     for line in plan.lines:
         if not _LINE.match(line):
             raise ConfigError(f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as sac.gamma=0.98,0.99")
+    if request.compares:
+        raise ConfigError("several runs need an algorithm: choose one, or start a single run")
     if not any(key in request.settings for key in _ENDS) and not any(line.startswith(_ENDS) for line in plan.lines):
         raise ConfigError("several runs need a stop condition: set seconds, env steps or updates under Settings")
     settings = {**({"env.args": request.args} if request.args else {}), **request.settings}
@@ -425,18 +438,26 @@ def expected_runs(request: control.Request, plan: SweepPlan) -> str:
     return f"{count} runs, one after the other{time}. Compare lists them as one sweep."
 
 
-def show_sweep(folder: Path) -> None:
-    """Says how far the sweep is that a page has started, with a button that ends it."""
+def show_sweep(folder: Path, live: str | None) -> None:
+    """Says how far the sweep or comparison is that a page has started, with a button that ends it."""
     launch = control.launching(folder)
+    if (comparison := control.comparing(folder, live)) is not None:
+        text = f"Comparing algorithms: {components.plain(live)} learns now; the best one goes on."
+        _running(text, "End the comparison", comparison.name, folder)
+        return
     runs = read_json(folder / f"{launch.name}.sweep.json").get("runs") if launch is not None else None
     if launch is None or not isinstance(runs, list):
         return
     states = [run.get("state") for run in runs if isinstance(run, dict)]
-    cells = st.columns([5, 1], vertical_alignment="center")
     ended = sum(state in ("finished", "failed", "interrupted") for state in states)
     failed = f", {states.count('failed')} of them failed" if "failed" in states else ""
-    cells[0].info(f"Sweep {components.plain(launch.name)}: {ended} of {len(states)} runs have ended{failed}.")
-    text = "Stops its run like Ctrl-C, and starts no further one."
-    components.act_button(
-        cells[1], "End the sweep", control.stop, launch.name, folder, key="sweep_stop", width="stretch", help=text
-    )
+    text = f"Sweep {components.plain(launch.name)}: {ended} of {len(states)} runs have ended{failed}."
+    _running(text, "End the sweep", launch.name, folder)
+
+
+def _running(text: str, label: str, name: str, folder: Path) -> None:
+    cells = st.columns([5, 1], vertical_alignment="center")
+    cells[0].info(text)
+    more: dict[str, Any] = {"key": "sweep_stop", "width": "stretch"}
+    more["help"] = "Stops its run like Ctrl-C, and starts no further one."
+    components.act_button(cells[1], label, control.stop, name, folder, **more)

@@ -291,7 +291,7 @@ def returns_to_go(episode: RecordedEpisode, gamma: float) -> np.ndarray:
 
 
 def step_numbers(recording: Recording, gamma: float | None) -> dict[str, np.ndarray]:
-    """What the kept episodes of an evaluation say of their env steps, by name; what is unknown is absent.
+    """Numbers of the env steps in the kept episodes of an evaluation, by name; unknown ones are absent.
 
     ``action``: all numbers of the actions, those with two finite bounds scaled to -1 .. 1, or else the options.
     ``value``: the critic's. ``advantage``: the discounted return that came, less the value.

@@ -1,5 +1,6 @@
 """Several seeds or settings from the page: the command that it shows and starts, and how far the sweep is."""
 
+import fcntl
 import json
 import sys
 
@@ -25,7 +26,8 @@ def folder(tmp_path, monkeypatch):
     """A runs directory in which each sweep that a page starts is a harmless process."""
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER)
-    monkeypatch.setattr(control, "SWEEP_COMMAND", (sys.executable, str(script)))
+    for command in ("COMMAND", "SWEEP_COMMAND"):
+        monkeypatch.setattr(control, command, (sys.executable, str(script)))
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path / "runs"))
     yield tmp_path / "runs"
     launch = control.launching(tmp_path / "runs")
@@ -76,6 +78,48 @@ def test_a_sweep_is_one_start_that_the_page_follows_and_ends(folder):
     page.button(key="sweep_stop").click().run()
     poll(lambda: control.launching(folder) is None, what="the end of the sweep")
     assert control.failed_start(folder) is None, "it had begun"
+
+
+def test_a_comparison_of_algorithms_is_started_followed_and_ended_as_a_whole(folder, monkeypatch):
+    monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "MountainCarContinuous-v0"])
+    page = open_page("live")
+    page.selectbox(key="start_env").select("Pendulum-v1").run()
+    assert "compare" not in page.selectbox(key="start_algo").options, "its profile says the algorithm"
+    page.selectbox(key="start_env").select("MountainCarContinuous-v0").run()
+    page.selectbox(key="start_algo").select("compare").run()
+    assert not page.exception
+    assert page.selectbox(key="start_mode").options == ["spreeze"]
+    assert page.toggle(key="start_auto").disabled
+    (line,) = [line for line in commands(page) if "spreeze.train" in line]
+    assert line.startswith("python -m spreeze.train --env MountainCarContinuous-v0 --seed 1 --auto")
+    page.number_input(key="start_seeds").set_value(3).run()
+    assert any("several runs need an algorithm" in text.value for text in page.warning)
+    page.number_input(key="start_seeds").set_value(1).run()
+    page.button(key="start").click().run()
+    name = control.launching(folder).name
+    assert "_compare_" in name
+    poll(lambda: "up" in run_data.tail_text(run_data.launch_log(name, folder)), what="the comparison")
+    candidate = folder / f"{name}-sac"
+    candidate.mkdir()
+    (candidate / "run.json").write_text(json.dumps({"state": "running", "pid": 1}))
+    with open(candidate / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = open_page("live")
+        (told,) = [text.value for text in page.info if "Comparing" in text.value]
+        assert told.endswith("learns now; the best one goes on.")
+        (candidate / "run.json").write_text(json.dumps({"state": "running", "pid": control.launching(folder).pid}))
+        assert control.comparing(folder, candidate.name) is None, "the best one goes on"
+        page.button(key="sweep_stop").click().run()
+    poll(lambda: control.launching(folder) is None, what="the end of the comparison")
+    assert control.failed_start(folder).name == name
+    (candidate / "algorithms.json").write_text("{}")
+    assert control.failed_start(folder) is None, "its run was the best candidate's"
+
+
+@pytest.mark.parametrize("more", [{"profile": "pendulum"}, {"auto": False}, {"settings": {"stop.updates": 5}}])
+def test_a_comparison_that_the_command_would_not_make_is_refused(more):
+    with pytest.raises(ConfigError, match="compared by time"):
+        control.Request(env_id="Pendulum-v1", compares=True, **more)
 
 
 def test_the_form_shows_the_command_of_a_sweep(folder):
