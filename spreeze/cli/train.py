@@ -406,7 +406,7 @@ def _run(
         with contextlib.closing(view):
             view.note(f"run directory {run_dir.path}")
             if (ending := plan.ending) is not None:
-                view.note(ending.sentence)
+                view.note(f"{ending.sentence} (--seconds 0: trains until Ctrl-C)")
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
             outcome = run_mode(plan, run_dir, view, interrupts, launcher)

@@ -118,7 +118,7 @@ def show_start(name: str, folder: Path) -> None:
         began = run.get("tuning_began")
         left_s = None if not isinstance(began, int | float) else min(max(0.0, began + TUNING_S - time.time()), TUNING_S)
         left = DASH if left_s is None else f"{left_s:.0f}"
-        text = f"Autotune measures this machine: {len(tuning.rows)} settings so far, at most {left} s left"
+        text = f"Autotune measures this machine: settings measured so far {len(tuning.rows)}, at most {left} s left"
         st.progress(0.0 if left_s is None else min(1.0, 1.0 - left_s / TUNING_S), text)
     _measured(tuning)
     if now.lines:

@@ -384,13 +384,15 @@ def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequenc
                 f"{value}: {comparison.spread_text(comparison.spread(results, found.rules))} ({len(results)})"
                 for value, results in sorted(effect.values.items(), key=lambda item: _by_number(item[0]))
             )
-            rows.append({"setting": effect.setting, "explains": percent(effect.share), "value: return (runs)": told})
+            rows.append(
+                {"setting": ", ".join(effect.settings), "explains": percent(effect.share), "value: return (runs)": told}
+            )
         helps = {
             "explains": "Share of the variance between runs that the values of this setting explain, whatever the "
-            "others are (eta squared)."
+            "others are (eta squared). Settings in one line always changed together."
         }
         _show_table(rows, f"compare_effects_{known[0].group.env}", helps)
-        st.plotly_chart(coordinates(runs, [effect.setting for effect in effects]), config=CONFIG)
+        st.plotly_chart(coordinates(runs, [name for effect in effects for name in effect.settings]), config=CONFIG)
 
 
 def coordinates(runs: Sequence[tuple[dict[str, str], float]], settings: Sequence[str]) -> go.Figure:

@@ -600,7 +600,7 @@ class LivePage {
     if (key === this.eventKey) return;
     this.eventKey = key;
     this.events.replaceChildren();
-    if (!events.length) make(this.events, "div", "sz-caption", "no events yet");
+    if (!events.length) make(this.events, "div", "sz-caption", this.live ? "no events yet" : "no events");
     for (const [at, level, source, text] of events.toReversed()) {
       const line = make(this.events, "div", `sz-event sz-${level}`);
       make(line, "span", "sz-caption", at);

@@ -285,7 +285,7 @@ def _events(path: Path) -> None:
             column_config={"wall time": st.column_config.TextColumn(help="Training time [h:min:s].")},
         )
     else:
-        st.caption("No events yet.")
+        st.caption("No events.")
 
 
 # --- the machine ---

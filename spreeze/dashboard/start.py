@@ -137,7 +137,7 @@ def form(folder: Path) -> None:
         if plan.several:
             st.caption(expected_runs(request, plan))
         elif (ending := ending_of(request.config, env_id)) is not None:
-            st.caption(components.plain(f"The run {ending.sentence}."))
+            st.caption(components.plain(f"The run {ending.sentence} (Settings, Stop: seconds 0: trains until Stop)."))
         components.show_command("start", line)
 
 
@@ -165,6 +165,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
                 spec = _look(env_id, own.module or control.imported(), own.args)
         except SpreezeError as error:
             problem = str(error)
+            if "--import" in problem and own.module is None:
+                problem += " (on this page: Your environment, Module that has it)"
     known, algorithms = _tables()
     fitting = [name for name, row in algorithms.items() if spec is None or row.fits(spec)]
     if spec is not None:
@@ -220,15 +222,17 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
 
 
 def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, AlgorithmRow]) -> None:
-    """Puts the task's algorithm and mode into the form when the task has changed: its profile's, else the defaults.
+    """Puts the task's algorithm and mode into the form when the task, or what fits it, has changed.
 
-    An algorithm that the user has chosen stays where it fits. A target return goes with the task that it was meant for.
+    They are those of its profile, else the defaults. An algorithm that the user has chosen stays where it fits. A target return goes with the task that it was meant for.
     """
-    if st.session_state.get("start_seen") == env_id:
+    seen = (env_id, *runnable)  # what fits is known only once its module is trusted
+    before = st.session_state.get("start_seen", ())
+    if before == seen:
         return
-    if "start_seen" in st.session_state:
+    if before and before[0] != env_id:
         st.session_state.pop(field("stop.target_return"), None)
-    st.session_state["start_seen"] = env_id
+    st.session_state["start_seen"] = seen
     profile = task_profile(env_id)
     choice = None if profile is None else profile.choice
     if choice is not None and choice["algo"] in runnable:

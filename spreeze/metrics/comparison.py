@@ -286,7 +286,7 @@ def split_by_settings(
     for curve in curves:
         differ = differing([other for other in curves if other.group == curve.group], by or also)
         variant = ", ".join(
-            f"{name}={curve.settings.get(name, 'unknown')}" for name in differ if by is None or name in by
+            f"{name}={curve.settings.get(name, 'not set')}" for name in differ if by is None or name in by
         )
         found.append(replace(curve, group=replace(curve.group, variant=variant)))
     return found
@@ -550,7 +550,9 @@ def verdicts(found: Report) -> list[str]:
         groups = [group for group in found.groups if group.group.env == env]
         if len(groups) > 1:
             sentences += [_standing_text(found.standings[env])] if env in found.standings else []
-            sentences += [_verdict(env, target, i, groups) for i, target in enumerate(found.rules.targets)]
+            sentences += [
+                _verdict(env, target, i, groups, found.rules.policies) for i, target in enumerate(found.rules.targets)
+            ]
     return sentences
 
 
@@ -594,7 +596,7 @@ def _standing_text(found: Standing) -> str:
     return f"{text}; {found.more} more each would, if the difference is what it seems"
 
 
-def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport]) -> str:
+def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport], policies: int) -> str:
     times = {group.group.label: time.centre for group in groups if (time := group.required_s[place]) is not None}
     late = [
         f"{group.group.label} did not"
@@ -606,7 +608,8 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport])
     if not times:
         return f"{env}: no group reached {number(target)} in every run"
     (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
-    sentence = f"{env}: {first} was first at {number(target)}, after {_told(least_s)}"
+    mean = f" by its mean of {policies} evaluations" if policies > 1 else ""
+    sentence = f"{env}: {first} was first at {number(target)}{mean}, after {_told(least_s)}"
     after = [
         f"{label} took {_told(time_s)}, "
         + (f"{time_s / least_s:.1f} times as long" if time_s > 1.05 * least_s > 0.0 else "about as long")

@@ -98,30 +98,34 @@ def seeds_needed(mine: Sequence[float], others: Sequence[float], *, paired: bool
 class Effect(NamedTuple):
     """The main effect of one setting on the results of runs."""
 
-    setting: str
+    settings: tuple[str, ...]
+    """Its name; several names where these settings always changed together, so that nobody can tell them apart."""
     share: float
     """Share of the variance between runs that its values explain (eta squared), 0 to 1."""
     values: dict[str, list[float]]
-    """Value -> the results of the runs that have it."""
+    """Value -> the results of the runs that have it; values of several settings are joined by a comma."""
 
 
 def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
     """The effect of each setting, whatever the others are, the largest first.
 
-    ``runs`` holds settings and result of each run. A setting that all share, or that one lacks, has no effect.
+    ``runs`` holds settings and result of each run. A setting that all share, or that one lacks, has no effect; neither
+    has one with another value in each run, which would explain all by itself.
     """
     results = np.array([result for _, result in runs], np.float64)
     total = float(((results - results.mean()) ** 2).sum()) if len(runs) else 0.0
-    found = []
+    alike: dict[tuple[int, ...], list[str]] = {}
     for name in sorted(set().union(*(settings for settings, _ in runs))):
+        column = [settings.get(name) for settings, _ in runs]
+        if None not in column and 1 < len(set(column)) < len(runs):
+            alike.setdefault(tuple(map(column.index, column)), []).append(name)
+    found = []
+    for names in alike.values():
         values: dict[str, list[float]] = {}
         for settings, result in runs:
-            if name in settings:
-                values.setdefault(settings[name], []).append(result)
-        if len(values) < 2 or sum(map(len, values.values())) < len(runs):
-            continue
+            values.setdefault(", ".join(settings[name] for name in names), []).append(result)
         between = sum(len(part) * (float(np.mean(part)) - float(results.mean())) ** 2 for part in values.values())
-        found.append(Effect(name, between / total if total > 0.0 else 0.0, values))
+        found.append(Effect(tuple(names), between / total if total > 0.0 else 0.0, values))
     return sorted(found, key=lambda effect: -effect.share)
 
 

@@ -162,7 +162,7 @@ class Trend(NamedTuple):
     def sentence(self, target: float | None = None) -> str:
         """The slope in words, and when the line reaches ``target`` by the ends of its interval."""
         low, high = self.per_s - self.half, self.per_s + self.half
-        now, *ends = (f"{value:+.3g}" for value in (60.0 * self.per_s, 60.0 * low, 60.0 * high))
+        now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
         if target is None or self.level >= target:
             return text
@@ -199,12 +199,9 @@ class Ending:
 
     @property
     def sentence(self) -> str:
-        """When it ends, and how to change that."""
+        """When it ends."""
         target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
-        return (
-            f"ends by itself: {target}once returns no longer rise, or after {self.budget_s / 60.0:g} min "
-            f"(--seconds 0: trains until Ctrl-C)"
-        )
+        return f"ends by itself: {target}once returns no longer rise, or after {self.budget_s / 60.0:g} min"
 
     def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> str | None:
         """``budget`` or ``plateau``, or None; ``curve`` holds the evaluations, those of this session from ``first``."""

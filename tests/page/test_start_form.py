@@ -152,6 +152,19 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
     assert "own_env" not in sys.modules, "the page's own process imports nothing"
 
 
+@pytest.mark.warm
+def test_the_algorithm_follows_the_actions_of_a_module_once_it_is_trusted(folder, tmp_path, monkeypatch):
+    (tmp_path / "own_env.py").write_text(OWN_ENVIRONMENT.replace("PendulumEnv", "CartPoleEnv"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "Own-v0"])
+    page = open_page("live")
+    assert page.selectbox(key="start_algo").value == "sac", "nothing is known of the task"
+    page.text_input(key="start_module").set_value("own_env").run()
+    page.checkbox(key="start_trust_own_env").check().run()
+    assert page.selectbox(key="start_algo").value == "dqn"
+
+
 @pytest.mark.parametrize(("mode", "algo"), [
     pair if pair in KINDS else pytest.param(*pair, marks=pytest.mark.slow) for pair in TAKEN
 ])  # fmt: skip
@@ -380,6 +393,8 @@ def test_a_start_that_fails_says_why_until_it_is_dismissed(folder, monkeypatch):
     monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
     page = open_page("live")
     page.selectbox(key="start_env").select("NoSuchTask-v0").run()
+    (told,) = (text.value.replace("\\", "") for text in page.warning)
+    assert told.endswith("(on this page: Your environment, Module that has it)")
     page.button(key="start").click().run()
     poll(lambda: control.launching(folder) is None, what="end of the start")
     for name in ("live", "runs", "live"):  # on every visit, not only the first

@@ -179,7 +179,7 @@ def test_a_run_that_was_ended_for_reaching_a_return_has_reached_it():
     found = report([ended, long], Rules(targets=(411.0, 480.0)))
     assert found.runs[0].required_s == (13.5, None)
     assert found.runs[0].first_s == (13, 13)
-    assert f"{SERIAL.label} was first at 411, after 10 s" in verdicts(found)[1]
+    assert f"{SERIAL.label} was first at 411 by its mean of 10 evaluations, after 10 s" in verdicts(found)[1]
     assert f"{HTS.label} took 13.5 s" in verdicts(found)[1]
 
 

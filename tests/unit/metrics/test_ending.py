@@ -84,7 +84,7 @@ def test_a_budget_ends_what_a_plateau_does_not():
             -157.0,
             "ends by itself: at a return of -157 (RL Baselines3 Zoo), once returns no longer rise, or after 30 min",
         ),
-        ({"budget_s": 120.0}, -157.0, "or after 2 min (--seconds 0: trains until Ctrl-C)"),
+        ({"budget_s": 120.0}, -157.0, "or after 2 min"),
         ({"seconds": 0.0}, None, None),
         ({"updates": 9}, None, None),
         ({"target_return": -200.0}, None, None),

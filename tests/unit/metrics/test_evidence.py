@@ -62,7 +62,22 @@ def test_main_effects_are_shares_of_the_variance_between_runs():
         for a, b, result in (("1", "x", 1.0), ("1", "y", 2.0), ("2", "x", 11.0), ("2", "y", 12.0))
     ]
     first, second = main_effects(runs)
-    assert (first.setting, first.values) == ("a", {"1": [1.0, 2.0], "2": [11.0, 12.0]})
+    assert (first.settings, first.values) == (("a",), {"1": [1.0, 2.0], "2": [11.0, 12.0]})
     assert (first.share, second.share) == (pytest.approx(100 / 101), pytest.approx(1 / 101))
     assert main_effects([]) == []
-    assert main_effects([*runs, ({"a": "1", "c": "0"}, 5.0)])[0].setting == "a", "b is not known of each run"
+    assert main_effects([*runs, ({"a": "1", "c": "0"}, 5.0)])[0].settings == ("a",), "b is not known of each run"
+
+
+def test_settings_that_changed_together_are_one_effect_and_one_value_a_run_is_none():
+    runs = [
+        ({"a": a, "b": b, "seed": seed}, result)
+        for a, b, seed, result in (
+            ("1", "x", "1", 1.0),
+            ("1", "x", "2", 2.0),
+            ("2", "y", "3", 11.0),
+            ("2", "y", "4", 12.0),
+        )
+    ]
+    (effect,) = main_effects(runs)
+    assert (effect.settings, list(effect.values)) == (("a", "b"), ["1, x", "2, y"])
+    assert main_effects(runs[1:3]) == [], "of two runs any setting explains all"
