@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/benchmarks/quality.py faults --faults 1000 --seed 1      # histories of 75 faults at real runs (Linux)
+    python tests/benchmarks/quality.py faults --faults 1000 --seed 1      # histories of 100 faults at real runs (Linux)
     python tests/benchmarks/quality.py flaky tests/unit/runtime --repeats 20 --load 2
     python tests/benchmarks/quality.py suite                              # time of the quick suite
     python tests/benchmarks/quality.py page                               # the page alone
@@ -35,7 +35,7 @@ from spreeze.run_directory import versions
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS, PAGE = ROOT / "assets" / "quality.jsonl", ROOT / "assets" / "docs" / "quality.md"
-HISTORY_FAULTS = 75
+HISTORY_FAULTS = 100
 Record = dict[str, Any]
 _HEAD = """# Quality
 

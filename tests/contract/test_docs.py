@@ -161,6 +161,13 @@ def test_the_test_extra_installs_every_other_extra():
     assert f"spreeze[{others}]" in extras["test"], "no test is skipped for want of what can be installed"
 
 
+@pytest.mark.parametrize(("page", "text"), PAGES.items(), ids=PAGES)
+def test_an_extra_that_is_printed_exists(page, text):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    printed = {name for names in re.findall(r"(?:\.|spreeze)\[([a-z,]+)\]", text) for name in names.split(",")}
+    assert printed - set(project["optional-dependencies"]) == set(), page
+
+
 def test_ci_lints_checks_types_and_runs_the_readme_s_test_command_as_printed():
     command = next(line for line in README.splitlines() if line.endswith("-m pytest"))
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
