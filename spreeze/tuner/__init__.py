@@ -20,8 +20,9 @@ rollout   E, for on-policy modes; rows and minibatches stay about as configured,
 *Search* (``search``; ``measure`` does the measuring).
 
 1. Memory limits replay, batch size, samplers and environments. A pinned setting that does not fit is rejected.
-2. Learners alone, if the mode has such knobs: growing batch sizes while they pay, on each device, then more threads.
-   ``t(B) = a + b B`` is fitted. A crash, a hang or lack of memory rules out larger batch sizes.
+2. Learners alone, if the mode has such knobs: devices and numbers of threads in the same turns, with growing batch
+   sizes while they pay on the fastest. ``t(B) = a + b B`` is fitted. A crash, a hang or lack of memory rules out larger
+   batch sizes.
 3. Whole runs with these learners: numbers of samplers without a rate limit. A model of shared cores predicts all
    combinations of learner, batch size, samplers and samples per insert. Scores within 3 % are ties, which the knobs
    decide. Finally the choice and its neighbours are measured together.

@@ -90,10 +90,6 @@ class Measurer:
         """Seconds of the budget that are left; negative when it is overdrawn."""
         return self._ends_s - AWAKE()
 
-    def device_start_s(self, device: str) -> float:
-        """Planned start of a GPU that was not used yet; 0 of any other device."""
-        return _GPU_START_S if starts_slowly(device) and device not in self._start_s else 0.0
-
     # --- everything running ---
 
     def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:

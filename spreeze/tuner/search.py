@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from spreeze.errors import ConfigError, WorkerError
@@ -42,8 +43,6 @@ LEARNER_SHARE, SWEEP_SHARE = 0.45, 0.5
 """Share of the budget for learners alone, and share of what is left then for the number of samplers."""
 MAX_UPDATE_S = 1.0
 """A batch whose update takes longer is never chosen."""
-THREAD_GAIN = 0.03
-"""More threads are only tried while each doubling adds this share to the score."""
 _MOST_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
@@ -58,8 +57,8 @@ _LEAST_S, _CLIMB_S, _AGAIN_S = 4.0, 1.0, 8.0
 """Less time than this is not worth a round with everything running, a measurement of learners alone, or a round of what
 scattered."""
 _STRIDE = 2  # A line needs few points: only every second batch of the ladder is measured.
-_FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 4, 2, 3
-"""Batches measured at once; of a pair of threads, beside one thread."""
+_THREADS_HELP = 0.3  # More threads are tried on a device that reaches this share of the best one's score with one.
+_SIZES = 3  # Batches of each kind of learner measured at once.
 _COST_ERROR = 0.02  # A row's cost is not known where it adds less than this share to the time of the largest batch.
 _MOST_RUNNERS = 3
 _ROOM = 2.0  # The upper bound is this many times what was measured, so that the learner is not held back by chance.
@@ -263,16 +262,12 @@ class Search:
         """
         until_s = self.measure.seconds_left() * (1.0 - LEARNER_SHARE)
         self.ladder, kinds = table.batch_sizes(self.problem), table.learner_kinds(self.problem)
-        plain = list({kind.device: kind for kind in reversed(kinds)}.values())
-        for position, kind in enumerate(plain):
-            # On a machine whose speed changes, a pair of threads is measured in the same turns as one thread.
-            paired = len(kinds) == 2 and kinds[1].threads == 2 and kinds[1].device == kind.device
-            share = 1.0 / (len(plain) - position + (len(kinds) > len(plain)))
-            left_s = self.measure.seconds_left()
-            self._climb(kind, left_s - max((left_s - until_s) * share, _LEAST_S), kinds[1] if paired else None)
-        for kind in kinds:
-            if kind not in plain and self._threads_pay(kind):
-                self._measure_ends(kind, until_s)
+        plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
+        self._climb(plain, until_s)
+        scores = [(self._score(one), one.setting[DEVICE]) for one in self._rows()]
+        near = {device for score, device in scores if score >= _THREADS_HELP * max(scores)[0]}
+        self._climb([kind for kind in kinds if kind not in plain and kind.device in near], until_s)
+        self.limits += [f"out of time before {kind} could be tried" for kind in kinds if kind not in self.rates]
         self._settle_learners(until_s)
         self.costs: dict[LearnerKind, Cost] = {}
         for kind, found in self.rates.items():
@@ -289,38 +284,23 @@ class Search:
                 best = self._vary(knob, here, self.measure.seconds_left() / 4)
                 self.own[knob.name] = (best.setting if best else here)[knob.name]
 
-    def _climb(self, kind: LearnerKind, end_s: float, beside: LearnerKind | None) -> None:
-        """Measures growing batches until larger ones no longer pay, or until ``end_s`` of the budget are left."""
-        end_s -= self.measure.device_start_s(kind.device)  # else a device that starts slowly is measured with one batch
-        ladder = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
-        at, count = 0, _FIRST_SIZES
-        while at < len(ladder) and (at == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
-            wanted = [learner_setting(kind, batch) for batch in ladder[at : at + count]]
-            if beside is not None and at == 0:
-                wanted += [learner_setting(beside, batch) for batch in ladder[:_BESIDE_SIZES]]
-            found = self._measure_alone(wanted, self.measure.seconds_left() - end_s)
-            at, count = at + count, _FURTHER_SIZES
-            if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
-                break
+    def _climb(self, kinds: Sequence[LearnerKind], until_s: float) -> None:
+        """Measures kinds in the same turns; larger batches while they may be better and there is time."""
+        sizes = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
+        for at in range(0, len(sizes), _SIZES):
+            rising = [kind for kind in kinds if at == 0 or self._rising(kind, sizes[at - 1])]
+            wanted = [learner_setting(kind, batch) for kind in rising for batch in sizes[at : at + _SIZES]]
+            left_s = self.measure.seconds_left() - until_s
+            if wanted and (at == 0 or left_s > _CLIMB_S):
+                for rate in self._measure_alone(wanted, left_s):
+                    self.rates.setdefault(kind_of(rate.setting), []).append(rate)
 
-    def _measure_ends(self, kind: LearnerKind, until_s: float) -> None:
-        """Measures a further kind of learner with some of the batches that ran with the plainest one of its device."""
-        left_s = self.measure.seconds_left() - until_s
-        if left_s < _CLIMB_S:
-            self.limits.append(f"out of time before {kind} could be tried")
-            return
-        rows = [one for other, rates in self.rates.items() if other.device == kind.device for one in rates]
-        seen = sorted({one.setting[BATCH] for one in rows if one.updates > 0}) or self.ladder
-        known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
-        best = max((self._best(other) for other in self.rates if other.device == kind.device), default=(0.0, 0))[1]
-        wanted = sorted({seen[0], best if best in seen else seen[len(seen) // 2], seen[-1]} - known)
-        self._measure_alone([learner_setting(kind, batch) for batch in wanted], left_s)
+    def _rows(self) -> list[TrialResult]:
+        """Learners measured alone."""
+        return [one for rates in self.rates.values() for one in rates]
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
-        found = self.measure.learner(settings, within_s=within_s, on_result=self._record) if settings else []
-        for rate in found:
-            self.rates.setdefault(kind_of(rate.setting), []).append(rate)
-        return found
+        return self.measure.learner(settings, within_s=within_s, on_result=self._record)
 
     def _settle_learners(self, until_s: float) -> None:
         """Measures what scattered once more.
@@ -328,47 +308,28 @@ class Search:
         Raises:
             NothingMeasured: most of it still does.
         """
-
-        def ask(settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
-            return self.measure.learner(settings, within_s=within_s, on_result=self._record)
-
-        rows = self._again(
-            ask, [one for rates in self.rates.values() for one in rates], self.measure.seconds_left() - until_s
-        )
+        rows = self._again(self._measure_alone, self._rows(), self.measure.seconds_left() - until_s)
         self.rates = {kind: [one for one in rows if kind_of(one.setting) == kind] for kind in self.rates}
         ran = [one for one in rows if one.ran]
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
             raise NothingMeasured(f"update rates of the learner vary by {_typical(ran)}")
 
-    def _rising(self, kind: LearnerKind) -> bool:
-        """True while a larger batch may still be better."""
-        ran = [(one.setting[BATCH], 1.0 / one.updates) for one in self.rates[kind] if one.updates > 0]
-        if not ran:
+    def _rising(self, kind: LearnerKind, largest: int) -> bool:
+        """True while batches above ``largest`` may be better: all ran, and the best one is not far below it.
+
+        Of the kinds on one device only the fastest one goes on.
+        """
+        rows = self.rates.get(kind, [])
+        if not rows or rows[-1].setting[BATCH] < largest or any(one.updates <= 0 for one in rows):
+            return False
+        fastest = rows[-1].updates
+        others = [one for other, found in self.rates.items() if other.device == kind.device for one in found]
+        if any(one.setting[BATCH] == largest and one.updates > fastest for one in others):
             return False
         if self.problem.objective == "paper":
-            cost = model.fit_cost(ran)
-            return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > int(ran[-1][0])
-        return self._best(kind)[1] >= int(ran[-1][0]) / 4
-
-    def _best(self, kind: LearnerKind) -> tuple[float, int]:
-        """(score, batch) of the best rate of a kind; zeros for a kind that was not measured or did not run."""
-        return max(((score, batch) for batch, score in self._scores(kind).items()), default=(0.0, 0))
-
-    def _scores(self, kind: LearnerKind) -> dict[int, float]:
-        """Batch -> score of the rates of a kind that ran."""
-        objective, rows = self.problem.objective, [one for one in self.rates.get(kind, ()) if one.updates > 0]
-        return {one.setting[BATCH]: model.learner_score(objective, one.setting[BATCH], one.updates) for one in rows}
-
-    def _threads_pay(self, kind: LearnerKind) -> bool:
-        """True if half of these threads were better than a quarter of them; half that was skipped was not.
-
-        Only batches that ran with both are compared: they lie far apart, so the best one may have run with one alone.
-        """
-        half, quarter = (self._scores(kind._replace(threads=kind.threads // by)) for by in (2, 4))
-        both = half.keys() & quarter.keys()
-        if not quarter:
-            return True
-        return bool(both) and max(half[one] for one in both) >= max(quarter[one] for one in both) * (1.0 + THREAD_GAIN)
+            cost = model.fit_cost([(one.setting[BATCH], 1.0 / one.updates) for one in rows])
+            return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > largest
+        return bool(max(rows, key=self._score).setting[BATCH] >= largest / 4)
 
     def _allowed(self, kind: LearnerKind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
@@ -389,8 +350,9 @@ class Search:
         """Leaves out slow updates; for ``paper`` all but the batch of its rule on the fastest kind."""
         sizes = {kind: found for kind, found in self.sizes.items() if found}
         if not sizes:
-            rows = [one for rates in self.rates.values() for one in rates]
-            raise self._nothing_ran(rows, (BATCH, DEVICE, PRECISION, THREADS), "no batch size could be measured")
+            raise self._nothing_ran(
+                self._rows(), (BATCH, DEVICE, PRECISION, THREADS), "no batch size could be measured"
+            )
         quick = {
             kind: [batch for batch in found if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
             for kind, found in sizes.items()
@@ -493,36 +455,27 @@ class Search:
 
         Each such value has to pay by itself.
         """
-        rows = [one for rates in self.rates.values() for one in rates if one.ran]
+        rows = [one for one in self._rows() if one.ran]
         needed = math.inf if self.busy() else max(_middle_spread(rows), _middle_spread(self.swept))
-        names = [name for name in (BATCH, RATIO) if name in self.kept]
         best: dict[tuple[Any, ...], float] = {}
         for one in expected:
-            values = tuple(one.setting[name] for name in names)
+            values = self._learned(one.setting)
             best[values] = max(best.get(values, 0.0), one.score)
+        kept = self._learned(self.kept)
 
         def pays(one: Scored) -> bool:
-            values = [{one.setting[name], self.kept[name]} for name in names]
-            for name in [name for name in names if one.setting[name] != self.kept[name]]:
-                without = max(
-                    (
-                        score
-                        for other, score in best.items()
-                        if other[names.index(name)] == self.kept[name]
-                        and all(value in either for value, either in zip(other, values, strict=True))
-                    ),
-                    default=0.0,
-                )
-                if without > 0.0 and one.score <= without * (1.0 + needed):
-                    return False
-            return True
+            values = self._learned(one.setting)
+            points = itertools.product(*({*pair} for pair in zip(values, kept, strict=True)))
+            without = [
+                point for point in points if any(a != b == c for a, b, c in zip(values, point, kept, strict=True))
+            ]
+            return not any(one.score <= best.get(point, 0.0) * (1.0 + needed) for point in without)
 
         return model.pick(self.problem, [one for one in expected if pays(one)] or expected)
 
-    def _unmoved(self, expected: Sequence[Scored]) -> list[Scored]:
-        """Settings that do not change what is learned."""
-        names = [name for name in (BATCH, RATIO) if name in self.kept]
-        return [one for one in expected if all(one.setting[name] == self.kept[name] for name in names)]
+    def _learned(self, setting: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Batch size and ratio of a setting, as far as learning depends on them."""
+        return tuple(setting[name] for name in (BATCH, RATIO) if name in self.kept)
 
     def _forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
@@ -545,7 +498,8 @@ class Search:
             self.chosen = self._pick(expected)
             self.centre = self.chosen.setting
             return
-        before, unmoved = self._pick(expected), self._unmoved(expected)
+        before, kept = self._pick(expected), self._learned(self.kept)
+        unmoved = [one for one in expected if self._learned(one.setting) == kept]  # What is learned stays as it is.
         plain = model.pick(problem, unmoved) if unmoved else before
         # A move has to show: where there is one, time is left for a second round.
         neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
@@ -691,11 +645,7 @@ class Search:
         if within_s < _LEAST_S:
             self.limits.append(f"out of time before {knob.name} could be varied")
             return None
-        measured = self.measure.learner if knob.trial == LEARNER else self.measure.joint
-
-        def ask(settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
-            return measured(settings, within_s=within_s, on_result=self._record)
-
+        ask = self._measure_alone if knob.trial == LEARNER else self._joint
         same_rollouts = knob.own or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
         least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
         rounds, best = self._compare(knob.column, ask, [here, *wanted], within_s, least_gain)

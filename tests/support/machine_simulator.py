@@ -150,10 +150,6 @@ class Bench:
     def seconds_left(self):
         return self.left_s
 
-    def device_start_s(self, device):
-        known = any(seen[DEVICE] == device and SAMPLERS not in seen for seen in self.asked)
-        return 0.0 if device == "cpu" or known or not self.gpu_start_s else 6.0
-
     def busy(self):
         """Whether other programs have kept a good part of the machine busy since the start."""
         spent_s = self.budget_s - self.left_s
@@ -167,32 +163,41 @@ class Bench:
 
     def learner(self, settings, *, within_s, on_result):
         # One process loads what a learner loads; each measurement is a fork of it.
-        found, spent = [], 0.0 if self.asked else self.start_s
+        found, slow, spent = [], set(), 0.0 if self.asked else self.start_s
         for one in settings:
+            if one.without(BATCH) in slow:
+                continue
             cost = 0.4 + 3 * max(0.3, 2 * self.machine.update_s(one))
             if one[DEVICE] != "cpu":
                 known = any(
                     seen[DEVICE] == one[DEVICE] and SAMPLERS not in seen
-                    for seen in (*self.asked, *(rate.setting for rate in found))
+                    for seen in (*self.asked, *(rate.setting for rate, _ in found))
                 )
                 cost += self.gpu_warm_s + (0.0 if known else self.gpu_start_s)
             if spent + cost > within_s and found:
                 break
             spent += cost
-            found.append(self._learner_rate(one))
-            on_result(found[-1])
+            found.append((self._learner_rate(one), cost))
             if self.machine.update_s(one) > 0.25:
-                break
-        self.left_s -= spent
-        self.asked += [one.setting for one in found]
-        return found
+                slow.add(one.without(BATCH))
+        self.left_s -= spent - sum(cost for _, cost in found)
+        turns = [[] for _ in found]
+        for _ in range(3):  # everyone once a turn, so that what disturbs a while meets all alike
+            for (row, cost), rates in zip(found, turns, strict=True):
+                self.left_s -= cost / 3
+                rates += [self._noisy(rate) for rate in row.updates_per_s[:1]]
+        for (row, _), rates in zip(found, turns, strict=True):
+            row.updates_per_s = tuple(rates)
+            on_result(row)
+        self.asked += [row.setting for row, _ in found]
+        return [row for row, _ in found]
 
     def _learner_rate(self, one):
         crash = self.machine.crash_from_batch
         if crash is not None and one[BATCH] >= crash:
             return TrialResult(stage=LEARNER, setting=one, failure="out of memory")
         rate = 1.0 / self.machine.update_s(one)
-        return TrialResult(stage=LEARNER, setting=one, updates_per_s=tuple(self._noisy(rate) for _ in range(3)))
+        return TrialResult(stage=LEARNER, setting=one, updates_per_s=(rate,) * 3)
 
     def joint(self, settings, *, within_s, on_result):
         found, spent, groups = [], 0.0, set()

@@ -52,9 +52,6 @@ class FakeMeasuring:
     def seconds_left(self):
         return 50.0
 
-    def device_start_s(self, device):
-        return 0.0
-
     def learner(self, settings, *, within_s, on_result):
         rates = [TrialResult(stage=LEARNER, setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one[BATCH]),) * 3)
                  for one in settings]  # fmt: skip
