@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import math
 import os
 import stat
 import sys
@@ -197,7 +196,7 @@ class Tuning:
         record["notes"] += [beside] if beside is not None else []
         with contextlib.suppress(OSError):  # the next tuning measures again
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, record)
+            write_json(self._path, record | {"checksum": cache_key(record)})
         return record
 
     def _record(self, search: Search, other_cores: float | None, seconds: float) -> dict[str, Any]:
@@ -458,21 +457,6 @@ def check_tunable(config: Config) -> None:
 # --- results of earlier tunings ---
 
 _MAX_BYTES = 4_000_000
-_NEEDED = (
-    "reasons",
-    "measured_at",
-    "measured_s",
-    "notes",
-    "limits",
-    "formula",
-    "labels",
-    "update_rates",
-    "joint_rates",
-    "provisional",
-    "tries",
-    "env_step_us_median",
-    "other_programs_cores",
-)
 
 
 def cache_dir() -> Path:
@@ -484,7 +468,7 @@ def cache_dir() -> Path:
 
 
 def cache_key(facts: dict[str, Any]) -> str:
-    """Key of a result in the cache: changes with each of the facts that it depends on."""
+    """Key of a result in the cache, which changes with each of the facts that it depends on; checksum of a result."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -506,13 +490,10 @@ def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) 
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record.pop("checksum") != cache_key(record):
+            raise ValueError("its checksum differs")
         if record["schema"] != SCHEMA or record["key"] != key:
             raise ValueError("it has another version or key")
-        if missing := [name for name in _NEEDED if name not in record]:
-            raise ValueError(f"it has no {', '.join(missing)}")
-        if set(record["reasons"]) != set(record["choice"]):
-            raise ValueError("reasons and choice differ")
-        _check_history(record)
         settings.with_layer(layer_of(record))  # impossible values must not stop the run
         return record
     except FileNotFoundError:
@@ -521,23 +502,6 @@ def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) 
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
         say(f"the cached tuning result is damaged ({text}); measuring again")
         return None
-
-
-def _check_history(record: dict[str, Any]) -> None:
-    """A ValueError where facts about how a result was made are of no use."""
-    numbers = [record[name] for name in ("env_step_us_median", "other_programs_cores", "measured_s", "tries")]
-    if not all(one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in numbers):
-        raise ValueError("its times are not numbers")
-    causes = record["provisional"] or {}
-    if (
-        not isinstance(causes, dict)
-        or not all(isinstance(text, str) for text in causes.values())
-        or (LOAD in causes and record["other_programs_cores"] is None)
-        or not set(causes) <= {LOAD, BATTERY, ROWS}
-    ):
-        raise ValueError("its validity is missing")
-    if not all(isinstance(text, str) for text in (*(record["limits"] or ()), *(record["notes"] or ()))):
-        raise ValueError("its notes are not strings")
 
 
 # --- one tuner at a time ---

@@ -185,18 +185,8 @@ def test_the_answer_for_an_imported_algorithm_is_found_again(bench, tmp_path, mo
     settings = resolve([Layer("user", asked)], "imported_for_a_test")
     path = tmp_path / "tune.json"
     choice = {"a2c_of_a_test.gae_lambda": 0.5}
-    path.write_text(
-        json.dumps(
-            {
-                **dict.fromkeys(run._NEEDED),
-                "schema": SCHEMA,
-                "key": "k",
-                "choice": choice,
-                "reasons": choice,
-                "settings": choice,
-            }
-        )
-    )
+    record = {"schema": SCHEMA, "key": "k", "choice": choice, "reasons": choice, "settings": choice}
+    path.write_text(json.dumps(record | {"checksum": run.cache_key(record)}))
     assert run._load(path, "k", settings, bench.said.append)["choice"] == choice, bench.said
 
 
