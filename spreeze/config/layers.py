@@ -249,7 +249,7 @@ def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
     return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 4)}
 
 
-def _for_goals(settings: Settings, spec: EnvSpec) -> Values:
+def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
     """Normalised observations with hindsight, as in Andrychowicz et al. 2017: FetchReach measures in centimetres."""
     wanted = settings.config.replay.her != "off" and spec.vector_dim > spec.mask_dim
     return {"env.normalize_obs": True} if wanted else {}

@@ -224,7 +224,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
 def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, AlgorithmRow]) -> None:
     """Puts the task's algorithm and mode into the form when the task, or what fits it, has changed.
 
-    They are those of its profile, else the defaults. An algorithm that the user has chosen stays where it fits. A target return goes with the task that it was meant for.
+    They are those of its profile, else the defaults. An algorithm that the user has chosen stays where it fits. A
+    target return goes with the task that it was meant for.
     """
     seen = (env_id, *runnable)  # what fits is known only once its module is trusted
     before = st.session_state.get("start_seen", ())

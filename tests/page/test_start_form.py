@@ -154,14 +154,14 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
 
 @pytest.mark.warm
 def test_the_algorithm_follows_the_actions_of_a_module_once_it_is_trusted(folder, tmp_path, monkeypatch):
-    (tmp_path / "own_env.py").write_text(OWN_ENVIRONMENT.replace("PendulumEnv", "CartPoleEnv"))
+    (tmp_path / "own_cart.py").write_text(OWN_ENVIRONMENT.replace("PendulumEnv", "CartPoleEnv"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "Own-v0"])
     page = open_page("live")
     assert page.selectbox(key="start_algo").value == "sac", "nothing is known of the task"
-    page.text_input(key="start_module").set_value("own_env").run()
-    page.checkbox(key="start_trust_own_env").check().run()
+    page.text_input(key="start_module").set_value("own_cart").run()
+    page.checkbox(key="start_trust_own_cart").check().run()
     assert page.selectbox(key="start_algo").value == "dqn"
 
 
