@@ -103,7 +103,9 @@ def act_button(
 
 
 def show_errors(folder: Path) -> None:
-    """An action that was rejected and a start that failed, each until it is dismissed."""
+    """What a click has done, and an action that was rejected and a start that failed, each until it is dismissed."""
+    if note := st.session_state.pop("control_note", None):
+        st.toast(plain(note))
     if error := st.session_state.get("control_error"):
         _error(plain(error), "dismiss_error", st.session_state.__delitem__, "control_error")
     failed = control.failed_start(folder)

@@ -46,6 +46,7 @@ class LivePage {
     this.text = new Map();
     for (const tile of this.data.tiles) this.tile(tile.more ? large : tiles, tile);
     this.note = make(this.host, "div", "sz-note", "Connecting ...");
+    this.alert = make(this.host, "div", "sz-alert");
     this.health = make(this.host, "div", "sz-health");
     this.reasons = make(this.host, "ul", "sz-reasons");
     this.chips = new Map();
@@ -347,6 +348,7 @@ class LivePage {
     this.processRows(news.processes);
     this.tableRows(this.hostCard, this.hosts, [["host", "env steps", "lag [updates]", "chunks", "lost", "clock"], ...news.hosts]);
     this.eventList(news.events);
+    this.warn(news.events);
     this.logTail(...news.log);
     NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
     if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
@@ -593,6 +595,25 @@ class LivePage {
       make(one, "i", "").style.background = PHASES[phase];
       make(one, "span", "", phase);
     }
+  }
+
+  // The newest warning or error stands above the charts until it is dismissed; all of them are in the list of events.
+  warn(events) {
+    const found = events.findLast(([, level]) => level !== "info"), key = JSON.stringify(found ?? "");
+    if (key === this.alertKey) return;
+    this.alertKey = key;
+    this.alert.replaceChildren();
+    const place = `spreeze-seen-${this.data.run}`;
+    let seen = "";
+    try { seen = sessionStorage.getItem(place); } catch { /* no storage here */ }
+    if (!found || key === seen) return;
+    const [at, level, source, text] = found;
+    make(this.alert, "span", `sz-${level}`, `${at} ${level}: ${source}: ${text} `);
+    const dismiss = make(this.alert, "button", "sz-link", "dismiss");
+    dismiss.onclick = () => {
+      this.alert.replaceChildren();
+      try { sessionStorage.setItem(place, key); } catch { /* no storage here */ }
+    };
   }
 
   eventList(events) {

@@ -110,13 +110,14 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     if one_process:
         trace = "Not available: this mode has a single process."
     buttons = (
-        ("continue" if paused else "pause", "Continue" if paused else "Pause", pause, False),
-        ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused),
-        ("checkpoint", "Save now", "Writes a checkpoint now.", paused),
-        ("timeline", "Timeline", trace, paused or one_process),
+        ("continue" if paused else "pause", "Continue" if paused else "Pause", pause, False, ""),
+        ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused, "the return gets a point"),
+        ("checkpoint", "Save now", "Writes a checkpoint now.", paused, "a checkpoint is written"),
+        ("timeline", "Timeline", trace, paused or one_process, "the phases of the workers are shown"),
     )
-    for what, label, text, disabled in buttons:
+    for what, label, text, disabled, then in buttons:
         more: dict[str, Any] = {"key": f"steer_{what}", "help": text, "disabled": disabled}
+        more["note"] = then and f"{label} is requested, soon {then}."
         components.act_button(line, label, steer, name, folder, what, **more)
     commands = [control.runs_command(folder, what, name) for what, *_ in buttons]
     share = run.get("leave_free")

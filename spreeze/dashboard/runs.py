@@ -51,8 +51,6 @@ def page() -> None:
     folder = runs_dir()
     st.title("Runs", anchor=False)
     components.show_errors(folder)
-    if note := st.session_state.pop("control_note", None):
-        st.success(components.plain(note))
     show_table(folder)
     several(folder)
     path = navigation.current()

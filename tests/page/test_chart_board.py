@@ -20,11 +20,11 @@ class Node {
     if (before) before.children = before.children.filter((each) => each !== child);
     child.parentElement = this; this.children.push(child); return child;
   }
+  replaceChildren() { this.children = []; }
   setAttribute(name, value) { this.attributes[name] = value; }
 }
 const stored = new Map();
-globalThis.window = {};
-globalThis.localStorage = {
+globalThis.sessionStorage = globalThis.localStorage = {
   getItem: (key) => stored.get(key) ?? null, setItem: (key, value) => stored.set(key, value),
 };
 globalThis.document = { createElement: () => new Node() };
@@ -53,7 +53,9 @@ const PIN = 0, HIDE = 1, out = [];
 def played(*lines):
     """What each expression of ``lines`` that is pushed to ``out`` gives."""
     folder = Path(live_api.__file__).parent
-    script = "\n".join(((folder / "chart.js").read_text(), (folder / "board.js").read_text(), _DOCUMENT, *lines))
+    parts = [(folder / name).read_text() for name in ("chart.js", "board.js", "live.js")]
+    parts[-1] = parts[-1].replace("export default function", "function mount")
+    script = "\n".join(("globalThis.window = {};", *parts, _DOCUMENT, *lines))
     command = ["node", "-e", f"{script}\nconsole.log(JSON.stringify(out));"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     return json.loads(done.stdout)
@@ -94,3 +96,20 @@ def test_hidden_charts_are_counted_and_shown_again_on_a_click():
 def test_the_search_finds_titles_and_groups(text, found):
     typed = f"const board = opened(); board.search.value = {json.dumps(text)}; board.search.oninput();"
     assert played(typed, "out.push(shown(board));") == [found]
+
+
+def test_the_newest_warning_stands_above_the_charts_until_it_is_dismissed():
+    lines = (
+        "const page = Object.assign(Object.create(LivePage.prototype), { alert: new Node() });",
+        'page.data = { run: "r1" };',
+        "const told = () => page.alert.children[0]?.textContent ?? null;",
+        'const killed = ["0:09", "error", "learner", "ended by SIGKILL"];',
+        'const info = ["0:12", "info", "learner", "is back"];',
+        "page.warn([info]); out.push(told());",
+        "page.warn([killed, info]); out.push(told());",
+        "page.alert.children[1].onclick(); page.warn([killed, info, info]); out.push(told());",
+        "page.alertKey = null; page.warn([killed]); out.push(told());",
+        'page.warn([killed, ["0:20", "warning", "evaluator", "is slow"]]); out.push(told());',
+    )
+    killed = "0:09 error: learner: ended by SIGKILL "
+    assert played(*lines) == [None, killed, None, None, "0:20 warning: evaluator: is slow "]

@@ -403,6 +403,9 @@ def test_a_live_run_is_paused_evaluated_saved_and_told_what_to_leave_free(world)
     for what in ("evaluate", "checkpoint", "pause"):
         page.button(key=f"steer_{what}").click().run()
         assert (control / what).exists()
+    assert not page.toast, "the button itself tells"
+    page.button(key="steer_evaluate").click().run()
+    assert page.toast[0].value == "Evaluate now is requested, soon the return gets a point."
     assert page.slider[0].value == 25
     page.slider[0].set_value(50).run()
     assert (control / "leave-free").read_text() == "0.5"
@@ -561,7 +564,7 @@ def test_delete_needs_the_name_typed(world):
     page.text_input(key="sure_a1").input("a1").run()
     next(b for b in page.button if b.label == "Delete permanently").click().run()
     assert not (folder / "a1").exists()
-    assert page.success[0].value == "a1 was deleted."
+    assert page.toast[0].value == "a1 was deleted."
 
 
 def test_pages_import_no_torch_and_no_environment_library():

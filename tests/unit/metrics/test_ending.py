@@ -65,6 +65,8 @@ def test_the_trend_of_the_last_third_says_when_a_target_is_reached():
     assert "reach" not in rising.sentence(500.0), "it is above that"
     flat = trend_of(curve(lambda t: 0.0, until_s=300.0, noise=1.0))
     assert flat.sentence(5.0).endswith("at the earliest at this slope")
+    still = trend_of(curve(lambda t: 500.0 / 3.0, until_s=300.0, noise=0.0))
+    assert still.sentence() == "Over the last 1:38: 0 a minute [0 .. 0]"
     falling = trend_of(curve(lambda t: -t, until_s=300.0, noise=1.0))
     assert falling.sentence(5.0).endswith("5 is not reached at this slope")
 
