@@ -43,11 +43,9 @@ class Bottleneck(NamedTuple):
 def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
     sentence, side = _bottleneck(snapshot)
-    named = side in (Side.OTHERS, Side.EVALUATOR) or "other programs" in sentence
-    if not named and (snapshot.external_cpu_cores or 0.0) >= _HEAVY_CORES:
-        sentence = (
-            f"{sentence.removesuffix('.')}; other programs keep {number(snapshot.external_cpu_cores)} cores busy."
-        )
+    used, who = _used_elsewhere(snapshot), _who(snapshot)
+    if side not in (Side.OTHERS, Side.EVALUATOR) and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
+        sentence = f"{sentence.removesuffix('.')}; {who} keep {number(used)} cores busy."
     return Bottleneck(sentence, side)
 
 
@@ -94,8 +92,20 @@ def _others(snapshot: Snapshot) -> float | None:
     return None if found is None or found <= _BACKGROUND_CORES else found
 
 
+def _used_elsewhere(snapshot: Snapshot) -> float | None:
+    """Cores that other programs and the user's other runs keep busy, where these are more than the background."""
+    known = [cores for cores in (snapshot.external_cpu_cores, snapshot.sibling_cpu_cores) if cores is not None]
+    return sum(known) if sum(known) > _BACKGROUND_CORES else None
+
+
+def _who(snapshot: Snapshot) -> str:
+    if (snapshot.sibling_cpu_cores or 0.0) <= _BACKGROUND_CORES:
+        return "other programs"
+    return "your other runs" if _others(snapshot) is None else "other programs and runs"
+
+
 def _fewer_others(snapshot: Snapshot) -> str:
-    return f"ending other programs, which keep {number(_others(snapshot))} cores busy,"
+    return f"ending {_who(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
@@ -110,7 +120,7 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
-        cores = "more cores" if _others(snapshot) is None else _fewer_others(snapshot)
+        cores = "more cores" if _used_elsewhere(snapshot) is None else _fewer_others(snapshot)
         remedy = f"{cores}, more {passes}" if busy else "more samplers, more environments each"
         return Bottleneck(
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
@@ -166,7 +176,7 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
         remedy = f"more samplers (the cores are {percent(snapshot.cpu_use)} busy)"
     else:
         cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
-        cores = "more cores" if _others(snapshot) is None else _fewer_others(snapshot)
+        cores = "more cores" if _used_elsewhere(snapshot) is None else _fewer_others(snapshot)
         remedy = f"{cores} or a faster environment"
     bound = _held_by(snapshot)
     if bound == "upper":
@@ -230,7 +240,7 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
             f"active because of leave_free or the balance of samples per insert.",
             Side.BALANCED,
         )
-    if snapshot.cpu_use >= CPU_FULL and _others(snapshot) is not None:
+    if snapshot.cpu_use >= CPU_FULL and _used_elsewhere(snapshot) is not None:
         return Bottleneck(
             f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; {_fewer_others(snapshot)} would help.",
             Side.BALANCED,

@@ -184,7 +184,9 @@ def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:
     times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
     if len(latest) < _FEWEST_OF_A_TREND or times[0] == times[-1]:
         return None
-    slope, half = (round(float(value), 12) for value in slope_of(times, returns))  # else equal returns have a slope
+    slope, half = (
+        round(float(value), 12) + 0.0 for value in slope_of(times, returns)
+    )  # else equal returns have a slope
     return Trend(slope, half, float(times[-1] - times[0]), float(returns.mean() + slope * (times[-1] - times.mean())))
 
 

@@ -103,6 +103,8 @@ class Snapshot:
     """Samplers that the governor lets work."""
     external_cpu_cores: float | None = None
     """Usable cores that other programs keep busy."""
+    sibling_cpu_cores: float | None = None
+    """Usable cores that the user's other runs keep busy."""
     restarts: int = 0
     unevaluated: bool = False
     """A return is waited for, and the evaluator keeps failing."""
@@ -186,6 +188,7 @@ def snapshot_of(
         "on_device": data_flow is not None and data_flow.on_device,
         "asynchronous": data_flow is not None and data_flow.asynchronous,
         "wall_s": run.get("wall_s"),
+        "sibling_cpu_cores": values.get("sibling_cpu_cores"),
         "eval_best": run.get("eval_best"),
         "eval_final": run.get("eval_final"),
         "unevaluated": run.get("unevaluated") is True,

@@ -248,15 +248,21 @@ class LoadWatch:
     def __init__(self, reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self._clock = ContentionReader(role_of) if reader is None else reader, clock
         self._last_s: float | None = None
-        self._external_cpu_cores: float | None = None
+        self._used = _load_metrics(None)
 
     def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Measures if a second has passed; returns its metric. ``pids`` as ``GovernorLoop.update``."""
+        """Measures if a second has passed; returns its metrics. ``pids`` as ``GovernorLoop.update``."""
         now_s = self._clock()
         if self._last_s is None or now_s - self._last_s >= _EVERY_S:
-            load, self._last_s = self._reader.sample(pids), now_s
-            self._external_cpu_cores = None if load is None else load.external_cpu_cores
-        return {"external_cpu_cores": self._external_cpu_cores}
+            self._used, self._last_s = _load_metrics(self._reader.sample(pids)), now_s
+        return self._used
+
+
+def _load_metrics(load: CpuContention | None) -> dict[str, float | None]:
+    return {
+        "external_cpu_cores": None if load is None else load.external_cpu_cores,
+        "sibling_cpu_cores": None if load is None else load.sibling_cores,
+    }
 
 
 class GovernorLoop:
@@ -284,7 +290,7 @@ class GovernorLoop:
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader = ContentionReader(role_of) if reader is None else reader
         self._before: tuple[float, list[int], list[float], float] | None = None
-        self._external_cpu_cores: float | None = None
+        self._used = _load_metrics(None)
         buffer = plan.ring_spec().rows_per_shard if plan.config.on_policy is None else plan.rollout_spec().rows
         self._turn_rows = _TURN_SHARE * buffer
         self._turn_began = (0.0, 0)  # seconds, rows inserted
@@ -300,7 +306,7 @@ class GovernorLoop:
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
             facts = None if load is None else self._facts(load, reading, now_s, learners)
-            self._external_cpu_cores = None if load is None else load.external_cpu_cores
+            self._used = _load_metrics(load)
             self._before = (now_s, learners, waits_s, sampler_waits_s)
             before, change = number(self._governor.active), None if self._held else self._governor.feed(facts)
             if change is not None:
@@ -311,7 +317,7 @@ class GovernorLoop:
                     f"active: {change.reason}",
                 )
         self._pass_turn(now_s, reading.inserted)
-        return {"samplers_active": self._governor.active, "external_cpu_cores": self._external_cpu_cores}
+        return {"samplers_active": self._governor.active, **self._used}
 
     def hold(self) -> None:
         """Leaves the samplers to the tuner, until ``allow``."""

@@ -396,7 +396,7 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(status):
     assert shares(status, 2) == [1.0, 1.0]
     assert events == []
     numbers = seconds(6)
-    assert numbers == {"samplers_active": 1.0, "external_cpu_cores": 1.0}
+    assert numbers == {"samplers_active": 1.0, "external_cpu_cores": 1.0, "sibling_cpu_cores": 0.0}
     assert sorted(shares(status, 2)) == [0.0, 1.0]
     assert events[0].startswith("governor: 2 -> 1 of 2 samplers active: other programs use 1.00 of 2 usable cores")
     told.external_cpu_cores = 0.0
@@ -457,14 +457,15 @@ def test_without_a_governor_the_load_of_others_is_measured_once_a_second():
             self.calls += 1
             if self.calls == 1:
                 return None
-            return CpuContention(usable_cores=2.0, external_cpu_cores=self.calls / 10, ran={}, wanted={})
+            load = {"external_cpu_cores": self.calls / 10, "sibling_cores": 0.7}
+            return CpuContention(usable_cores=2.0, **load, ran={}, wanted={})
 
     reader, now_s = Reader(), [0.0]
     watch = LoadWatch(reader, clock=lambda: now_s[0])
     told = []
     for now_s[0] in (0.0, 0.5, 1.0, 1.5, 2.0):
-        told.append(watch.update(None, {"learner": 7})["external_cpu_cores"])
-    assert told == [None, None, 0.2, 0.2, 0.3]
+        told.append(tuple(watch.update(None, {"learner": 7}).values()))
+    assert told == [(None, None), (None, None), (0.2, 0.7), (0.2, 0.7), (0.3, 0.7)]
 
 
 @pytest.fixture
@@ -514,7 +515,7 @@ def test_where_the_load_cannot_be_read_every_sampler_works(status, tmp_path):
     )
     for _ in range(30):
         numbers = governing.update(reading(), {"learner": 7})
-    assert numbers == {"samplers_active": 2.0, "external_cpu_cores": None}
+    assert numbers == {"samplers_active": 2.0, "external_cpu_cores": None, "sibling_cpu_cores": None}
     assert shares(status, 2) == [1.0, 1.0]
     assert events == []
 
