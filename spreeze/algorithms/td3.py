@@ -23,32 +23,6 @@ from spreeze.types import FrameSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(DistributionalConfig):
-    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
-
-    policy_delay: int = setting(2, "critic steps per actor step", low=1, high=100)
-    target_noise: float = setting(
-        0.2, "standard deviation of the target policy smoothing noise; actions lie in [-1, 1]", low=0.0
-    )
-    target_noise_clip: float = setting(0.5, "clip of that noise", low=0.0)
-    exploration_noise: float = setting(0.1, "standard deviation of the exploration noise", low=0.0)
-    exploration_noise_max: float = setting(
-        0.0,
-        "standard deviation in a sampler's last environment, spaced evenly from the first (arXiv 2307.12983); "
-        "below exploration_noise: equal in all",
-        low=0.0,
-    )
-
-    bc_alpha: float = setting(
-        0.0,
-        "TD3+BC (arXiv 2106.06860): weight of the normalised value against imitating the actions in replay; 2.5 in "
-        "the paper, which is for --offline; 0: no imitation",
-        low=0.0,
-        high=1e6,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class DDPGConfig(ActorCriticConfig):
     """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
 
@@ -58,6 +32,24 @@ class DDPGConfig(ActorCriticConfig):
         "standard deviation in a sampler's last environment, spaced evenly from the first (arXiv 2307.12983); "
         "below exploration_noise: equal in all",
         low=0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(DDPGConfig, DistributionalConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
+
+    policy_delay: int = setting(2, "critic steps per actor step", low=1, high=100)
+    target_noise: float = setting(
+        0.2, "standard deviation of the target policy smoothing noise; actions lie in [-1, 1]", low=0.0
+    )
+    target_noise_clip: float = setting(0.5, "clip of that noise", low=0.0)
+    bc_alpha: float = setting(
+        0.0,
+        "TD3+BC (arXiv 2106.06860): weight of the normalised value against imitating the actions in replay; 2.5 in "
+        "the paper, which is for --offline; 0: no imitation",
+        low=0.0,
+        high=1e6,
     )
 
 
@@ -85,14 +77,14 @@ class DDPG(OffPolicyAlgorithm):
     num_critics = 1
     actor: TrainedNetworks[Parameters]
     critics: Critics
-    _config: DDPGConfig | TD3Config
+    _config: DDPGConfig
     _buffers: _Buffers | None
 
     def __init__(
         self,
         obs_dim: int,
         action_dim: int,
-        config: DDPGConfig | TD3Config,
+        config: DDPGConfig,
         seed: int,
         device: str = "cpu",
         *,

@@ -7,19 +7,34 @@ A family is one row here, and what makes its environments. Its package is import
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.errors import EnvironmentError_, described, did_you_mean
 from spreeze.inference.user_modules import is_within
 
 _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
 """Tasks of mpe2 in which agents play against each other."""
+
+
+@contextlib.contextmanager
+def constructing(env_id: str) -> Iterator[None]:
+    """Whatever a constructor raises in this context is an EnvironmentError_; advice to authors is not shown."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters to a user is checked in ``make.describe``
+            yield
+    except EnvironmentError_:
+        raise
+    except Exception as error:
+        raise EnvironmentError_(f"{env_id} could not be constructed: {described(error)}") from error
 
 
 class Family(NamedTuple):

@@ -15,13 +15,12 @@ import os
 import re
 import sys
 import types
-import warnings
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from spreeze.config.schema import ImageConfig
 from spreeze.config.section import literal_or_text
 from spreeze.envs.action_spaces import action_of, space_text
-from spreeze.envs.families import as_single, engine_of, is_team
+from spreeze.envs.families import as_single, constructing, engine_of, is_team
 from spreeze.envs.goals import goals_of
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import pictures_in, refuse_pictures
@@ -137,20 +136,12 @@ def make_env(
     made = _known(env_id, import_module, fast=not (render_mode or options.get("plain") or args))
     _refuse_window(name, render_mode)
     _catch_mujoco_warnings(made)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
-            if render_mode is not None:  # a constructor that draws nothing need not know the word
-                values["render_mode"] = render_mode
-            if values.get("render_mode") == "rgb_array" and not has_display():
-                _render_offscreen()
-            return _drawing(
-                _made(made, values, ImageConfig(**(options.get("image") or {})), picture), name, render_mode
-            )
-    except EnvironmentError_:
-        raise
-    except Exception as error:
-        raise EnvironmentError_(f"{name} could not be constructed: {described(error)}") from error
+    with constructing(name):
+        if render_mode is not None:  # a constructor that draws nothing need not know the word
+            values["render_mode"] = render_mode
+        if values.get("render_mode") == "rgb_array" and not has_display():
+            _render_offscreen()
+        return _drawing(_made(made, values, ImageConfig(**(options.get("image") or {})), picture), name, render_mode)
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:

@@ -16,18 +16,17 @@ zeros, and what it would do is ignored.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from spreeze.envs.families import FAMILIES
+from spreeze.envs.families import FAMILIES, constructing
 from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
 from spreeze.envs.pictures import refuse_pictures
 from spreeze.envs.scalars import flag_of, number_of
-from spreeze.errors import BadTransition, EnvironmentError_, described
+from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.types import Choices, EnvSpec, TeamSpec
 
 
@@ -146,14 +145,8 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
         EnvironmentError_: no such environment, its package is missing, its agents are rivals, or it raised.
     """
     prefix, _, name = env_id.partition(":")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice to authors
-            return TeamEnv(env_id, FAMILIES[prefix].make(name, import_module, render_mode, args))
-    except EnvironmentError_:
-        raise
-    except Exception as error:
-        raise EnvironmentError_(f"{env_id} could not be constructed: {described(error)}") from error
+    with constructing(env_id):
+        return TeamEnv(env_id, FAMILIES[prefix].make(name, import_module, render_mode, args))
 
 
 def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:

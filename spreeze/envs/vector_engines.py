@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spreeze.envs.families import FAMILIES
+from spreeze.envs.families import FAMILIES, constructing
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
-from spreeze.errors import BadTransition, EnvironmentError_, described
+from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.inference.lazy_torch import torch
 from spreeze.types import Choices, EnvSpec
 
@@ -236,14 +236,8 @@ def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -
 def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     """The engine's own vector environment; errors as ``open_vector``."""
     prefix, _, name = env_id.partition(":")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice to authors
-            return FAMILIES[prefix].make(name, num_envs, seed, args)
-    except EnvironmentError_:
-        raise
-    except Exception as error:
-        raise EnvironmentError_(f"{env_id} could not be constructed: {described(error)}") from error
+    with constructing(env_id):
+        return FAMILIES[prefix].make(name, num_envs, seed, args)
 
 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -28,7 +28,7 @@ from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
-from spreeze.run_directory import versions, write_json
+from spreeze.run_directory import take_lock, versions, write_json
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
@@ -562,15 +562,8 @@ def _open_lock(say: Callable[[str], None]) -> int | None:
 def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Stopping) -> str | None:
     """Waits until the lock is free or no longer worth waiting for; then returns a note on who has it."""
     deadline, said = time.monotonic() + _LOCK_WAIT_S, False
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return None
-        except BlockingIOError:
-            who, stopped = _holder(fd)
-        except OSError as error:  # a file system without locks
-            say(f"{clean(lock_path())} cannot be locked ({error.strerror}): measuring without waiting for other tuners")
-            return None
+    while (held := take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)) is False:
+        who, stopped = _holder(fd)
         if interrupts.stop_requested:
             raise KeyboardInterrupt
         if stopped or time.monotonic() > deadline:
@@ -581,6 +574,9 @@ def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Stopping) ->
             say(f"another tuner is measuring this machine: {who}; waiting for it, {_LOCK_WAIT_S:.0f} s at most")
             said = True
         time.sleep(0.2)
+    if held is None:
+        say(f"{clean(lock_path())} cannot be locked (no locks there): measuring without waiting for other tuners")
+    return None
 
 
 def _holder(fd: int) -> tuple[str, bool]:
