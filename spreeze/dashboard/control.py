@@ -40,7 +40,6 @@ from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
-from spreeze.metrics.tuning_record import ALGORITHMS
 from spreeze.run_directory import (
     LAUNCHES,
     find_live_run,
@@ -330,7 +329,8 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
         return None
     if not alive and (record.parents[1] / f"{record.stem}.sweep.json").is_file():  # a sweep that has begun
         return None
-    if not alive and any(record.parents[1].glob(f"{record.stem}-*/{ALGORITHMS}")):  # the best candidate was its run
+    candidates = record.parents[1].glob(f"{record.stem}-*/run.json")  # of a comparison of algorithms
+    if not alive and any(read_run(path.parent).get("state") != "failed" for path in candidates):
         return None
     run = read_run(record.parents[1] / record.stem)
     heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
