@@ -103,7 +103,7 @@ def act_button(
 
 
 def show_errors(folder: Path) -> None:
-    """What a click has done, and an action that was rejected and a start that failed, each until it is dismissed."""
+    """Shows a note on a click, and an action that was rejected or a start that failed until it is dismissed."""
     if note := st.session_state.pop("control_note", None):
         st.toast(plain(note))
     if error := st.session_state.get("control_error"):
