@@ -149,7 +149,7 @@ page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
 page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
 page.note = { classList: { toggle() {} } }; page.logTail = () => {};
 for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList", "tabTitle",
-                    "healthChips", "say"])
+                    "healthChips", "say", "histograms", "warn"])
   page[name] = () => {};
 page.chartOf = () => ({ show: (traces) => drawn.push(traces.slice(0, 2).map((trace) => [trace.colour, trace.x])) });
 const news = { epoch: "e", evals: page.evals, text: {}, hosts: [], log: [], next: 9 };
