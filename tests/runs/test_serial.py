@@ -121,8 +121,11 @@ def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_pat
 
 def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tmp_path):
     faults = {"hang_at": 100, "once": tmp_path / "it-happened"}
-    run, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--set",
-                                "sampling.step_deadline_s=1", faults=faults)  # fmt: skip
+    run, code, document = train(
+        tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--set", "sampling.step_deadline_s=1",
+        "--set", "evaluation.interval_updates=400",  # by the clock, an evaluation may be the one that hangs
+        faults=faults,
+    )  # fmt: skip
     assert (tmp_path / "it-happened").exists()
     assert (code, document["stopped_by"], document["updates"]) == (0, "updates", 400)
     (event,) = [event for event in run.events() if "EnvironmentHung" in event]
