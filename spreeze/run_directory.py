@@ -677,10 +677,7 @@ def process_identity(pid: int) -> dict[str, Any]:
 
 
 def same_process(record: Mapping[str, Any]) -> bool:
-    """True if the process of a ``process_identity`` is alive: pids are reused.
-
-    Records of earlier versions have the time of its start alone, which seems to change when the clock is set.
-    """
+    """True if the process of a ``process_identity`` is alive: pids are reused."""
     pid, ticks, boot, created = (record.get(name) for name in ("pid", "start_ticks", "boot_id", "create_time"))
     if not isinstance(pid, int):
         return False

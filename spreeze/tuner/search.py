@@ -265,7 +265,8 @@ class Search:
         plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
         self._climb(plain, until_s)
         scores = [(self._score(one), one.setting[DEVICE]) for one in self._rows()]
-        near = {device for score, device in scores if score >= _THREADS_HELP * max(scores)[0]}
+        least = _THREADS_HELP * max(scores)[0]  # there are some: the first setting is measured in any case
+        near = {device for score, device in scores if score >= least}
         self._climb([kind for kind in kinds if kind not in plain and kind.device in near], until_s)
         self.limits += [f"out of time before {kind} could be tried" for kind in kinds if kind not in self.rates]
         self._settle_learners(until_s)
