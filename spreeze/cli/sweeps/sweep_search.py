@@ -262,9 +262,10 @@ class SettingSearch:
         look_s = 0.0
         try:
             while not interrupts.stop_requested:
-                for slot in [slot for slot in range(len(shares)) if slot not in running and self._wanted()]:
-                    running[slot] = self._begin(shares[slot])
-                    self._write()
+                for slot, cores in enumerate(shares):
+                    if slot not in running and self._wanted():
+                        running[slot] = self._begin(cores)
+                        self._write()
                 if not running:
                     break
                 if AWAKE() >= look_s:

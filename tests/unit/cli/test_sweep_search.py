@@ -70,11 +70,11 @@ class Runs:
     def _note_end(self, child, runs_dir, tell):
         child.run.state = "interrupted" if child.run.name in self.stopped else "finished"
 
-    def search(self, trials=12):
+    def search(self, trials=12, side_by_side=1):
         self.sweep.search["trials"] = trials
         found = SettingSearch(self.sweep, self.folder, AXES, [], CONFIG, lambda text: None)
         with Interrupts() as interrupts:
-            found.carry_out([[0]], interrupts)
+            found.carry_out([[0]] * side_by_side, interrupts)
         return found
 
 
@@ -113,6 +113,11 @@ def test_a_run_below_the_median_is_stopped_and_says_why(runs):
     about = json.loads((runs.folder / ended.name / "about.json").read_text())
     assert about["tags"] == ["pruned"]
     assert about["note"] == f"pruned: {ended.error}"
+
+
+def test_trials_side_by_side_are_no_more_than_were_asked_for(runs):
+    runs.search(3, side_by_side=2)
+    assert len(runs.begun) == 3
 
 
 def test_a_search_goes_on_where_its_journal_ends(runs):
