@@ -309,24 +309,22 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("algo", "asked", "action", "expected"),
     [
-        ({}, False),
-        ({"replay": {"her": "future"}}, True),
-        ({"replay": {"her": "final"}, "env": {"normalize_obs": False}}, False),
-        ({"run": {"algo": "ppo"}, "replay": {"her": "future"}}, False),
+        ("sac", {}, Box((-1.0,), (1.0,)), True),
+        ("sac", {"env": {"normalize_obs": False}}, Box((-1.0,), (1.0,)), False),
+        ("sac", {}, Choices((2,)), False),
+        ("td3", {}, Box((-1.0,), (1.0,)), False),
+        ("td3", {"replay": {"her": "future"}}, Box((-1.0,), (1.0,)), True),
+        ("dqn", {"replay": {"her": "final"}, "env": {"normalize_obs": False}}, Choices((2,)), False),
+        ("ppo", {"replay": {"her": "future"}}, Choices((2,)), False),
     ],
 )
-def test_observations_are_normalised_with_hindsight_unless_it_is_set(asked, expected):
+def test_sac_and_hindsight_normalise_observations_unless_it_is_set(algo, asked, action, expected):
     spec = EnvSpec(
-        env_id="T-v0",
-        import_module=None,
-        obs_dim=7,
-        action=Box((-1.0,), (1.0,)),
-        max_episode_steps=50,
-        reward_threshold=None,
+        env_id="T-v0", import_module=None, obs_dim=7, action=action, max_episode_steps=50, reward_threshold=None
     )
-    layers = [Layer("user", {"run": {"algo": "sac"}, **asked})]
+    layers = [Layer("user", {"run": {"algo": algo}, **asked})]
     settings, _ = with_algorithm(layers, resolve(layers), spec)
     assert settings.config.env.normalize_obs is expected
 
