@@ -182,6 +182,7 @@ ALGORITHMS = (
         continuous=TD3,
         images=True,
         defaults={"replay.samples_per_insert_min": 16.0, "replay.samples_per_insert_max": 512.0},
+        over_vectors={"env.normalize_obs": True},
         over_images=over_images("td3"),
     ),
     AlgorithmRow(name="ddpg", config=DDPGConfig, continuous=DDPG, images=True, over_images=over_images("ddpg")),

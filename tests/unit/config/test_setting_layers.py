@@ -314,13 +314,14 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
         ("sac", {}, Box((-1.0,), (1.0,)), True),
         ("sac", {"env": {"normalize_obs": False}}, Box((-1.0,), (1.0,)), False),
         ("sac", {}, Choices((2,)), False),
-        ("td3", {}, Box((-1.0,), (1.0,)), False),
-        ("td3", {"replay": {"her": "future"}}, Box((-1.0,), (1.0,)), True),
+        ("td3", {}, Box((-1.0,), (1.0,)), True),
+        ("ddpg", {}, Box((-1.0,), (1.0,)), False),
+        ("ddpg", {"replay": {"her": "future"}}, Box((-1.0,), (1.0,)), True),
         ("dqn", {"replay": {"her": "final"}, "env": {"normalize_obs": False}}, Choices((2,)), False),
         ("ppo", {"replay": {"her": "future"}}, Choices((2,)), False),
     ],
 )
-def test_sac_and_hindsight_normalise_observations_unless_it_is_set(algo, asked, action, expected):
+def test_sac_td3_and_hindsight_normalise_observations_unless_it_is_set(algo, asked, action, expected):
     spec = EnvSpec(
         env_id="T-v0", import_module=None, obs_dim=7, action=action, max_episode_steps=50, reward_threshold=None
     )
