@@ -509,6 +509,8 @@ KNOBS = (
     Knob(name=USES, trial=FACTS, words="each used {} time{s} at most", label="K", remark=_uses_remark),
 )
 """Every knob of the modes that come with Spreeze, in display order."""
+_MODELLED = {BATCH, THREADS, DEVICE, PRECISION, SAMPLERS, ENVS, CAPACITY, RATIO, RATIO_MAX}
+"""Knobs whose effect the model of replay modes forecasts; a replay mode varies all others after these."""
 
 
 def _suits(knob: Knob, data_flow: DataFlow) -> bool:
@@ -585,7 +587,12 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
         )
     names = [*named, *(knob.name for knob in own if named and knob.name not in named)]
     found = ((table[name], _full_name(name, config)) for name in names)
-    return tuple(dataclasses.replace(knob, name=name) for knob, name in found if name is not None)
+    replays = config.on_policy is None
+    return tuple(
+        dataclasses.replace(knob, name=name, varied_last=knob in own or (replays and knob.name not in _MODELLED))
+        for knob, name in found
+        if name is not None
+    )
 
 
 def _declared_by(module: str | None) -> tuple[Knob, ...]:
@@ -603,4 +610,4 @@ def _declared_by(module: str | None) -> tuple[Knob, ...]:
                 f"--import {module}: knob {knob.name!r} is not a setting; expected SECTION.FIELD, for example "
                 "learner.batch_size"
             )
-    return tuple(dataclasses.replace(knob, own=True) for knob in found)
+    return found

@@ -259,11 +259,8 @@ class Knob:
     """Rates of the choice, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
     fixed: bool = False
     """A resumed run keeps the value that it has: what is stored depends on it."""
-    own: bool = False
-    """Varied by its candidates around the choice of the other knobs, which alone the model of replay modes knows.
-
-    Knobs of other modules always are. One of ``knobs.py`` that a replay mode tunes needs it.
-    """
+    varied_last: bool = False
+    """Varied by its candidates around the choice of the other knobs. Set by ``knobs_of``, not by a row of the table."""
 
     @property
     def column(self) -> str:

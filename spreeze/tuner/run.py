@@ -408,7 +408,8 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
     untimed = dataclasses.replace(probe, step_us_median=None, step_cv=None, step_cpu_share=1.0)
     config, problem = settings.config, problem_of(settings, untimed, machine, 0, samplers_only=samplers_only)
     # Learning rates, discounts and other floats do not change how long anything takes.
-    part, own = dataclasses.asdict(config.on_policy or config.algorithm), [knob for knob in problem.knobs if knob.own]
+    part = dataclasses.asdict(config.on_policy or config.algorithm)
+    own = [knob for knob in problem.knobs if knob.varied_last]
     return {
         **({"samplers_only": True} if samplers_only else {}),
         "schema": SCHEMA,

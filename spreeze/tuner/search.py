@@ -7,11 +7,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner import knobs as table
-from spreeze.tuner import model
+from spreeze.tuner import knobs, model
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import Cost, LearnerKind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
@@ -53,14 +52,15 @@ _DISTURBED = 0.8  # A setting below this share of its earlier rate is measured a
 _MOST_SPREAD = 0.75
 """A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
 _KIND_GAIN = 0.10  # ``paper``: share of update frames/s that a less plain learner has to add.
-_LEAST_S, _CLIMB_S, _AGAIN_S = 4.0, 1.0, 8.0
-"""Less time than this is not worth a round with everything running, a measurement of learners alone, or a round of what
-scattered."""
+_LEAST_S = 4.0  # Less time than this is not worth a round with everything running,
+_CLIMB_S = 1.0  # this not a measurement of learners alone,
+_AGAIN_S = 8.0  # and this not another round of what scattered.
 _STRIDE = 2  # A line needs few points: only every second batch of the ladder is measured.
 _THREADS_HELP = 0.3  # More threads are tried on a device that reaches this share of the best one's score with one.
 _SIZES = 3  # Batches of each kind of learner measured at once.
 _COST_ERROR = 0.02  # A row's cost is not known where it adds less than this share to the time of the largest batch.
 _MOST_RUNNERS = 3
+_AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which a note would say nothing.
 _ROOM = 2.0  # The upper bound is this many times what was measured, so that the learner is not held back by chance.
 
 
@@ -100,13 +100,13 @@ class Rounds:
         self._rounds: list[dict[Setting, TrialResult]] = []
 
     def add(self, found: Iterable[TrialResult]) -> None:
-        self._rounds.append({one.setting: one for one in found})
+        self._rounds.append({row.setting: row for row in found})
 
     def newest(self) -> dict[Setting, TrialResult]:
         """The newest row of each setting, one that ran before one that failed."""
         rows: dict[Setting, TrialResult] = {}
         for found in self._rounds:
-            rows |= {setting: one for setting, one in found.items() if one.ran or setting not in rows}
+            rows |= {setting: row for setting, row in found.items() if row.ran or setting not in rows}
         return rows
 
     def pair(self, here: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
@@ -117,7 +117,7 @@ class Rounds:
 
 def spread_of(rows: Iterable[TrialResult]) -> float:
     """The greatest spread of some rows; infinite where one has no spread, or there are none."""
-    return max((math.inf if one.spread is None else one.spread for one in rows), default=math.inf)
+    return max((math.inf if row.spread is None else row.spread for row in rows), default=math.inf)
 
 
 def is_steady(row: TrialResult) -> bool:
@@ -153,18 +153,19 @@ class Search:
             ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
         """
         if problem.objective != ROLLOUT:
-            table.check_pins(problem)
-            problem = dataclasses.replace(problem, room=table.find_memory_plan(problem))
+            knobs.check_pins(problem)
+            problem = dataclasses.replace(problem, room=knobs.find_memory_plan(problem))
         self.problem, self.measure, self.say, self.busy = problem, measure, say, busy
         self.results: list[TrialResult] = []
         self.doubts: list[str] = []
         """Why another measurement may find another choice, each in a sentence."""
         same = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
-        learned = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
-        self.kept = {
+        always = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
+        self.learned = {
             name: problem.configured[name]
             for name in problem.configured
-            if name not in same and (name in learned or any(one.own and one.name == name for one in problem.knobs))
+            if name not in same
+            and (name in always or any(knob.varied_last and knob.name == name for knob in problem.knobs))
         }
         """Values on which it depends what is learned, as configured or as near to that as this machine allows."""
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
@@ -177,7 +178,8 @@ class Search:
         """Batch sizes that may be chosen."""
         self.expected: dict[Setting, Scored] = {}
         """Everything that could be chosen in a mode with replay, as the model forecasts it."""
-        self.own = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.own}
+        self.varied_last = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.varied_last}
+        """Values of the knobs that the model does not know."""
         self.runners: dict[str, tuple[tuple[Any, float], ...]] = {}
         """Other values of each varied knob, with scores relative to the chosen one, best first."""
 
@@ -197,28 +199,28 @@ class Search:
 
     # --- what rows are worth ---
 
-    def _again(
+    def _repeat_scattered(
         self, ask: Callable[[Sequence[Setting], float], list[TrialResult]], found: list[TrialResult], within_s: float
     ) -> list[TrialResult]:
         """The rows, those that scattered measured once more as far as time allows."""
-        scattered = [one.setting for one in found if one.ran and not is_steady(one)]
+        scattered = [row.setting for row in found if row.ran and not is_steady(row)]
         if not scattered or within_s < _CLIMB_S:
             return found
-        again = {one.setting: one for one in ask(scattered, within_s) if one.ran}
-        pairs = [(one, again.get(one.setting, one)) for one in found]
+        again = {row.setting: row for row in ask(scattered, within_s) if row.ran}
+        pairs = [(row, again.get(row.setting, row)) for row in found]
         return [new if spread_of([new]) <= spread_of([old]) else old for old, new in pairs]
 
-    def _moves(self, here: Setting, other: Setting) -> bool:
+    def _changes_learning(self, here: Setting, other: Setting) -> bool:
         """True if the other setting moves a value, on which learning depends, away from the configured one."""
-        return any(other[name] not in (here[name], kept) for name, kept in self.kept.items() if name in other)
+        return any(other[name] not in (here[name], learned) for name, learned in self.learned.items() if name in other)
 
-    def _holds(self, rounds: Rounds, here: Setting, other: Setting, least_gain: float) -> bool:
+    def _is_clearly_better(self, rounds: Rounds, here: Setting, other: Setting, least_gain: float) -> bool:
         """True if another setting is clearly better than ``here``, as measured in the same turns.
 
         What is learned only moves for a gain above the spread of both rows, and not while other programs compute.
         """
         gain, spread = self._gain_over(rounds, here, other)
-        if self._moves(here, other):
+        if self._changes_learning(here, other):
             return gain > max(least_gain, spread) and not self.busy()
         return gain > least_gain and spread <= _MOST_SPREAD
 
@@ -235,9 +237,11 @@ class Search:
         found = []
         for other in rounds.newest():
             gain, spread = self._gain_over(rounds, here, other)
-            if self._moves(other, here) and gain > -1.0:
+            if self._changes_learning(other, here) and gain > -1.0:
                 gain = 1.0 / (1.0 + gain) - 1.0  # of what is there
-            unclear = least_gain < gain <= spread and (self._moves(here, other) or self._moves(other, here))
+            unclear = least_gain < gain <= spread and (
+                self._changes_learning(here, other) or self._changes_learning(other, here)
+            )
             if other != here and rounds.pair(here, other) and (spread > _MOST_SPREAD or unclear):
                 found.append(other)
         return found
@@ -247,7 +251,7 @@ class Search:
         better = [
             Scored(other, 1.0 + self._gain_over(rounds, here, other)[0])
             for other in rounds.newest()
-            if other != here and self._holds(rounds, here, other, 0.0 if other == expected else least_gain)
+            if other != here and self._is_clearly_better(rounds, here, other, 0.0 if other == expected else least_gain)
         ]
         return model.pick(self.problem, better).setting if better else here
 
@@ -261,10 +265,10 @@ class Search:
             WorkerError: nothing could.
         """
         until_s = self.measure.seconds_left() * (1.0 - LEARNER_SHARE)
-        self.ladder, kinds = table.batch_sizes(self.problem), table.learner_kinds(self.problem)
+        self.ladder, kinds = knobs.batch_sizes(self.problem), knobs.learner_kinds(self.problem)
         plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
         self._climb(plain, until_s)
-        scores = [(self._score(one), one.setting[DEVICE]) for one in self._rows()]
+        scores = [(self._score(row), row.setting[DEVICE]) for row in self._rows()]
         least = _THREADS_HELP * max(scores)[0]  # there are some: the first setting is measured in any case
         near = {device for score, device in scores if score >= least}
         self._climb([kind for kind in kinds if kind not in plain and kind.device in near], until_s)
@@ -272,24 +276,24 @@ class Search:
         self._settle_learners(until_s)
         self.costs: dict[LearnerKind, Cost] = {}
         for kind, found in self.rates.items():
-            steady = [one for one in found if is_steady(one)]
-            ran = [(one.setting[BATCH], 1.0 / one.updates) for one in steady or found if one.updates > 0]
+            steady = [row for row in found if is_steady(row)]
+            ran = [(row.setting[BATCH], 1.0 / row.updates) for row in steady or found if row.updates > 0]
             if ran:
                 self.costs[kind] = model.fit_cost(ran)
-                self.sizes[kind] = self._allowed(kind)
+                self.sizes[kind] = self._sizes_that_ran(kind)
         self._bound_sizes()
         self.first = self._first()
         for knob in self.problem.knobs:
-            if knob.own and knob.trial == LEARNER:
-                here = Setting({**self.first, knob.name: self.own[knob.name]})
+            if knob.varied_last and knob.trial == LEARNER:
+                here = Setting({**self.first, knob.name: self.varied_last[knob.name]})
                 best = self._vary(knob, here, self.measure.seconds_left() / 4)
-                self.own[knob.name] = (best.setting if best else here)[knob.name]
+                self.varied_last[knob.name] = (best.setting if best else here)[knob.name]
 
     def _climb(self, kinds: Sequence[LearnerKind], until_s: float) -> None:
         """Measures kinds in the same turns; larger batches while they may be better and there is time."""
         sizes = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
         for at in range(0, len(sizes), _SIZES):
-            rising = [kind for kind in kinds if at == 0 or self._rising(kind, sizes[at - 1])]
+            rising = [kind for kind in kinds if at == 0 or self._larger_may_be_better(kind, sizes[at - 1])]
             wanted = [learner_setting(kind, batch) for kind in rising for batch in sizes[at : at + _SIZES]]
             left_s = self.measure.seconds_left() - until_s
             if wanted and (at == 0 or left_s > _CLIMB_S):
@@ -298,7 +302,7 @@ class Search:
 
     def _rows(self) -> list[TrialResult]:
         """Learners measured alone."""
-        return [one for rates in self.rates.values() for one in rates]
+        return [row for rates in self.rates.values() for row in rates]
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         return self.measure.learner(settings, within_s=within_s, on_result=self._record)
@@ -309,39 +313,39 @@ class Search:
         Raises:
             NothingMeasured: most of it still does.
         """
-        rows = self._again(self._measure_alone, self._rows(), self.measure.seconds_left() - until_s)
-        self.rates = {kind: [one for one in rows if kind_of(one.setting) == kind] for kind in self.rates}
-        ran = [one for one in rows if one.ran]
+        rows = self._repeat_scattered(self._measure_alone, self._rows(), self.measure.seconds_left() - until_s)
+        self.rates = {kind: [row for row in rows if kind_of(row.setting) == kind] for kind in self.rates}
+        ran = [row for row in rows if row.ran]
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
             raise NothingMeasured(f"update rates of the learner vary by {_typical(ran)}")
 
-    def _rising(self, kind: LearnerKind, largest: int) -> bool:
+    def _larger_may_be_better(self, kind: LearnerKind, largest: int) -> bool:
         """True while batches above ``largest`` may be better: all ran, and the best one is not far below it.
 
         Of the kinds on one device only the fastest one goes on.
         """
         rows = self.rates.get(kind, [])
-        if not rows or rows[-1].setting[BATCH] < largest or any(one.updates <= 0 for one in rows):
+        if not rows or rows[-1].setting[BATCH] < largest or any(row.updates <= 0 for row in rows):
             return False
         fastest = rows[-1].updates
-        others = [one for other, found in self.rates.items() if other.device == kind.device for one in found]
-        if any(one.setting[BATCH] == largest and one.updates > fastest for one in others):
+        others = [row for other, found in self.rates.items() if other.device == kind.device for row in found]
+        if any(row.setting[BATCH] == largest and row.updates > fastest for row in others):
             return False
         if self.problem.objective == "paper":
-            cost = model.fit_cost([(one.setting[BATCH], 1.0 / one.updates) for one in rows])
+            cost = model.fit_cost([(row.setting[BATCH], 1.0 / row.updates) for row in rows])
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > largest
         return bool(max(rows, key=self._score).setting[BATCH] >= largest / 4)
 
-    def _allowed(self, kind: LearnerKind) -> list[int]:
+    def _sizes_that_ran(self, kind: LearnerKind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
         room = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
         ran: list[int] = []
-        for rate in sorted(self.rates[kind], key=lambda one: one.setting[BATCH]):
+        for rate in sorted(self.rates[kind], key=lambda row: row.setting[BATCH]):
             batch = rate.setting[BATCH]
             if rate.updates <= 0:
                 self.limits.append(f"batch {batch} with {kind}: {rate.failure or 'no updates'}")
                 break
-            if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * table.HEADROOM:
+            if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * knobs.HEADROOM:
                 self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind.device}")
                 break
             ran.append(batch)
@@ -351,7 +355,7 @@ class Search:
         """Leaves out slow updates; for ``paper`` all but the batch of its rule on the fastest kind."""
         sizes = {kind: found for kind, found in self.sizes.items() if found}
         if not sizes:
-            raise self._nothing_ran(
+            self._raise_nothing_ran(
                 self._rows(), (BATCH, DEVICE, PRECISION, THREADS), "no batch size could be measured"
             )
         quick = {
@@ -363,20 +367,20 @@ class Search:
             quick = {kind: found[:1] for kind, found in sizes.items()}
         self.sizes = {kind: found for kind, found in quick.items() if found}
         if self.problem.objective == "paper":
-            self._keep_knee()
+            self._keep_paper_batch()
 
-    def _keep_knee(self) -> None:
+    def _keep_paper_batch(self) -> None:
         best, limit = 0.0, ""
         for kind, allowed in list(self.sizes.items()):
             cost, batch, text = self.costs[kind], allowed[-1], ""
             if self.problem.pin(BATCH) is None and cost.b > 0.0:
-                knee = paper_batch(*cost, self.problem.targets.gpu_target)
-                batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=batch)
+                by_rule = paper_batch(*cost, self.problem.targets.gpu_target)
+                batch = min((size for size in allowed if size >= by_rule and size & (size - 1) == 0), default=batch)
                 if self.busy() and self.problem.configured[BATCH] in allowed:
                     batch = self.problem.configured[BATCH]
                     text = "the batch size is kept, because other programs were active"
-                elif knee > allowed[-1]:
-                    text = f"the paper's rule selects batch {knee}, {batch} is the largest possible"
+                elif by_rule > allowed[-1]:
+                    text = f"the paper's rule selects batch {by_rule}, {batch} is the largest possible"
             frames = batch / cost.update_s(batch)
             if frames > best * (1.0 + _KIND_GAIN):
                 best, limit, self.sizes = frames, text, {kind: [batch]}
@@ -390,18 +394,19 @@ class Search:
             for position, (kind, found) in enumerate(self.sizes.items())
             for batch in found
         ]
-        near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - model.TIE)]
-        _, _, kind, batch = min(near, key=lambda one: (one[3] != configured, one[3], one[1]))
+        near = [entry for entry in scored if entry[0] >= max(scored)[0] * (1.0 - model.TIE)]
+        _, _, kind, batch = min(near, key=lambda entry: (entry[3] != configured, entry[3], entry[1]))
         return learner_setting(kind, batch)
 
-    def _nothing_ran(self, results: Sequence[TrialResult], names: Sequence[str], what: str) -> Exception:
-        reasons = "; ".join(sorted({one.failure or "no env step or no update" for one in results}))
-        if all(one.starved or one.failure is None for one in results):
-            return NothingMeasured(f"{what}: {reasons or 'no time to measure'}")
+    def _raise_nothing_ran(self, results: Sequence[TrialResult], names: Sequence[str], what: str) -> NoReturn:
+        """Raises what fits the ``results``, none of which ran; the user's values of knobs ``names`` may be why."""
+        reasons = "; ".join(sorted({row.failure or "no env step or no update" for row in results}))
+        if all(row.starved or row.failure is None for row in results):
+            raise NothingMeasured(f"{what}: {reasons or 'no time to measure'}")
         pins = [f"{name} = {self.problem.pin(name)}" for name in names if name in self.problem.pins]
         if pins and results:
-            return ConfigError(f"{', '.join(pins)} does not work here: {reasons}; change it, or let the tuner choose")
-        return WorkerError(f"tuning failed: {what}: {reasons}")
+            raise ConfigError(f"{', '.join(pins)} does not work here: {reasons}; change it, or let the tuner choose")
+        raise WorkerError(f"tuning failed: {what}: {reasons}")
 
     # --- everything running, with a model ---
 
@@ -414,69 +419,69 @@ class Search:
             NothingMeasured: nothing could for want of time or quiet.
         """
         problem, first = self.problem, self.first
-        base = Setting({**first, **self.own, ENVS: table.memory_plan(problem).envs_per_sampler.value, RATIO: 0.0})
+        base = Setting(
+            {**first, **self.varied_last, ENVS: knobs.memory_plan(problem).envs_per_sampler.value, RATIO: 0.0}
+        )
         sweep = self._joint(
-            [base.replace(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
+            [base.replace(SAMPLERS, count) for count in knobs.sampler_ladder(problem, first)],
             max(self.measure.seconds_left() * SWEEP_SHARE, 1.0),
         )
-        if any(one.ran and not is_steady(one) for one in sweep) and self.measure.seconds_left() >= _AGAIN_S:
-            sweep = self._again(self._joint, sweep, self.measure.seconds_left() * SWEEP_SHARE)
+        if any(row.ran and not is_steady(row) for row in sweep) and self.measure.seconds_left() >= _AGAIN_S:
+            sweep = self._repeat_scattered(self._joint, sweep, self.measure.seconds_left() * SWEEP_SHARE)
         good = [result for result in sweep if is_steady(result)]
-        scattered = [one for one in sweep if one.ran and not is_steady(one)]
+        scattered = [row for row in sweep if row.ran and not is_steady(row)]
         if scattered and not good:
             raise NothingMeasured(f"rates of samplers with the learner vary by {_typical(scattered)}")
         if not sweep and self.busy():
             raise NothingMeasured("out of time before samplers could be measured with the learner")
         if sweep and not good:
-            raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured with the learner")
+            self._raise_nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured with the learner")
         self.swept = good
         self.sharing = model.fit_sharing(problem, self.costs, good)
         settings = []
         for kind, sizes in self.sizes.items():
             for batch in sizes:
                 here = Setting({**base, **learner_setting(kind, batch)})
-                counts, ratios = table.sampler_counts(problem, here), table.ratios(problem, here)
+                counts, ratios = knobs.sampler_counts(problem, here), knobs.ratios(problem, here)
                 settings += [Setting({**here, SAMPLERS: count, RATIO: ratio}) for count in counts for ratio in ratios]
         # Never more busy threads than ran together.
-        busy = max((one.setting[SAMPLERS] for one in good), default=1) + first[THREADS]
-        failed = min((one.setting[SAMPLERS] for one in sweep if one.failure), default=math.inf)
+        busy = max((row.setting[SAMPLERS] for row in good), default=1) + first[THREADS]
+        failed = min((row.setting[SAMPLERS] for row in sweep if row.failure), default=math.inf)
         pin = problem.pin(SAMPLERS)
-        settings = [one for one in settings if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in (1, pin)]
-        settings = [one for one in settings if one[SAMPLERS] < failed] or settings
-        self.limits += [f"{one.setting[SAMPLERS]} samplers: {one.failure}" for one in sweep if one.failure]
+        settings = [here for here in settings if here[SAMPLERS] + here[THREADS] <= busy or here[SAMPLERS] in (1, pin)]
+        settings = [here for here in settings if here[SAMPLERS] < failed] or settings
+        self.limits += [f"{row.setting[SAMPLERS]} samplers: {row.failure}" for row in sweep if row.failure]
         if not sweep:
             self.limits.append("out of time before samplers could be measured: chosen by estimate")
-        self.expected = {one: self._forecast(one) for one in settings}
-        for name, value in self.kept.items():
+        self.expected = {here: self._forecast(here) for here in settings}
+        for name, value in self.learned.items():
             if name in (BATCH, RATIO):
-                self.kept[name] = min({one[name] for one in settings}, key=lambda one: (_apart(one, value), one))
+                values = {here[name] for here in settings}
+                self.learned[name] = min(values, key=lambda found: (_log_distance(found, value), found))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
         """The best forecast; batch size and ratio change only for a gain above the noise of the measurements.
 
         Each such value has to pay by itself.
         """
-        rows = [one for one in self._rows() if one.ran]
+        rows = [row for row in self._rows() if row.ran]
         needed = math.inf if self.busy() else max(_middle_spread(rows), _middle_spread(self.swept))
         best: dict[tuple[Any, ...], float] = {}
-        for one in expected:
-            values = self._learned(one.setting)
-            best[values] = max(best.get(values, 0.0), one.score)
-        kept = self._learned(self.kept)
+        for scored in expected:
+            values = self._learned(scored.setting)
+            best[values] = max(best.get(values, 0.0), scored.score)
+        configured = self._learned(self.learned)
 
-        def pays(one: Scored) -> bool:
-            values = self._learned(one.setting)
-            points = itertools.product(*({*pair} for pair in zip(values, kept, strict=True)))
-            without = [
-                point for point in points if any(a != b == c for a, b, c in zip(values, point, kept, strict=True))
-            ]
-            return not any(one.score <= best.get(point, 0.0) * (1.0 + needed) for point in without)
+        def pays(scored: Scored) -> bool:
+            values = self._learned(scored.setting)
+            points = itertools.product(*({*pair} for pair in zip(values, configured, strict=True)))
+            return all(scored.score > best.get(point, 0.0) * (1.0 + needed) for point in points if point != values)
 
-        return model.pick(self.problem, [one for one in expected if pays(one)] or expected)
+        return model.pick(self.problem, [scored for scored in expected if pays(scored)] or expected)
 
     def _learned(self, setting: Mapping[str, Any]) -> tuple[Any, ...]:
         """Batch size and ratio of a setting, as far as learning depends on them."""
-        return tuple(setting[name] for name in (BATCH, RATIO) if name in self.kept)
+        return tuple(setting[name] for name in (BATCH, RATIO) if name in self.learned)
 
     def _forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
@@ -491,16 +496,18 @@ class Search:
             NothingMeasured: all of them failed, and other programs may be why.
         """
         problem, expected = self.problem, list(self.expected.values())
-        within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
-        most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
+        within_s = self.measure.seconds_left() / (
+            1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
+        )
+        most = max((row.setting[SAMPLERS] for row in self.results if row.stage == JOINT and row.ran), default=1)
         if within_s < _LEAST_S:
             self.limits.append("out of time before the neighbours of the choice were measured")
-            expected = [one for one in expected if one.setting[SAMPLERS] <= most] or expected
+            expected = [scored for scored in expected if scored.setting[SAMPLERS] <= most] or expected
             self.chosen = self._pick(expected)
             self.centre = self.chosen.setting
             return
-        before, kept = self._pick(expected), self._learned(self.kept)
-        unmoved = [one for one in expected if self._learned(one.setting) == kept]  # What is learned stays as it is.
+        before, learned = self._pick(expected), self._learned(self.learned)
+        unmoved = [scored for scored in expected if self._learned(scored.setting) == learned]
         plain = model.pick(problem, unmoved) if unmoved else before
         # A move has to show: where there is one, time is left for a second round.
         neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
@@ -513,10 +520,12 @@ class Search:
             raise NothingMeasured("neither the expected best nor its neighbours could be measured")
         else:
             # What moves nothing that is learned, and has no more samplers than what failed and than what ran.
-            untried = [one for one in unmoved or expected if one.setting not in rows] or unmoved or expected
+            candidates = unmoved or expected
+            untried = [scored for scored in candidates if scored.setting not in rows] or candidates
             least = min(plain.setting[SAMPLERS], most)
-            self.chosen = model.pick(problem, [one for one in untried if one.setting[SAMPLERS] <= least] or untried)
-            why = next((f": {one.failure}" for one in rows.values() if one.failure), "")
+            fewer = [scored for scored in untried if scored.setting[SAMPLERS] <= least]
+            self.chosen = model.pick(problem, fewer or untried)
+            why = next((f": {row.failure}" for row in rows.values() if row.failure), "")
             self.doubts.append(f"the expected best could not be measured{why}")
         self.centre = self.chosen.setting
         if self.centre != before.setting:
@@ -544,7 +553,7 @@ class Search:
         the spread will do. What leaves a doubt is measured once more, and all if the machine was busy.
         """
         rounds, here = Rounds(), settings[0]
-        before = max((one.env_steps for one in self.results if one.setting == here and one.ran), default=0.0)
+        before = max((row.env_steps for row in self.results if row.setting == here and row.ran), default=0.0)
         end_s = self.measure.seconds_left() - within_s
         rounds.add(ask(settings, within_s))
         doubtful, left_s = self._doubtful(rounds, here, least_gain), self.measure.seconds_left() - end_s
@@ -560,14 +569,14 @@ class Search:
             else:
                 self.limits.append(f"{what} was measured while the machine was busy, with no time to repeat it")
         rows = rounds.newest()
-        failed = [one for one in rows.values() if not one.ran]
-        self.limits += [f"{setting_text(self.problem, one.setting)}: {one.failure or 'no updates'}" for one in failed]
-        good = {setting: one for setting, one in rows.items() if one.ran}
+        failed = [row for row in rows.values() if not row.ran]
+        self.limits += [f"{setting_text(self.problem, row.setting)}: {row.failure or 'no updates'}" for row in failed]
+        good = {setting: row for setting, row in rows.items() if row.ran}
         if here in good:
             best: TrialResult | None = good[self._best_of(rounds, here, least_gain, expected)]
         else:
-            left = [one for one in good.values() if not self._moves(here, one.setting)] or [
-                one for one in good.values() if is_steady(one) and not self.busy()
+            left = [row for row in good.values() if not self._changes_learning(here, row.setting)] or [
+                row for row in good.values() if is_steady(row) and not self.busy()
             ]
             best = max(left, key=self._score, default=None)
         if best is not None and not is_steady(best):
@@ -581,20 +590,26 @@ class Search:
         """
         kind, found = kind_of(here.setting), []
         for name in (BATCH, SAMPLERS, RATIO):
-            value, values = here.setting[name], {one[name] for one in self.expected if kind_of(one) == kind}
-            lower, higher = sorted(one for one in values if one < value), sorted(one for one in values if one > value)
-            for one in (*lower[-1:], *higher[:1]):
-                follows = name == BATCH and self.problem.balanced
-                setting = here.setting.replace(RATIO, model.ratio_bound(self.problem, one)) if follows else here.setting
-                found.append((setting.replace(name, one), _PROMISING))
-        best = {kind_of(one.setting): one for one in sorted(self.expected.values(), key=lambda one: one.score)}
-        found += [(one.setting, _PROMISING_RIVAL) for other, one in best.items() if other != kind]
-        known = [(self.expected[one], share * here.score) for one, share in found if one in self.expected]
-        promising = [one for one, least in known if one.score >= least]
+            at, values = here.setting[name], {setting[name] for setting in self.expected if kind_of(setting) == kind}
+            lower, higher = (
+                sorted(value for value in values if value < at),
+                sorted(value for value in values if value > at),
+            )
+            for value in (*lower[-1:], *higher[:1]):
+                setting = here.setting.replace(name, value)
+                if name == BATCH and self.problem.balanced:
+                    setting = setting.replace(RATIO, model.ratio_bound(self.problem, value))
+                found.append((setting, _PROMISING))
+        best = {
+            kind_of(scored.setting): scored for scored in sorted(self.expected.values(), key=lambda each: each.score)
+        }
+        found += [(scored.setting, _PROMISING_RIVAL) for other, scored in best.items() if other != kind]
+        known = [(self.expected[setting], share * here.score) for setting, share in found if setting in self.expected]
+        promising = [scored for scored, least in known if scored.score >= least]
         # A bound that does not bind changes nothing.
         same = here.setting.without(RATIO)
-        promising = [one for one in promising if one.setting.without(RATIO) != same or one[2:] != here[2:]]
-        return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
+        promising = [scored for scored in promising if scored.setting.without(RATIO) != same or scored[2:] != here[2:]]
+        return [scored.setting for scored in sorted(promising, key=lambda each: -each.score)[:_MOST_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
 
@@ -605,7 +620,7 @@ class Search:
             ConfigError: it has no room, or its numbers do not go together.
         """
         problem = self.problem
-        fit = table.fit_host if SAMPLERS in problem.configured else table.fit_rollout
+        fit = knobs.fit_host if SAMPLERS in problem.configured else knobs.fit_rollout
         here = fit(problem, problem.configured)
         if here is None:
             raise ConfigError(
@@ -621,21 +636,21 @@ class Search:
             WorkerError: every candidate failed by an error of its own.
             NothingMeasured: nothing could be measured for want of time or quiet.
         """
-        knobs = [knob for knob in self.problem.knobs if knob.trial == JOINT]
-        own = [knob for knob in knobs if knob.own]
-        rollout = [knob for knob in knobs if not knob.own] if self.problem.stage == ROLLOUT else []
-        knobs = [*rollout, *rollout[:1], *own]
-        for number, knob in enumerate(knobs):
-            best = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(knobs) - number))
+        joint = [knob for knob in self.problem.knobs if knob.trial == JOINT]
+        last = [knob for knob in joint if knob.varied_last]
+        rollout = [knob for knob in joint if not knob.varied_last] if self.problem.stage == ROLLOUT else []
+        varied = [*rollout, *rollout[:1], *last]
+        for number, knob in enumerate(varied):
+            best = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(varied) - number))
             if best is not None:
                 self.chosen, self.measured = model.measured_worth(self.problem, best), True
-        if not any(one.ran for one in self.results):
+        if not any(row.ran for row in self.results):
             failed = [result for result in self.results if result.failure]
             what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
-            raise NothingMeasured(what) if all(one.starved for one in failed) else WorkerError(what)
+            raise NothingMeasured(what) if all(row.starved for row in failed) else WorkerError(what)
         if self.problem.objective == ROLLOUT and not self.measured:
             here = self.chosen.setting
-            why = next((one.failure for one in self.results if one.setting == here and one.failure), "no time was left")
+            why = next((row.failure for row in self.results if row.setting == here and row.failure), "no time was left")
             raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
@@ -647,15 +662,15 @@ class Search:
             self.limits.append(f"out of time before {knob.name} could be varied")
             return None
         ask = self._measure_alone if knob.trial == LEARNER else self._joint
-        same_rollouts = knob.own or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
+        same_rollouts = knob.varied_last or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
         least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
         rounds, best = self._compare(knob.column, ask, [here, *wanted], within_s, least_gain)
         if best is not None and here in (rows := rounds.newest()) and rows[here].ran:
             shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in [here, *wanted]}
             shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
-            others = [(one[knob.name], share / shares[best.setting]) for one, share in shares.items()]
-            others = [other for one, other in zip(shares, others, strict=True) if one != best.setting]
-            self.runners[knob.name] = tuple(sorted(others, key=lambda one: -one[1])[:_MOST_RUNNERS])
+            others = [(setting[knob.name], share / shares[best.setting]) for setting, share in shares.items()]
+            others = [other for setting, other in zip(shares, others, strict=True) if setting != best.setting]
+            self.runners[knob.name] = _best_runners(others)
         return best
 
     # --- the answer ---
@@ -663,17 +678,17 @@ class Search:
     def fall_back(self, why: str) -> None:
         """Chooses what a run without the tuner would have, as far as memory allows, and says why."""
         self.fell_back, self.measured = True, False
-        self.chosen, self.expected, self.runners = Scored(table.as_configured(self.problem), 0.0), {}, {}
+        self.chosen, self.expected, self.runners = Scored(knobs.as_configured(self.problem), 0.0), {}, {}
         self.doubts.append(f"{why}; using profile and defaults")
 
     def conclude(self) -> None:
         """Gives every choice its reason, and notes what is worth it."""
         problem, chosen = self.problem, self.chosen.setting
-        knobs = {knob.name: knob for knob in problem.knobs}
+        by_name = {knob.name: knob for knob in problem.knobs}
         if self.fell_back:
-            self.choices = {name: self._unmeasured(knobs[name]) for name in problem.configured}
+            self.choices = {name: self._unmeasured(by_name[name]) for name in problem.configured}
             return
-        self.choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
+        self.choices = {name: self._choice(by_name[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
             high = self._upper_bound()
             room = problem.room
@@ -682,12 +697,12 @@ class Search:
             self._note_ratios(high)
             cost = self.costs[kind_of(chosen)]
             self.cost = cost if cost.b > 0.0 else None
-            if cost.b * max(one.setting[BATCH] for one in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
+            if cost.b * max(row.setting[BATCH] for row in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
                 self.paper_batch = paper_batch(*cost, problem.targets.gpu_target)
-        elif SAMPLERS not in chosen and table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
+        elif SAMPLERS not in chosen and knobs.rollout_rows(chosen) != knobs.rollout_rows(problem.configured):
             self.notes.append(
-                f"a rollout has {table.rollout_rows(chosen)} rows in place of "
-                f"{table.rollout_rows(problem.configured)}, which affects learning slightly"
+                f"a rollout has {knobs.rollout_rows(chosen)} rows in place of "
+                f"{knobs.rollout_rows(problem.configured)}, which affects learning slightly"
             )
         if self.chosen.in_a_run < _AS_MEASURED:
             self.notes.append(
@@ -702,7 +717,7 @@ class Search:
         problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
         labels = {knob.name: knob.column for knob in problem.knobs}
         rates = {
-            name: [one.as_json() for one in self.results if one.stage == stage]
+            name: [row.as_json() for row in self.results if row.stage == stage]
             for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))
         }
         return {
@@ -712,7 +727,7 @@ class Search:
             "choice": {name: choice.value for name, choice in choices.items()},
             "reasons": {name: choice.reason for name, choice in choices.items()},
             "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
-            "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
+            "runners_up": {name: [list(runner) for runner in choice.runners_up] for name, choice in choices.items()},
             "labels": {name: labels[name] for name in problem.configured if name in self.chosen.setting},
             "cost_a_s": a,
             "cost_b_s_per_row": b,
@@ -735,7 +750,7 @@ class Search:
     def _choice(self, knob: Knob) -> Choice:
         problem, chosen = self.problem, self.chosen
         value = chosen.setting[knob.name]
-        runners = self.runners.get(knob.name, ()) if knob.own or not self.expected else self._next_best(knob)
+        runners = self.runners.get(knob.name, ()) if knob.varied_last or not self.expected else self._next_best(knob)
         what, remark = knob.text(value), knob.remark(problem, chosen.setting)
         if knob.figures:
             what += ": " + knob.figures.format(
@@ -757,7 +772,7 @@ class Search:
         others = ", ".join(
             f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %" for value, share in runners
         )
-        if self.expected and not knob.own:
+        if self.expected and not knob.varied_last:
             others = f"expected: {others}"  # of the model, which the rows of the table need not match
         problem, value = self.problem, self.chosen.setting[knob.name]
         as_configured = value == problem.configured[knob.name]
@@ -765,7 +780,7 @@ class Search:
             return "no single change was better"
         if not runners:
             return "as configured" if as_configured else "nothing else is possible"
-        if as_configured and knob.name in self.kept and runners[0][1] > 1.0 + model.TIE:
+        if as_configured and knob.name in self.learned and runners[0][1] > 1.0 + model.TIE:
             why = "other programs were active" if self.busy() else "the gain of others is within the measured spread"
             return f"as configured: {why} ({others})"
         if as_configured:
@@ -781,26 +796,28 @@ class Search:
         only this value changed.
         """
         centre, name = self.centre, knob.name
-        own = self._forecast(centre).score
-        kept = [one.name for one in self.problem.knobs if one.name in centre and one.trial != FACTS]
+        chosen = self._forecast(centre).score
+        measured = [other.name for other in self.problem.knobs if other.name in centre and other.trial != FACTS]
         best: dict[Any, float] = {}
         for setting, score in self.expected.items():
             if (
-                own > 0.0
+                chosen > 0.0
                 and setting[name] != centre[name]
-                and (knob.trial == LEARNER or all(setting[other] == centre[other] for other in kept if other != name))
+                and (
+                    knob.trial == LEARNER or all(setting[other] == centre[other] for other in measured if other != name)
+                )
             ):
-                best[setting[name]] = max(best.get(setting[name], 0.0), score.score / own)
-        return tuple(sorted(best.items(), key=lambda one: -one[1])[:_MOST_RUNNERS])
+                best[setting[name]] = max(best.get(setting[name], 0.0), score.score / chosen)
+        return _best_runners(best.items())
 
     def _gain(self) -> str:
         """Effect of the chosen lower bound of samples per insert: as the rows say where both were measured."""
         configured = self.problem.configured[RATIO]
         settings = (self.centre, self.centre.replace(RATIO, configured))
-        rows = {one.setting: (one.updates, one.env_steps) for one in self.results if one.stage == JOINT and one.ran}
+        rows = {row.setting: (row.updates, row.env_steps) for row in self.results if row.stage == JOINT and row.ran}
         known = all(setting in rows for setting in settings)
         if not known:
-            rows = {one: self._forecast(one)[2:4] for one in settings}
+            rows = {setting: self._forecast(setting)[2:4] for setting in settings}
         (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
         return (
             f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
@@ -819,10 +836,10 @@ class Search:
             return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
         rates = self.chosen if self.measured else self._forecast(self.centre)
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-        own = [one for one in self.results if one.stage == JOINT and one.setting == setting and one.ran][-1:]
+        measured = [row for row in self.results if row.stage == JOINT and row.setting == setting and row.ran][-1:]
         if self.busy() and _ROOM * ratio > configured:
             return Choice(configured, text.format(configured) + "as configured, because other programs were active")
-        if _ROOM * ratio <= configured * (1.0 + spread_of(own or self.swept)):
+        if _ROOM * ratio <= configured * (1.0 + spread_of(measured or self.swept)):
             return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
         bound = model.ratio_bound(problem, batch)
         high = float(round(max(configured, min(_ROOM * ratio, bound))))
@@ -849,22 +866,24 @@ class Search:
             )
 
 
-def _apart(value: float, other: float) -> float:
-    """Ratio of two positive values, at least 1."""
+def _best_runners(scored: Iterable[tuple[Any, float]]) -> tuple[tuple[Any, float], ...]:
+    """The other values of a knob with the best scores, best first."""
+    return tuple(sorted(scored, key=lambda runner: -runner[1])[:_MOST_RUNNERS])
+
+
+def _log_distance(value: float, other: float) -> float:
+    """Distance of two positive values by their logarithms."""
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
 
 
 def _middle_spread(rows: Sequence[TrialResult]) -> float:
     """The spread of a typical row; infinite where none is known."""
-    known = [one.spread for one in rows if one.spread is not None]
+    known = [row.spread for row in rows if row.spread is not None]
     return statistics.median(known) if known else math.inf
 
 
 def _typical(rows: Sequence[TrialResult]) -> str:
     return f"{100 * _middle_spread(rows):.0f} % of their median"
-
-
-_AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which a note would say nothing.
 
 
 def _percent(after: float, before: float) -> str:

@@ -13,6 +13,7 @@ from machine_simulator import Bench, Machine
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
+from spreeze.tuner import knobs as knob_table
 from spreeze.tuner.knobs import KNOBS, knobs_of
 from spreeze.tuner.problem import JOINT, LEARNER, SAMPLERS, SCHEMA, Knob, Setting
 from spreeze.tuner.run import cache_key
@@ -127,9 +128,10 @@ class Helped(Machine):
 def simulated(trial, *, best=2.0, pins=(), budget_s=60.0):
     machine = Helped(best=best)
     problem = machine.problem()
+    knob = Knob(name=NAME, candidates=lambda problem, here: (0.1, 2.0), trial=trial, varied_last=True)
     problem = dataclasses.replace(
         problem, configured=Setting({**problem.configured, NAME: 0.1}), pins=frozenset(pins),
-        knobs=(*problem.knobs, Knob(name=NAME, candidates=lambda problem, here: (0.1, 2.0), trial=trial, own=True)),
+        knobs=(*problem.knobs, knob),
     )  # fmt: skip
     bench = Bench(machine, noise=0.02, budget_s=budget_s)
     return tune(problem, bench, lambda result: None), bench
@@ -170,7 +172,7 @@ def knobs_with(*argv):
 def test_own_knobs_come_last_and_only_where_the_mode_has_any(declare):
     declare(SOURCE)
     knobs = knobs_with("--import", MODULE)
-    assert [knob.name for knob in knobs if knob.own] == [NAME] == [knobs[-1].name]
+    assert [knob.name for knob in knobs if knob.varied_last] == [NAME] == [knobs[-1].name]
     assert knobs_with("--import", MODULE, "--mode", "serial", "--algo", "ppo") == ()
 
 
@@ -195,4 +197,10 @@ def test_a_mode_whose_knob_nobody_declares_is_rejected(declare):
 def test_the_table_has_every_knob_once_and_no_setting_that_is_none():
     names = [knob.name for knob in KNOBS]
     assert len(set(names)) == len(names)
-    assert not any(knob.own for knob in KNOBS)
+
+
+def test_a_knob_of_the_table_that_the_model_does_not_know_is_varied_after_the_others(monkeypatch):
+    monkeypatch.setattr(knob_table, "KNOBS", (*KNOBS, Knob(name=NAME, candidates=lambda problem, here: (0.1, 2.0))))
+    replayed = {knob.name for knob in knobs_with() if knob.varied_last}
+    assert replayed == {NAME}
+    assert not any(knob.varied_last for knob in knobs_with("--algo", "ppo"))

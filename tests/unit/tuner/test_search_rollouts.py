@@ -273,7 +273,7 @@ def test_the_record_names_settings_and_every_candidate():
 
 
 def test_another_module_s_knob_is_varied_around_the_choice():
-    own = Knob(name="learner.publish_interval_s", candidates=lambda problem, here: (1.0, 9.0), own=True)
+    own = Knob(name="learner.publish_interval_s", candidates=lambda problem, here: (1.0, 9.0), varied_last=True)
     facts = problem()
     facts = dataclasses.replace(facts, knobs=(*facts.knobs, own), configured=Setting({**DEFAULT, own.name: 0.25}))
     machine = Machine(lambda one: sleepy(one) * (1.3 if one[own.name] == 9.0 else 1.0))
