@@ -41,6 +41,7 @@ from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.published import published
+from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.metrics.tuning_record import ALGORITHMS, PROGRESS
 from spreeze.modes import run_mode
 from spreeze.run_directory import (
@@ -150,7 +151,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
             stopped = isinstance(error, KeyboardInterrupt)  # while it was tuned
             run_dir.write_state(
                 state="stopped" if stopped else "failed",
-                exit_reason=interrupts.cause or "stop request" if stopped else None,
+                exit_reason=(interrupts.cause or StopReason.REQUEST) if stopped else None,
             )
             raise
         finally:
@@ -204,7 +205,7 @@ def _compare(
 
 def _goes_on(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | argparse.Namespace:
     """The command line of the best candidate; the exit code where it has reached its target already."""
-    if read_run(chosen.run).get("exit_reason") != "target_return":
+    if read_run(chosen.run).get("exit_reason") != StopReason.TARGET_RETURN:
         return args
     if args.json:
         emit(read_json(chosen.run / "summary.json"))
@@ -489,9 +490,6 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
         )
 
 
-_ENDED = {"plateau": "ended, because returns no longer rose,", "budget": "ended by its budget"}
-
-
 def _closing(document: dict[str, Any], import_module: str | None) -> str:
     """The results of a run, and how to watch and to continue it."""
 
@@ -515,9 +513,10 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
     hint = "it ended before its first update: give it more time, or lower replay.learning_starts or rollout.size\n"
     unlearned = "" if document["updates"] else hint
+    reason = stop_reason(document["stopped_by"])
+    why = f", because {reason.sentence}" if reason else ""
     return (
-        f"{_ENDED.get(document['stopped_by'], 'stopped by ' + str(document['stopped_by']))} after {text('wall_s')} s: "
-        f"{document['env_steps']} env steps "
+        f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
         f"({best}){''.join(more)}\n{unlearned}"

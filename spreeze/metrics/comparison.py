@@ -22,6 +22,7 @@ from spreeze.config.algorithms import ALGORITHMS
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
 from spreeze.metrics.evidence import LEVEL, RESAMPLES, bootstrap_interval, improvement, iqm, seeds_needed
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import finite_number, read_config, read_json, read_run
 
@@ -431,7 +432,7 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
     config = read_config(path)
     summary = read_summary(path)
-    by_target = summary.get("stopped_by") == "target_return"
+    by_target = summary.get("stopped_by") == StopReason.TARGET_RETURN
     return Curve(
         name=clean(path.name, 128),
         group=RunGroup(env, algo, mode),

@@ -21,6 +21,7 @@ from spreeze.config.schema import Config
 from spreeze.formatting import duration, number
 from spreeze.metrics.comparison import POLICIES, running_mean
 from spreeze.metrics.published import ZOO, Published, published
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow
 
 FIRST = 5
@@ -205,14 +206,14 @@ class Ending:
         target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
         return f"ends by itself: {target}once returns no longer rise, or after {self.budget_s / 60.0:g} min"
 
-    def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> str | None:
-        """``budget`` or ``plateau``, or None; ``curve`` holds the evaluations, those of this session from ``first``."""
+    def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> StopReason | None:
+        """Budget or plateau, or None; ``curve`` holds the evaluations, those of this session from ``first``."""
         if session_s >= self.budget_s:
-            return "budget"
+            return StopReason.BUDGET
         if len(curve) == self._judged:
             return None
         self._judged = len(curve)
-        return "plateau" if has_stopped_rising(curve[first:]) else None
+        return StopReason.PLATEAU if has_stopped_rising(curve[first:]) else None
 
 
 def ending_of(config: Config, env_id: str) -> Ending | None:

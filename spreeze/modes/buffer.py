@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from spreeze.runtime.assembly import Assembly, Data
-from spreeze.runtime.recorder import GroupSample
+from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.weights import VersionedParameters

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from spreeze.runtime.assembly import Assembly, Data
-from spreeze.runtime.recorder import GroupSample
+from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.jobs import DeviceEnvs, DeviceReplayJob, DeviceRolloutJob

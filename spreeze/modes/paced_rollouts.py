@@ -31,7 +31,8 @@ from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics import median
 from spreeze.runtime.assembly import Assembly, Data
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import GroupSample, Recorder
+from spreeze.runtime.rates import GroupSample
+from spreeze.runtime.recorder import Recorder
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.gossip import asynchronous_bound, contraction, mixing_matrix, radius, synchronous_bound
 from spreeze.transport.mixing import NORMS, MixMemory, MixSpec

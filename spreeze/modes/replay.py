@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spreeze.runtime.assembly import Assembly, Data
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import GroupSample
+from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.demonstrations import NO_RETURNS, ReturnSums, load_demonstrations
 from spreeze.transport.rate_limiter import RateLimiter

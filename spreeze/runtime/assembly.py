@@ -17,7 +17,8 @@ from spreeze.errors import ResourceError
 from spreeze.run_directory import group_folder
 from spreeze.runtime.launcher import WorkerSpec
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, GroupSample, Recorder
+from spreeze.runtime.rates import CounterSample, GroupSample
+from spreeze.runtime.recorder import Recorder
 from spreeze.transport import status_table as words
 from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes

@@ -41,7 +41,7 @@ from typing import NamedTuple
 from spreeze.formatting import number, percent
 from spreeze.machine.utilisation import ContentionReader, CpuContention
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, samples_per_insert
+from spreeze.runtime.rates import CounterSample, samples_per_insert
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import role_of

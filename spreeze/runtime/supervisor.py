@@ -28,6 +28,7 @@ from spreeze.machine.processes import (
     signals_blocked,
 )
 from spreeze.metrics.progress import MOST_RETURNS, FallWatch
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callback_links import EnvironmentArguments
@@ -45,7 +46,8 @@ from spreeze.runtime.launcher import (
 )
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
-from spreeze.runtime.recorder import SAMPLE_S, CounterSample, Outcome, Recorder, View
+from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.runtime.timeline import FIRST_S, Timeline
 from spreeze.transport import status_table as status_words
 from spreeze.transport.checkpoint import CheckpointStore
@@ -180,7 +182,7 @@ class _RunLoop:
                     outcome.stopped_by = reason
                     return
         except WorkerError as error:
-            outcome.stopped_by, outcome.error = "failure", str(error)
+            outcome.stopped_by, outcome.error = StopReason.FAILURE, str(error)
             self._recorder.event("error", str(error))
 
     def _pause(self) -> None:
@@ -300,7 +302,7 @@ class _RunLoop:
 
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:
-            return f"interrupt ({self._interrupts.cause})"
+            return f"{StopReason.INTERRUPT} ({self._interrupts.cause})"
         if self._finished and len(self._finished) == len(self._workers.learners()):
             return next(iter(self._finished.values()))
         return self._recorder.stop_reason()
@@ -325,7 +327,7 @@ class _RunLoop:
             elif kind == "started":
                 outcome.device = message.get("device")
             elif kind == "finished" and (handle := self._workers.handles.get(source)) is not None:
-                self._finished[handle.spec.address] = str(message.get("reason") or "updates")
+                self._finished[handle.spec.address] = str(message.get("reason") or StopReason.UPDATES)
                 outcome.take_learner_result(handle.spec.address.group, message)
 
     def _watch_falls(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from spreeze.algorithms.algorithm import Snapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.table import TABLE, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
@@ -151,11 +152,11 @@ class Learner:
         """True if the policy has changed since it was offered."""
         return self._trainer.updates != self._offered_updates
 
-    def _stop_reason(self) -> str | None:
+    def _stop_reason(self) -> StopReason | None:
         stop, feed = self._job.stop, self._feed
         if feed.ends_by_env_steps and stop.env_steps is not None and feed.env_steps() >= stop.env_steps:
-            return "env_steps"
-        return "updates" if stop.updates is not None and self._trainer.updates >= stop.updates else None
+            return StopReason.ENV_STEPS
+        return StopReason.UPDATES if stop.updates is not None and self._trainer.updates >= stop.updates else None
 
     def turns(self) -> Iterator[None]:
         """Learns until asked to stop, or to the end of the run; yields when it is ready and after each turn."""

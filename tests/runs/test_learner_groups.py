@@ -14,7 +14,7 @@ from spreeze.metrics.table import SLOTS
 from spreeze.run_directory import group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, GroupSample
+from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.status_table import MOST_GROUPS, StatusTable

@@ -17,7 +17,7 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime import supervisor
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import split_names
+from spreeze.runtime.rates import split_names
 from spreeze.transport.weights import WeightsStore
 
 REQUIRED_SERIES = (

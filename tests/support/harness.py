@@ -15,7 +15,7 @@ import warm
 
 from spreeze.machine.processes import marked
 from spreeze.metrics.store import MetricsReader
-from spreeze.runtime.recorder import Rates
+from spreeze.runtime.rates import Rates
 from spreeze.transport.shared_memory import inherited_fds
 from spreeze.workers.roles import role_of
 

@@ -21,6 +21,7 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
+from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.run_directory import existing_parent, read_json, read_run, write_json
 
 _RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
@@ -163,7 +164,8 @@ def begin() -> None:
 
 def note_end(child: RunProcess, runs_dir: Path, tell: Callable[[str], None]) -> None:
     run, code = child.run, child.process.returncode
-    asked = str(read_run(runs_dir / run.name).get("exit_reason")).startswith(("stop request", "interrupt"))
+    reason = stop_reason(read_run(runs_dir / run.name).get("exit_reason"))
+    asked = reason in (StopReason.REQUEST, StopReason.INTERRUPT)
     run.state = "failed" if code != 0 else "interrupted" if asked else "finished"
     child.errors.seek(0)
     lines = child.errors.read().decode(errors="replace").strip().splitlines()

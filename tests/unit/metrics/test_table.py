@@ -21,7 +21,8 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import METRICS, SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, Recorder
+from spreeze.runtime.rates import CounterSample, GroupSample, Rates
+from spreeze.runtime.recorder import Recorder
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.collectors import SamplerStats

@@ -31,7 +31,7 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
-from spreeze.runtime.recorder import CounterSample, GroupSample
+from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.shared_memory import Wakeup, readable

@@ -188,7 +188,7 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     assert "over the last" not in one, "one evaluation is the last"
     assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 3
     known = train._closing(document | {"env": "Pendulum-v1", "stopped_by": "plateau"}, None)
-    assert known.startswith("ended, because returns no longer rose, after ")
+    assert ", because returns no longer rose: " in known
     assert "RL Baselines3 Zoo after 20k env steps: -157" in known
     assert "before its first update" not in known
     assert "it ended before its first update: give it more time" in train._closing(document | {"updates": 0}, None)

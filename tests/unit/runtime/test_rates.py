@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from spreeze.metrics.table import SLOTS
-from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, samples_per_insert
+from spreeze.runtime.rates import CounterSample, GroupSample, Rates, samples_per_insert
 
 
 def _reading(t_s, steps=(0,), updates=0, *, inserted=0, baseline=-1, sampled=0, sampler=None, learner=None):

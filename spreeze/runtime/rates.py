@@ -1,0 +1,238 @@
+"""Rates, shares of time and ratios: pure arithmetic on the counters that the workers post."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
+
+_RATE_WINDOW_S = 3.0
+
+
+@dataclass(frozen=True)
+class GroupSample:
+    """Counters of one group at one time."""
+
+    samplers: tuple[dict[str, float], ...]
+    learner: dict[str, float]
+    inserted: int  # transitions written since the ring was made
+    baseline_inserted: int  # value of inserted when learning started; -1 before
+    sampled: int  # transitions drawn since learning started
+    inference_workers: tuple[dict[str, float], ...] = ()
+    hosts: tuple[dict[str, float], ...] = ()  # other hosts, each with the slots of its samplers together and its own
+
+    @property
+    def learned(self) -> bool:
+        """True after the first update of this session."""
+        return self.learner["updates"] > 0 and self.sampled > 0
+
+    @property
+    def on_policy(self) -> bool:
+        """True if the learner takes whole rollouts instead of batches from replay."""
+        return self.learner.get("learn_s", 0.0) > 0.0
+
+    def knows(self, metric: Metric) -> bool:
+        """True if a learner of this kind has this number by now."""
+        other = Needs.REPLAY if self.on_policy else Needs.ROLLOUTS
+        return metric.known_from is Needs.NOTHING or (self.learned and metric.known_from is not other)
+
+    def of(self, role: str) -> tuple[dict[str, float], ...]:
+        """The slots of all workers of a role of the metric table."""
+        collecting = (*self.samplers, *self.hosts)
+        return (self.learner,) if role == "learner" else collecting if role == "sampler" else self.inference_workers
+
+
+@dataclass(frozen=True)
+class CounterSample:
+    """Counters of all groups at one time."""
+
+    t_s: float
+    groups: tuple[GroupSample, ...]
+
+    @property
+    def sampler_steps(self) -> list[float]:
+        """Env steps of each sampler in this session, group after group."""
+        return [sampler["env_steps"] for group in self.groups for sampler in group.samplers]
+
+    @property
+    def env_steps(self) -> float:
+        """Env steps of this session, over all samplers, those of other hosts included."""
+        return sum(self.sampler_steps) + sum(self.host_steps)
+
+    @property
+    def host_steps(self) -> list[float]:
+        """Env steps of each other host in this session."""
+        return [host["env_steps"] for group in self.groups for host in group.hosts]
+
+    @property
+    def inserted(self) -> int:
+        """Transitions written, over all groups."""
+        return sum(group.inserted for group in self.groups)
+
+
+_Groups = tuple[GroupSample, ...]
+
+
+@dataclass
+class Rates:
+    """Keeps a short window of readings for live rates, and two readings for steady-state rates."""
+
+    batch_size: int
+    warmup_s: float = 1.0  # after the first update, left out of steady-state rates
+    table: MetricTable = TABLE
+    restores: bool = False  # a learner's counters may start at those of a checkpoint: after a resume or a restart
+    balanced_rows: int | None = None  # that replay can hold, where consumption and production are balanced
+    _window: deque[CounterSample] = field(default_factory=deque)
+    learning_began_s: float | None = None
+    _steady: CounterSample | None = None
+    _last: CounterSample | None = None
+    _ended: bool = False
+
+    def end(self) -> None:
+        """Excludes later readings from steady-state rates, since the run is being stopped."""
+        self._ended = True
+
+    def read(self, reading: CounterSample) -> dict[str, float | None]:
+        """Metrics at this reading; a rate is None until there are two readings.
+
+        With several groups, each metric is that of the whole run, and ``name/1`` that of group 1. Counters, rates and
+        times are summed over the groups; other numbers are means over the groups that have them.
+        """
+        self._note(reading)
+        first, seconds = self._window[0], reading.t_s - self._window[0].t_s
+        metrics = self._metrics(first, reading, slice(None))
+        steps = zip(first.sampler_steps, reading.sampler_steps, strict=True)
+        for index, (before, after) in enumerate(steps if seconds > 0 else ()):
+            metrics[f"sampler_env_steps_per_s/{index}"] = max(after - before, 0.0) / seconds
+        metrics |= self._host_metrics(first, reading, seconds)
+        for number in range(len(reading.groups)) if len(reading.groups) > 1 else ():
+            own = self._metrics(first, reading, slice(number, number + 1))
+            metrics |= {f"{name}/{number}": value for name, value in own.items()}
+        return metrics
+
+    def _host_metrics(self, old: CounterSample, new: CounterSample, seconds: float) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        hosts = [host for group in new.groups for host in group.hosts]
+        posted = self.table.of("host", Kind.COUNTER, Kind.GAUGE)
+        for index, host in enumerate(hosts):
+            if host["seen"]:
+                found |= {f"{metric.name}/{index}": host[slot] for metric, slot in posted}
+                if seconds > 0:
+                    change = new.host_steps[index] - old.host_steps[index]
+                    found[f"host_env_steps_per_s/{index}"] = max(change, 0.0) / seconds
+        if hosts:
+            found["hosts_alive"] = sum(host["alive"] for host in hosts)
+        return found
+
+    def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
+        groups = new.groups[part]
+        changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
+        return {**_counts(groups, self.table), **changes, "samples_per_insert": samples_per_insert(groups)}
+
+    def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
+        found = {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
+        return found if self.balanced_rows is None else found | _balance(old, new, self.balanced_rows)
+
+    def _note(self, reading: CounterSample) -> None:
+        before = self._window[-1].groups if self._window else reading.groups
+        updates = [(a.learner["updates"], b.learner["updates"]) for a, b in zip(before, reading.groups, strict=True)]
+        if self.restores and any(old == 0 < new for old, new in updates):
+            self._window.clear()  # updates of a checkpoint took no time just now
+        self.restores = self.restores or any(new < old for old, new in updates)
+        self._window.append(reading)
+        while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:
+            self._window.popleft()
+        if self.learning_began_s is None and all(group.learned for group in reading.groups):
+            self.learning_began_s = reading.t_s
+        began_s = self.learning_began_s
+        if self._steady is None and began_s is not None and reading.t_s - began_s >= self.warmup_s:
+            self._steady = reading
+        if not self._ended:
+            self._last = reading
+
+    def steady(self) -> dict[str, float | None]:
+        """Rates from the end of the warmup to the last reading; None if the run was too short."""
+        if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
+            return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
+        seconds = self._last.t_s - self._steady.t_s
+        return {**self._changes(self._steady.groups, self._last.groups, seconds), "measured_s": seconds}
+
+
+def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
+    """Names of the shares of time in a run, known or not."""
+    roles = ("sampler", "learner", "inference") if inference_workers else ("sampler", "learner")
+    return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
+
+
+def samples_per_insert(groups: _Groups) -> float | None:
+    """Transitions drawn / transitions inserted, since learning started; None before."""
+    begun = [group for group in groups if group.baseline_inserted >= 0]
+    inserts = sum(group.inserted - group.baseline_inserted for group in begun)
+    return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
+
+
+def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | None]:
+    """Consumption over production between two readings of learners from replay, and staleness now; None if unknown."""
+    both = zip(old, new, strict=True)
+    pairs = [(a, b) for a, b in both if 0 <= a.baseline_inserted == b.baseline_inserted and a.learned]
+    inserts = sum(after.inserted - before.inserted for before, after in pairs)
+    drawn = sum(after.sampled - before.sampled for before, after in pairs)
+    stale = [after.learner["batch_size"] / max(after.learner["replay_fill"] * capacity, 1.0) for _, after in pairs]
+    ratio = drawn / inserts if inserts > 0 else None
+    return {"samples_per_insert_now": ratio, "staleness": sum(stale) / len(stale) if stale else None}
+
+
+def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
+    counts: dict[str, float | None] = {}
+    for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
+        posted = [group.learner[slot] for group in groups if group.knows(metric)]
+        known = [value for value in posted if math.isfinite(value)]
+        parts = 1 if metric.kind is Kind.COUNTER else len(known)
+        counts[metric.name] = sum(known) / parts if known else None
+    for metric, slot in table.of("sampler", Kind.COUNTER):
+        counts[metric.name] = _total(groups, "sampler", slot)
+    for metric, slot in table.of("sampler", Kind.GAUGE):
+        values = [sampler[slot] for group in groups for sampler in group.of("sampler") if sampler["episodes"] > 0]
+        counts[metric.name] = sum(values) / len(values) if values else None
+    return counts
+
+
+def _total(groups: _Groups, role: str, slot: str) -> float:
+    return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
+
+
+def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable) -> dict[str, float | None]:
+    counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
+    if seconds <= 0:
+        return dict.fromkeys((*counters, "update_frames_per_s"))
+    rates: dict[str, float | None] = {}
+    for name, counter in counters.items():
+        if counter.source is None:
+            raise ValueError(f"metric {counter.name} comes from no slot, so it has no rate: take out per_s_of")
+        role, slot = counter.source
+        rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
+    # A learner halves its batch if the device has too little memory.
+    rates["update_frames_per_s"] = sum(
+        max(after.learner["updates"] - before.learner["updates"], 0.0)
+        / seconds
+        * (after.learner.get("batch_size") or batch_size)
+        for before, after in zip(old, new, strict=True)
+    )
+    return rates
+
+
+def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    has_inference = any(group.inference_workers for group in new)
+    for role in ("sampler", "learner", "inference") if has_inference else ("sampler", "learner"):
+        splits = table.splits(role, on_policy=new[0].on_policy)
+        times = {metric.name: _total(new, role, slot) - _total(old, role, slot) for metric, slot in splits}
+        total = sum(times.values())
+        found |= {name: value / total if total > 0 else None for name, value in times.items()}
+    if has_inference:
+        batches = _total(new, "inference", "batches") - _total(old, "inference", "batches")
+        rows = _total(new, "inference", "rows") - _total(old, "inference", "rows")
+        found["inference_rows_per_batch"] = rows / batches if batches > 0 else None
+    return found
