@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
     from spreeze.types import TransitionBatch
 
-Snapshot = tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]
+Publication = tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]
 """Arrays, which another thread may fetch later, and metadata."""
 _GENERATOR = "generator"
 _MAX_SEED = 2**63 - 1
@@ -78,7 +78,7 @@ class Algorithm(ABC):
             found = {"update_size": max(sizes, default=math.nan), "dead_units": dead_units(self._perceptrons(batch))}
         return finite(found)
 
-    def value_snapshot(self, scale: float) -> Snapshot | None:
+    def value_snapshot(self, scale: float) -> Publication | None:
         """Values that a learner publishes beside its policy, for recorded episodes (``episode_recorder.step_values``).
 
         Rewards are learned divided by ``scale``. None where there are none: networks of images, those with memory,

@@ -116,9 +116,9 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         if resumed is not None:
             check_environment(resumed, probe.spec)
         compared = _compare(args, command, base, settings, probe, machine, interrupts, head_start)
-        if compared is not None:
+        if not isinstance(compared, list):
             return compared
-        settings, why = with_algorithm(base, resolve(base), probe.spec)
+        base, settings, why = with_algorithm(compared, probe.spec)
         auto = args.auto
         if auto and (untunable := untunable_env(probe)) is not None:
             auto = False
@@ -184,19 +184,18 @@ def _compare(
     machine: Machine,
     interrupts: Interrupts,
     head_start: Prewarm,
-) -> int | argparse.Namespace | None:
+) -> int | argparse.Namespace | list[Layer]:
     """Compares algorithms where there is a choice; then the command line of the best one, or the exit code.
 
-    None where there is no choice, or where it is known: then ``base`` has it.
+    Where there is no choice, or where it is known, the layers to go on with.
     """
     names = candidates_for(args, settings, probe.spec)
     if not names:
-        return None
+        return base
     tell = functools.partial(say, as_json=args.json)
     choice = AlgorithmChoice(command, args, settings, probe.spec, machine, tell)
     if (known := choice.known(names)) is not None:
-        base.insert(0, Layer("comparison of algorithms", {"run": {"algo": known}}))
-        return None
+        return [Layer("comparison of algorithms", {"run": {"algo": known}}), *base]
     head_start.close()
     began_s = AWAKE()
     chosen = choice.best(names, interrupts)
@@ -236,12 +235,11 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tupl
     """
     args = build_parser().parse_args(arguments)
     base, _ = layers_of(args, None, read_machine())
-    settings = resolve(base)
-    config = settings.config
+    config = resolve(base).config
 
     def check(known: Probe | None) -> tuple[Probe, Settings, list[str]]:
         probe = known or probe_of(config)
-        found, _ = with_algorithm(base, settings, probe.spec)
+        found = with_algorithm(base, probe.spec).settings
         if args.auto:
             check_tunable(found.config)
         return probe, found, effect_notes(found, tuned=args.auto)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from spreeze.config.algorithms import (
     ALGORITHMS,
@@ -64,6 +64,11 @@ class Layer:
     choice: dict[str, Any] | None = None
     """Algorithm, mode and perhaps learners that it takes together: none holds where another layer says a different
     algorithm or mode."""
+
+    def without(self, section: str, name: str) -> Layer:
+        """This layer, but for one setting."""
+        fields = {key: value for key, value in self.values.get(section, {}).items() if key != name}
+        return dataclasses.replace(self, values=self.values | ({section: fields} if section in self.values else {}))
 
     def for_algorithm(self, algo: str) -> list[Layer]:
         """This layer for all algorithms, and above it what it says of this one."""
@@ -184,17 +189,26 @@ def _said(layers: list[Layer], section: str, name: str) -> tuple[Any, str]:
     return None, ""
 
 
-def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tuple[Settings, str | None]:
-    """The settings with an algorithm that fits the actions, and why that one where the user had named none.
+class WithAlgorithm(NamedTuple):
+    """Layers, and their settings, that name an algorithm."""
 
-    The algorithm's own defaults come with it. PPO and A2C over vectors learn on the CPU, a GPU or not: their networks
-    are small, 64 x 64 units by default, and a GPU would wait for its next kernel most of the time. What is chosen is
-    put below the ``layers`` of ``settings``, and a device of "auto" taken out of them where it is.
+    layers: list[Layer]
+    settings: Settings
+    reason: str | None
+    """Why this algorithm; None where the user has named it."""
+
+
+def with_algorithm(layers: Sequence[Layer], spec: EnvSpec) -> WithAlgorithm:
+    """Adds, below ``layers``, an algorithm that fits the actions if none is named, and its defaults for the task.
+
+    PPO and A2C over vectors learn on the CPU, a GPU or not: their networks are small, 64 x 64 units by default, and a
+    GPU would wait for its next kernel most of the time.
 
     Raises:
         ConfigError: the algorithm that was named does not fit the actions or the mode, or there is no such network.
     """
-    reason = None
+    layers, reason = list(layers), None
+    settings = resolve(layers)
     if "run.algo" not in settings.sources:
         algo, reason = default_algorithm(spec, settings.config.mode if "run.mode" in settings.sources else None)
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
@@ -208,7 +222,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
     (settings.config.on_policy or settings.config.algorithm).check_task(spec)
     if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
-        layers[:] = [section for layer in layers for section in layer.for_algorithm(settings.config.run.algo)]
+        layers = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
     row = find_row(settings.config.run.algo, spec.import_module)
     special = {
@@ -230,11 +244,10 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer(default_of(settings), own))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
-        for layer in layers:  # "auto" leaves it to us, whoever says it
-            layer.values.get("learner", {}).pop("device", None)
-        layers.insert(0, Layer(default_of(settings), {"learner": {"device": "cpu"}}))
+        on_cpu = Layer(default_of(settings), {"learner": {"device": "cpu"}})
+        layers = [on_cpu, *(layer.without("learner", "device") for layer in layers)]  # each says "auto", or nothing
         settings = resolve(layers)
-    return settings, reason
+    return WithAlgorithm(layers, settings, reason)
 
 
 _LONG_EPISODE_STEPS, _TIME_CONSTANTS = 1000, 3.0

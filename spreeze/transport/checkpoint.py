@@ -24,7 +24,7 @@ from safetensors import numpy as safetensors_numpy
 from spreeze import files
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.files import PIECE_BYTES
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.weights import Arrays
 
 FORMAT_VERSION = 1
@@ -366,7 +366,7 @@ def load_replay(path: Path, ring: ReplayRing) -> int:
             writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
             for index, start in enumerate(range(first, len(versions), size)):
                 part = np.asarray(rows[start : min(start + size, len(versions))], dtype=np.float32)
-                write_rows(writers[index % len(writers)], part, int(versions[start]))
+                writers[index % len(writers)].write_packed(part, int(versions[start]))
             return kept
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None

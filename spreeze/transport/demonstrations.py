@@ -21,7 +21,7 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.normalizer import DiscountedReturns, ReturnMoments
 from spreeze.transport.checkpoint import STATE, CheckpointStore, load_replay
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.types import Box, Choices, EnvSpec, RowLayout
 
 _MINARI_ID = re.compile(r"^([\w-]+/)*[\w.-]+-v\d+$")
@@ -74,7 +74,7 @@ def load_demonstrations(text: str, spec: EnvSpec, ring: ReplayRing, gamma: float
     writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
     size = ring.spec.block_rows
     for index, start in enumerate(range(0, len(rows), size)):
-        write_rows(writers[index % len(writers)], rows[start : start + size], 0)
+        writers[index % len(writers)].write_packed(rows[start : start + size], 0)
     return len(rows), returns.sums()
 
 

@@ -31,14 +31,14 @@ def open_reader(ring: ReplayRing, priority_exponent: float) -> ReplayReader:
 class PrioritisedReader(ReplayReader):
     """Draws rows by priority: the total is cut into as many equal parts as there are draws, and each draws from one."""
 
-    def __init__(self, ring: ReplayRing, exponent: float, max_age_rows: int | None = None) -> None:
+    def __init__(self, ring: ReplayRing, exponent: float) -> None:
         """``exponent`` is alpha of the paper (eq. 1): 0 uniform, 1 in proportion to the errors."""
         self._exponent = exponent
         self._tree = SumTree(ring.spec.num_shards * ring.spec.stride_rows)
         self._known = [(0, 0)] * ring.spec.num_shards
         """The windows whose rows have priorities."""
         self.largest_error = 1.0
-        super().__init__(ring, max_age_rows)
+        super().__init__(ring)
 
     def refresh(self) -> None:
         """Reads the counters; costs a step for each row that came or left."""

@@ -275,9 +275,7 @@ class ShardWriter:
         self._values = rows.reshape(-1).data
         self._first_reward, self._width = layout.reward, layout.width
         self._num_steps = None if layout.num_steps is None else rows[:, layout.num_steps]
-        self._has_frames, self._is_whole = layout.frame_bytes > 0, layout.sequence is not None
-        if self._is_whole:
-            self._obs = rows[:, : layout.width - layout.checksum]
+        self._has_frames, self._packed = layout.frame_bytes > 0, rows[:, : layout.width - layout.checksum]
         self._frames = ring.frames[first : first + spec.rows_per_shard]
         self._links = rows[:, layout.back : layout.age + 1] if self._has_frames else rows[:, :0]
         self._checksum = rows.view(np.uint32)[:, -1] if layout.checksum else None
@@ -314,8 +312,7 @@ class ShardWriter:
     ) -> None:
         """Appends N transitions that policy ``version`` collected; arrays as in ``RowLayout``, ``reward`` [N].
 
-        ``num_steps`` [N] is for rings with n-step returns or images. Of sequences ``obs`` is the whole rows, without a
-        checksum, and of the other columns only their length counts. A ValueError if a shape does not fit.
+        ``num_steps`` [N] is for rings with n-step returns or images. A ValueError if a shape does not fit.
         """
         count = len(reward)
         position = self._position
@@ -323,15 +320,9 @@ class ShardWriter:
         if stop > self._capacity or count > self._max_rows:
             self._write_parts((obs, action, reward, terminated, next_obs), num_steps, version, frames)
             return
-        if self._locked:
-            self.ring.lock(self.shard, self.shard)
+        self._announce(count)
         try:
-            end = self._committed + count
-            if end > self._reserved:  # announced first; never lowered, as a dead predecessor may have announced more
-                self._words[self._reserved_word] = self._reserved = end
-            if self._is_whole:
-                self._obs[position:stop] = obs
-            elif count == 1:  # as below, with fewer and cheaper NumPy calls
+            if count == 1:  # as below, with fewer and cheaper NumPy calls
                 self._obs[position], self._action[position] = obs, action
                 self._next_obs[position] = next_obs
                 reward_at = self._first_reward + position * self._width
@@ -344,14 +335,41 @@ class ShardWriter:
                 self._num_steps[position:stop] = _given(num_steps)
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
-            if stop > self._stamp_position:
-                self._stamp(position, stop, version)
-            if self._checksum is not None:
-                self._seal(position, stop)
-            self._words[self._committed_word] = self._committed = end  # published last
+            self._publish(stop, version)
         finally:
             if self._locked:
                 self.ring.unlock(self.shard, self.shard)
+
+    def write_packed(self, rows: np.ndarray, version: int = 0) -> None:
+        """Appends N rows [N, W] float32 as ``RowLayout`` has them, not of images: transitions, or sequences."""
+        rows = rows[:, : self._packed.shape[1]]
+        while count := min(len(rows), self._max_rows, self._capacity - self._position):
+            self._announce(count)
+            try:
+                stop = self._position + count
+                self._packed[self._position : stop] = rows[:count]
+                self._publish(stop, version)
+            finally:
+                if self._locked:
+                    self.ring.unlock(self.shard, self.shard)
+            rows = rows[count:]
+
+    def _announce(self, count: int) -> None:
+        """Says how many rows are about to be overwritten; locks the shard where that is needed."""
+        if self._locked:
+            self.ring.lock(self.shard, self.shard)
+        end = self._committed + count
+        if end > self._reserved:  # never lowered, as a dead predecessor may have announced more
+            self._words[self._reserved_word] = self._reserved = end
+
+    def _publish(self, stop: int, version: int) -> None:
+        """Publishes the rows that were written up to position ``stop``."""
+        position = self._position
+        if stop > self._stamp_position:
+            self._stamp(position, stop, version)
+        if self._checksum is not None:
+            self._seal(position, stop)
+        self._words[self._committed_word] = self._committed = self._committed + stop - position  # published last
         if stop == self._capacity:
             stop = self._stamp_position = 0
         self._position = stop
@@ -390,18 +408,6 @@ class ShardWriter:
             start = stop
 
 
-def write_rows(sink: ShardWriter, rows: np.ndarray, version: int) -> None:
-    """Writes packed rows [N, W] float32, not of images."""
-    layout = sink.layout
-    if layout.sequence is not None:
-        nothing = rows[:, :0]
-        sink.write(rows[:, : layout.width - layout.checksum], nothing, nothing, nothing, nothing, None, version)
-        return
-    batch = layout.split(rows, 1.0)
-    steps = None if layout.num_steps is None else rows[:, layout.num_steps]
-    sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version)
-
-
 def _given(num_steps: Any) -> Any:
     if num_steps is None:
         raise ValueError("this ring holds n-step transitions: num_steps is missing")
@@ -427,11 +433,9 @@ class ReplayReader:
     most the rows of one turn are missing.
     """
 
-    def __init__(self, ring: ReplayRing, max_age_rows: int | None = None) -> None:
-        """Rows older than ``max_age_rows``, in env steps of all samplers, are left out (None: the ring's capacity)."""
+    def __init__(self, ring: ReplayRing) -> None:
         spec = ring.spec
         self.ring = ring
-        self.max_age_rows = spec.capacity if max_age_rows is None else max_age_rows
         self._capacity = spec.rows_per_shard
         # Leaves out the rows next to the writer, which would be overwritten during the copy. This only saves time.
         self._guard = min(1024, spec.rows_per_shard // 64)
@@ -453,7 +457,7 @@ class ReplayReader:
         """Reads the counters; takes microseconds, however much was written."""
         counters = self.ring.counters()
         self.inserted = sum([committed for _, committed in counters])
-        if self.inserted > self.max_age_rows and self.inserted - self._age_clock >= self.ring.spec.block_rows:
+        if self.inserted > self.capacity and self.inserted - self._age_clock >= self.ring.spec.block_rows:
             self._advance_age_bound(counters)
         margin = self._capacity - self._guard
         both = zip(counters, self._age_low, strict=True)
@@ -482,7 +486,7 @@ class ReplayReader:
     def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
         """Moves each shard's first young enough block forward; costs one step per block written."""
         self._age_clock = self.inserted
-        threshold = self.inserted - self.max_age_rows
+        threshold = self.inserted - self.capacity
         for shard, (reserved, end) in enumerate(counters):
             if end == 0:
                 continue

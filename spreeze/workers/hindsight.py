@@ -19,7 +19,7 @@ import numpy as np
 from spreeze.envs.goals import GoalRewards
 from spreeze.envs.scalars import FLOAT32_MAX
 from spreeze.envs.task import Task
-from spreeze.transport.replay_ring import ShardWriter, write_rows
+from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
 
@@ -134,7 +134,7 @@ class GoalRowWriter(VectorRowWriter):
             if len(rows) > left:
                 self._waiting.appendleft(rows[left:])
             if len(rows):
-                write_rows(self._sink, rows[:left], batch.version)
+                self._sink.write_packed(rows[:left], batch.version)
             left -= min(left, len(rows))
 
 

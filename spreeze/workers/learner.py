@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from spreeze.algorithms.algorithm import Snapshot
+from spreeze.algorithms.algorithm import Publication
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.table import TABLE, Phase
@@ -42,7 +42,7 @@ class Trainer(Protocol):
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         """The policy's arrays, which another thread may fetch later, and what is published with them."""
 
-    def value_snapshot(self) -> Snapshot | None:
+    def value_snapshot(self) -> Publication | None:
         """Copies of the value networks, for recorded episodes; None if there are none."""
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
@@ -326,7 +326,7 @@ class Offer(NamedTuple):
     meta: dict[str, Any]
     epoch: int
     version: int
-    values: Snapshot | None = None
+    values: Publication | None = None
 
 
 class Publisher:
@@ -362,7 +362,7 @@ class Publisher:
         meta: dict[str, Any],
         epoch: int,
         version: int,
-        values: Snapshot | None = None,
+        values: Publication | None = None,
     ) -> None:
         """Hands over a version and returns at once; ``arrays`` is called in the helper thread."""
         with self._change:

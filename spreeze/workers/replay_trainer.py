@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import create
-from spreeze.algorithms.algorithm import Snapshot
+from spreeze.algorithms.algorithm import Publication
 from spreeze.algorithms.fused_mlp import Parallel, TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.config.algorithm_settings import AlgorithmConfig
@@ -573,7 +573,7 @@ class ReplayTrainer:
 
         return read, self._policy_meta()
 
-    def value_snapshot(self) -> Snapshot | None:
+    def value_snapshot(self) -> Publication | None:
         return self.algorithm.value_snapshot(self.return_scale)
 
     def exploring_policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spreeze.transport.replay_ring import ShardWriter, write_rows
+from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
 
@@ -47,7 +47,7 @@ class SequenceRowWriter(VectorRowWriter):
             self._put(last, self._next_obs[last], actions, nothing, nothing, nothing, rows)
         self._begins[[*batch.ended, *batch.broken]] = 1.0
         if rows:
-            write_rows(self._sink, np.stack(rows), batch.version)
+            self._sink.write_packed(np.stack(rows), batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 
     def _put(

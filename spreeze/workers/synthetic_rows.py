@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.task import uniform_actions
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.transitions import FrameLog
 from spreeze.types import EnvSpec
 
@@ -49,7 +49,7 @@ def _fill_sequences(ring: ReplayRing, count: int, spec: EnvSpec, rng: np.random.
     for shard in range(ring.spec.num_shards):
         writer = ShardWriter(ring, shard)
         for begin in range(0, ring.spec.rows_per_shard, count):
-            write_rows(writer, rows[: ring.spec.rows_per_shard - begin], 0)
+            writer.write_packed(rows[: ring.spec.rows_per_shard - begin], 0)
 
 
 def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:

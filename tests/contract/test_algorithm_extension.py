@@ -113,7 +113,7 @@ def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module
     )
     command = ["--algo", "my_a2c", "--mode", "hts", "--import", module]
     layers = [Layer("user", user_values(build_parser().parse_args(command)))]
-    settings, _ = with_algorithm(layers, resolve(layers), SPEC)
+    _, settings, _ = with_algorithm(layers, SPEC)
     assert settings.config.on_policy.rmsprop_alpha == 0.99
     assert settings.config.rollout.correction == "truncated-is"
     made = create_on_policy("my_a2c", SPEC, settings.config.on_policy, 1, correction="truncated-is")

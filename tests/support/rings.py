@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from harness import REPO, poll
 
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, row_checksum
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, row_checksum
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=3, action_dim=2, checksum=True)
@@ -31,6 +31,12 @@ while count < rows:
     writer.write(obs, action, reward, reward, obs)
     count += 4
 """
+
+
+class AgelessReader(ReplayReader):
+    """A reader for which no row is too old."""
+
+    capacity = 10**9
 
 
 @contextlib.contextmanager

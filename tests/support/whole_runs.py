@@ -92,9 +92,8 @@ def task_settings(layers: list[Layer]) -> tuple[Settings, EnvSpec]:
     """A task's settings as ``spreeze.train`` has them, its profile and the algorithm that fits below these layers."""
     profile = task_profile(resolve(layers).config.env.id)
     layers = [*([profile] if profile else []), *layers]
-    settings = resolve(layers)
-    spec = probe_of(settings.config).spec
-    return with_algorithm(layers, settings, spec)[0], spec
+    spec = probe_of(resolve(layers).config).spec
+    return with_algorithm(layers, spec).settings, spec
 
 
 # --- rates, and time to a return ---

@@ -32,7 +32,7 @@ from spreeze.transport.chunks import (
     verify_chunk,
     verify_json,
 )
-from spreeze.transport.replay_ring import ShardWriter, write_rows
+from spreeze.transport.replay_ring import ShardWriter
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import BridgeJob
 
@@ -285,7 +285,7 @@ class Bridge:
             rows = chunk.rows[max(start, known) : start + count]
             start += count
             if len(rows):
-                write_rows(self._sinks[self._next_sink], rows, version)
+                self._sinks[self._next_sink].write_packed(rows, version)
                 self._next_sink = (self._next_sink + 1) % len(self._sinks)
         if self._learner is not None and start > known:
             self._learner.notify()

@@ -276,7 +276,7 @@ def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, ask
         env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)), max_episode_steps=10, reward_threshold=None
     )
     layers = [read_profile(str(path)), Layer("user", {"run": {"algo": algo, "mode": "hts"}, "rollout": asked})]
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     assert (settings.config.rollout.sync_interval, settings.sources["rollout.sync_interval"]) == expected
     path.write_text('[only.a2c.env]\nargs = ["a=1"]\n')
     with pytest.raises(ConfigError, match=r"env.args may only be set on the command line"):
@@ -304,7 +304,7 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
         reward_threshold=None,
     )
     layers = [Layer("user", {"run": {"algo": algo}, **asked})]
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     assert settings.config.own.gamma == expected
 
 
@@ -326,7 +326,7 @@ def test_sac_td3_and_hindsight_normalise_observations_unless_it_is_set(algo, ask
         env_id="T-v0", import_module=None, obs_dim=7, action=action, max_episode_steps=50, reward_threshold=None
     )
     layers = [Layer("user", {"run": {"algo": algo}, **asked})]
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     assert settings.config.env.normalize_obs is expected
 
 
@@ -352,7 +352,7 @@ def test_a_profile_takes_algorithm_and_mode_together_or_neither(tmp_path, user, 
     )
     path = _profile(tmp_path, '[only."T-v0".run]\nalgo = "ppo"\nmode = "hts"\n')
     layers = [read_profile(path, "T-v0"), Layer("user", {"run": user})]
-    settings, reason = with_algorithm(layers, resolve(layers), spec)
+    _, settings, reason = with_algorithm(layers, spec)
     assert (settings.config.run.algo, settings.config.run.mode) == expected
     assert ("sets them for this environment" in (reason or "")) is (expected == ("ppo", "hts"))
 
@@ -390,7 +390,7 @@ def test_the_band_of_samples_per_insert_is_the_algorithm_s_own_unless_either_bou
         reward_threshold=None,
     )
     layers = [Layer("user", {"run": {"algo": algo}, "replay": dict(asked)})]
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     replay = settings.config.replay
     assert (replay.samples_per_insert_min, replay.samples_per_insert_max) == band
     source = settings.sources.get("replay.samples_per_insert_min")
@@ -420,10 +420,10 @@ def test_the_mode_of_every_algorithm_that_comes_with_spreeze_runs_it():
 )
 def test_a_mode_alone_takes_the_first_algorithm_that_it_runs_for_the_task(mode, expected):
     layers = [Layer("user", {"run": {"mode": mode}})]
-    assert with_algorithm(layers, resolve(layers), DISCRETE)[0].config.run.algo == expected
+    assert with_algorithm(layers, DISCRETE).settings.config.run.algo == expected
 
 
 def test_only_a_mode_that_was_asked_for_can_be_wrong():
     layers = [Layer("user", {"run": {"mode": "spreeze", "algo": "ppo"}})]
     with pytest.raises(ConfigError, match="which mode spreeze does not provide; use --mode serial, --mode hts"):
-        with_algorithm(layers, resolve(layers), DISCRETE)
+        with_algorithm(layers, DISCRETE)

@@ -189,12 +189,13 @@ def test_a_mode_takes_only_the_algorithms_that_it_runs_and_has_a_default_among_t
 def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers():
     spec = task().spec
     layers = [Layer("user", {"run": {"seed": 3}})]
-    settings, reason = with_algorithm(layers, resolve(layers), spec)
+    found, settings, reason = with_algorithm(layers, spec)
     assert (settings.config.run.algo, settings.sources["run.algo"]) == ("dqn", "action space")
     assert reason is not None
-    assert [layer.source for layer in layers] == ["default of dqn", "action space", "user"]
+    assert [layer.source for layer in found] == ["default of dqn", "action space", "user"]
+    assert [layer.source for layer in layers] == ["user"]
     named = [Layer("user", {"run": {"algo": "sac"}})]
-    settings, reason = with_algorithm(named, resolve(named), spec)
+    _, settings, reason = with_algorithm(named, spec)
     assert (settings.config.run.algo, reason) == ("sac", None)
 
 
@@ -204,9 +205,9 @@ def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers()
 def test_each_on_policy_algorithm_has_its_own_correction_unless_one_is_set(algo, asked, correction):
     rollout = {"rollout": {"correction": asked}} if asked else {}
     layers = [Layer("user", {"run": {"algo": algo, "mode": "hts"}, **rollout})]
-    settings, _ = with_algorithm(layers, resolve(layers), task().spec)
+    found, settings, _ = with_algorithm(layers, task().spec)
     assert settings.config.rollout.correction == correction
-    assert resolve(layers).config == settings.config, "the layers that later ones are put on hold it too"
+    assert resolve(found).config == settings.config, "the layers that later ones are put on hold it too"
 
 
 @pytest.mark.parametrize(("discrete", "asked", "steps"), [(True, None, 3), (True, 1, 1), (False, None, 1)])
@@ -214,7 +215,7 @@ def test_sac_looks_three_steps_ahead_where_actions_are_discrete_unless_a_number_
     own = {"sac": {"n_step": asked}} if asked else {}
     layers = [Layer("user", {"run": {"algo": "sac"}, **own})]
     spec = task().spec if discrete else dataclasses.replace(task().spec, action=Box((-1.0,), (1.0,)))
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     assert settings.config.algorithm.n_step == steps
 
 
@@ -236,24 +237,24 @@ def layers_with(algo, device, image=False):
 ])  # fmt: skip
 def test_ppo_and_a2c_over_vectors_take_no_gpu_unasked(algo, asked, image, device, source):
     layers, spec = layers_with(algo, asked, image)
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    found, settings, _ = with_algorithm(layers, spec)
     assert settings.config.learner.device == device
     assert settings.sources.get("learner.device") == (source and source.format(algo=algo))
-    assert resolve(layers).config == settings.config, "the layers that later ones are put on hold it too"
+    assert resolve(found).config == settings.config, "the layers that later ones are put on hold it too"
     assert settings.config.learner.threads == (2 if asked == "auto" else 1), "only the device is taken out"
 
 
 @pytest.mark.parametrize("asked", [None, "auto"])
 def test_algorithms_with_replay_leave_the_device_to_the_machine(asked):
     layers, spec = layers_with("dqn", asked)
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     assert settings.config.learner.device == "auto"
 
 
 @pytest.mark.parametrize(("gpus", "asked", "says"), [((1,), None, True), ((), None, False), ((1,), "cuda:0", False)])
 def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
     layers, spec = layers_with("ppo", asked)
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    _, settings, _ = with_algorithm(layers, spec)
     machine = SimpleNamespace(gpus=gpus, cores=SimpleNamespace(usable=2.0))
     plan = planning.plan_of(settings, probe_of(spec), machine, None)
     reason = plan.reasons.get("learner.device", "")
@@ -264,7 +265,7 @@ def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
 def test_what_a_mode_gives_for_a_session_is_not_what_was_asked_for():
     layers, spec = layers_with("dqn", None)
     user = Layer("user", {"run": {"mode": "tianji"}, "learner": {"batch_size": 256}})
-    settings, _ = with_algorithm([*layers, user], resolve([*layers, user]), spec)
+    settings = with_algorithm([*layers, user], spec).settings
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=4.0))
     plan = planning.plan_of(settings, probe_of(spec), machine, None)
     asked, given = plan.requested_settings.config.replay, plan.config.replay
@@ -283,7 +284,7 @@ def test_the_discount_of_saved_sums_of_rewards_cannot_change(n_step, fixed):
 def test_gala_of_unknown_many_hosts_learns_with_the_step_size_as_it_is(given, scaled):
     layers, spec = layers_with("a2c", None)
     user = {"run": {"mode": "gala"}, "cluster": {"address": "127.0.0.1:6379"} | given}
-    settings, _ = with_algorithm([*layers, Layer("user", user)], resolve([*layers, Layer("user", user)]), spec)
+    settings = with_algorithm([*layers, Layer("user", user)], spec).settings
     machine = SimpleNamespace(gpus=(), cores=SimpleNamespace(usable=2.0))
     plan = planning.plan_of(settings, probe_of(spec), machine, None)
     assert plan.config.gala.scale_lr == scaled

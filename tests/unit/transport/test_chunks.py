@@ -28,7 +28,7 @@ from spreeze.transport.chunks import (
     verify_json,
 )
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.types import RowLayout
 
 SECRET = bytes(range(32))
@@ -84,7 +84,7 @@ def test_rows_of_all_samplers_arrive_whole_in_order_and_once_with_their_policy_s
             assert chunk.facts == {"told": ledger.next_row - len(chunk.rows)}
             for part, (count, version) in zip(np.split(chunk.rows, SAMPLERS), chunk.segments, strict=True):
                 assert (count, version <= turn) == (len(part), True)
-                write_rows(sink, part, version)
+                sink.write_packed(part, version)
         assert (ledger.rows, ledger.chunks, ledger.lost_rows) == (written, 40, 0)
         rows = ring.rows[:written]
         assert (rows[:, LAYOUT.next_obs] == rows[:, LAYOUT.obs] + 1).all()

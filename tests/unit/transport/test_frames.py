@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import AgelessReader
 
 from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
@@ -97,7 +98,7 @@ def test_every_drawn_transition_is_one_of_the_reference_and_the_newest_are_all_t
         kept = [collect(ring, shard, stack=stack, n_step=n_step, envs=envs, ends=ends, steps=steps, rng=rng,
                         serials=serials) for shard in range(shards)]  # fmt: skip
         expected = {key(o, a[0], r, t, n, m) for items in kept for o, a, r, t, n, m, _ in items}
-        found = set(drawn(ReplayReader(ring, max_age_rows=10**9), layout, rng, 3000))
+        found = set(drawn(AgelessReader(ring), layout, rng, 3000))
         assert found <= expected
         if ring.total_committed() <= min(200, shards * capacity // 2):
             assert found == expected  # 3,000 draws leave none of at most 200 out

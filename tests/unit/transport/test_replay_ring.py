@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rings import LAYOUT, count_torn, put, ring_of, wait_for, writer_process
+from rings import LAYOUT, AgelessReader, count_torn, put, ring_of, wait_for, writer_process
 from safetensors import safe_open
 
 from spreeze.errors import CheckpointError, ConfigError, TransportError
@@ -107,7 +107,7 @@ def test_window_is_the_newest_rows_of_every_shard(shards, rows, steps, locked):
     with ring_of(shards=shards, rows=rows, locked=locked) as ring:
         writers = [ShardWriter(ring, shard) for shard in range(shards)]
         model = [[] for _ in range(shards)]
-        reader = ReplayReader(ring, max_age_rows=10**9)
+        reader = AgelessReader(ring)
         number = 0
         for shard, count, dies in steps:
             shard %= shards
@@ -121,6 +121,24 @@ def test_window_is_the_newest_rows_of_every_shard(shards, rows, steps, locked):
         assert reader.inserted == number == ring.total_committed()
         assert reader.available == len(expected)
         assert set(drawn_numbers(reader)) <= expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=8), n_step=st.integers(1, 2), checked=st.booleans())
+def test_packed_rows_are_written_like_their_columns(counts, n_step, checked):
+    layout = RowLayout(obs_dim=3, action_dim=2, n_step=n_step, checksum=checked)
+    rows = np.random.default_rng(1).standard_normal((sum(counts), layout.width), np.float32)
+    with ring_of(layout, rows=20) as whole, ring_of(layout, rows=20) as apart:
+        packed, writer, begin = ShardWriter(whole, 0), ShardWriter(apart, 0), 0
+        for count in counts:
+            part = rows[begin : begin + count]
+            batch, begin = layout.split(part, 1.0), begin + count
+            steps = part[:, layout.num_steps] if layout.num_steps else None
+            packed.write_packed(part, 7)
+            writer.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, 7)
+        np.testing.assert_array_equal(whole.rows, apart.rows)
+        np.testing.assert_array_equal(whole.stamps, apart.stamps)
+        assert whole.counters() == apart.counters()
 
 
 def test_draws_are_uniform_over_shards_of_unequal_fill():
