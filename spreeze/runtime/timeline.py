@@ -26,11 +26,13 @@ class Timeline:
         """``rows`` has each worker's row of the status table by its name."""
         self._status, self._rows, self._file, self._wall_s = status, rows, run_dir / TIMELINE, wall_s
         self._began_ns = 0
+        self._before: dict[str, int] = {}
         self.recorded = False
         """True if a trace was begun."""
 
     def begin(self) -> None:
         self.recorded = True
+        self._before = {name: int(self._status.control(row)[words.PHASE]) for name, row in self._rows.items()}
         self._began_ns = time.monotonic_ns()
         self._status.header[words.RECORDING] = 1
 
@@ -44,7 +46,11 @@ class Timeline:
         self._status.header[words.RECORDING] = 0
         began_ns, self._began_ns = self._began_ns, 0
         end_ns = time.monotonic_ns()
-        workers = {name: parts(self._status.events(row), began_ns, end_ns) for name, row in self._rows.items()}
+        workers = {
+            name: parts(self._status.events(row), began_ns, end_ns, Phase(self._before[name]))
+            for name, row in self._rows.items()
+            if int(self._status.control(row)[words.PID])  # it has been started
+        }
         write_json(
             self._file,
             {
@@ -55,13 +61,15 @@ class Timeline:
         )
 
 
-def parts(events: Any, began_ns: int, end_ns: int) -> list[list[Any]]:
+def parts(events: Any, began_ns: int, end_ns: int, before: Phase) -> list[list[Any]]:
     """[start, end, phase] in ms since ``began_ns`` from a worker's events; a phase lasts until the next event.
 
-    Phases that follow themselves are one part. What the worker did before its first event is unknown and left out.
+    Phases that follow themselves are one part. ``before`` lasts until the first event: a long update may have none.
     """
     noted = sorted((value >> words.PHASE_BITS, value & (2**words.PHASE_BITS - 1)) for value in events[1:].tolist())
     known = [(t_ns, Phase(phase).name.lower()) for t_ns, phase in noted if began_ns <= t_ns < end_ns]
+    if noted[0][0] < began_ns:  # else the ring has lost the first ones
+        known.insert(0, (began_ns, before.name.lower()))
     found: list[list[Any]] = []
     for (t_ns, phase), (next_ns, _) in pairwise([*known, (end_ns, "")]):
         start, end = round((t_ns - began_ns) / 1e6, 3), round((next_ns - began_ns) / 1e6, 3)

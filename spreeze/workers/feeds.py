@@ -200,7 +200,10 @@ class ReplayFeed(RestoredFeed):
             if not self._exact:
                 self._take_in()
             self.began = True
-            self._report(f"learning started after {inserted * ring.spec.layout.steps} transitions")
+            done = f"{inserted * ring.spec.layout.steps} transitions"
+            if self._job.spec.frames is not None:  # their rows are frames: those of resets are none of an env step
+                done = f"{self.env_steps()} env steps, with {inserted} frames in replay"
+            self._report(f"learning started after {done}")
         if not self._may_update(inserted):
             return False
         self._context.heartbeat(Phase.UPDATE)

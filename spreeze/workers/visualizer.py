@@ -32,7 +32,8 @@ from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
 
 _POLL_S = 0.2
-_FIRST_CLIP_S = 5.0
+_FIRST_CLIP_S, _LEAST_CLIP_S = 5.0, 1.0
+"""When the first clip begins, and the playing time from which one that a stop cuts short is kept."""
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
 _FEW_PIXELS = 2
@@ -131,6 +132,12 @@ class _Show:
         self._context.sleep(pause_s(self._failures))
 
     def close(self) -> None:
+        """Ends a clip that has begun where it is: of a short run it is the only one."""
+        if self._clip is not None and self._clip.frames >= _LEAST_CLIP_S * self._clip_fps:
+            try:
+                self._finish_clip(self._clip)
+            except Exception as error:
+                self._context.event("warning", f"the last clip was not written: {described(error)}")
         self.drop_clip()
         close_in_time(self._task.close)
 

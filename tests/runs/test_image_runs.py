@@ -32,6 +32,7 @@ def killed(tmp_path_factory):
             os.kill(run.wait_for(lambda name=name: run.children().get(name), what=name).pid, signal.SIGKILL)
             run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
         run.until_progress()
+        assert any("env steps, with" in event for event in run.events()), "rows of images are more than env steps"
         code, document = run.stop()
     assert (code, document["error"]) == (0, None), run.stderr
     again, code, resumed = train(

@@ -29,14 +29,14 @@ def events(*noted):
 
 def test_a_phase_lasts_until_the_next_event_and_one_that_goes_on_is_one_part():
     row = events((90, Phase.WAIT), (101, Phase.STEP), (103, Phase.STEP), (104.5, Phase.WAIT), (120, Phase.STEP))
-    assert parts(row, 100 * MS, 110 * MS) == [[1.0, 4.5, "step"], [4.5, 10.0, "wait"]]
-    assert parts(events((90, Phase.WAIT)), 100 * MS, 110 * MS) == [], "unknown before the first event"
+    assert parts(row, 100 * MS, 110 * MS, Phase.WAIT) == [[0.0, 1.0, "wait"], [1.0, 4.5, "step"], [4.5, 10.0, "wait"]]
+    assert parts(events(), 100 * MS, 110 * MS, Phase.UPDATE) == [[0.0, 10.0, "update"]], "an update longer than that"
 
 
 def test_of_more_events_than_there_is_room_for_the_latest_are_kept():
     phases = (Phase.STEP, Phase.WAIT)
     row = events(*((1 + at, phases[at % 2]) for at in range(words.MOST_EVENTS + 7)))
-    found = parts(row, 0, (words.MOST_EVENTS + 8) * MS)
+    found = parts(row, 0, (words.MOST_EVENTS + 8) * MS, Phase.WAIT)
     assert found[-1] == [words.MOST_EVENTS + 7, words.MOST_EVENTS + 8, "wait"]
     assert len(found) == timeline._MOST_PARTS
 
@@ -54,6 +54,7 @@ def test_workers_note_phases_only_while_they_are_recorded(status, tmp_path, monk
                         for row, role in enumerate(("sampler", "learner")))  # fmt: skip
     recorder = Timeline(status, {"sampler-0": 0, "learner": 1}, tmp_path, lambda: 61.0)
     sampler.heartbeat(Phase.STEP)
+    learner.heartbeat(Phase.UPDATE)
     assert not recorder.is_due
     recorder.begin()
     sampler.heartbeat(Phase.WAIT)
@@ -63,10 +64,13 @@ def test_workers_note_phases_only_while_they_are_recorded(status, tmp_path, monk
     learner.heartbeat(Phase.UPDATE)
     assert (recorder.is_due, recorder.recorded, int(status.events(0)[0]), int(status.events(1)[0])) == (
         False, True, 2, 0)  # fmt: skip
-    [worker] = json.loads((tmp_path / TIMELINE).read_text())["workers"]
-    assert (worker["name"], [part[2] for part in worker["parts"]]) == ("sampler-0", ["wait", "step"])
+    workers = json.loads((tmp_path / TIMELINE).read_text())["workers"]
+    assert [(worker["name"], [part[2] for part in worker["parts"]]) for worker in workers] == [
+        ("sampler-0", ["step", "wait", "step"]),
+        ("learner", ["update"]),  # whose one update lasts longer than the trace
+    ]
     shown = newest_timeline(tmp_path)
-    assert (shown["wall"], shown["workers"]) == ("1:01", [worker])
+    assert (shown["wall"], shown["workers"]) == ("1:01", workers)
 
 
 def test_a_damaged_timeline_is_none(tmp_path):

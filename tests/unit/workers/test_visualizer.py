@@ -92,6 +92,19 @@ def test_the_picture_and_a_clip_with_its_version_appear(tmp_path):
     assert not [path for path in (tmp_path / "videos").iterdir() if path.name.endswith(".tmp")]
 
 
+def test_a_stop_keeps_what_there_is_of_a_clip_that_plays_for_a_second_or_more(tmp_path):
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 7)
+    with running(job_of(tmp_path, clip_length_s=600.0)) as (status, _):
+        wait_until(lambda: list((tmp_path / "videos").glob(".clip-*.tmp")))
+        begun = slots(status)["frames"]
+        wait_until(lambda: slots(status)["frames"] > begun + 15)
+    (clip,) = (tmp_path / "videos").glob("clip-*.mp4")
+    facts = json.loads(clip.with_suffix(".json").read_text())
+    assert 15 <= facts["frames"] < 9000
+    with av.open(str(clip)) as container:
+        assert len(list(container.decode(video=0))) == facts["frames"]
+
+
 def test_what_a_killed_one_left_is_removed_and_another_programs_clip_is_not(tmp_path):
     videos = tmp_path / "videos"
     videos.mkdir()
