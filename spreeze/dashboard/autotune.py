@@ -120,6 +120,11 @@ def show_start(name: str, folder: Path) -> None:
         left = DASH if left_s is None else f"{left_s:.0f}"
         text = f"Autotune measures this machine: settings measured so far {len(tuning.rows)}, at most {left} s left"
         st.progress(0.0 if left_s is None else min(1.0, 1.0 - left_s / TUNING_S), text)
+        st.caption(
+            f"Training waits for it: processes and memory of mode {components.plain(run.get('mode'))} are fixed once "
+            "it trains. The result is kept, and later starts reuse it within seconds. Without Autotune a start does "
+            "not wait."
+        )
     _measured(tuning)
     if now.lines:
         st.code("\n".join(now.lines), language=None, wrap_lines=True)

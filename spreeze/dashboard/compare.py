@@ -38,6 +38,8 @@ _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 _MAX_POINTS = 400
 _ALL = "all metrics"
 _SMALL_PER_ROW = 3
+_CELL, _RUN_CELL = 66, 140
+"""Widths of a number and of a run's name [px], by which the list of runs fits a screen of 1,280."""
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
 CONFIG: dict[str, Any] = {
@@ -325,9 +327,14 @@ def _target(curves: list[Curve]) -> float:
     return listed.value if listed is not None and highest >= listed.value else math.floor(10.0 * highest) / 10.0
 
 
-def _show_table(rows: list[dict[str, str]], key: str, helps: Mapping[str, str]) -> None:
-    """A table; ``helps`` is title of a column -> what it says when the pointer is over it."""
-    config = {title: st.column_config.TextColumn(help=text) for title, text in helps.items()}
+def _show_table(
+    rows: list[dict[str, str]], key: str, helps: Mapping[str, str], widths: Mapping[str, int] | None = None
+) -> None:
+    """A table; ``helps`` is title of a column -> what it says when the pointer is over it; ``widths`` are in pixels."""
+    columns = {**dict.fromkeys(helps), **(widths or {})}
+    config = {
+        title: st.column_config.TextColumn(help=helps.get(title), width=width) for title, width in columns.items()
+    }
     st.dataframe(rows, hide_index=True, key=key, column_config=config)
 
 
@@ -338,12 +345,13 @@ def _group_table(reports: list[Report]) -> None:
         for cells in comparison.group_cells(found)
     ]
     helps = {
-        "final return": f"Mean over all episodes of the last {comparison.POLICIES} evaluated policies.",
-        "return at equal time": "The same, up to the wall time that all runs of the environment reached.",
+        "Final return": f"mean over all episodes of the last {comparison.POLICIES} evaluated policies",
+        "return at equal time": "the same, up to the wall time that all runs of the environment reached",
     }
     for title, (_, what) in comparison.TIMES.items():
-        helps[title] = f"Wall time until {what} reached the target [h:min:s]; a dash until all seeds did."
-    _show_table(rows, "compare_groups", helps)
+        helps[title] = f"wall time until {what} reached the target [h:min:s], a dash until all seeds did"
+    st.markdown(components.table(list(rows[0]), [list(cells.values()) for cells in rows]))  # its cells wrap
+    st.caption("; ".join(f"{title}: {text}" for title, text in helps.items()) + ".")
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
@@ -363,7 +371,8 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         "best": "Highest mean return of one evaluation.",
         worst: "Lowest of the latest evaluations.",
     }
-    _show_table(rows, "compare_runs_table", helps)
+    widths = dict.fromkeys(rows[0], _CELL) | {"run": _RUN_CELL, "task": _RUN_CELL - 40, "group": _RUN_CELL - 40}
+    _show_table(rows, "compare_runs_table", helps, widths)
 
 
 def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ def show_live(path: Path, page_key: str) -> None:
     reference = published(facts.algo, facts.env_id)
     # Tuples, because Streamlit loads pandas to find out whether a list is a table.
     name = SAMPLE_NAME if path == SAMPLE else path.name
-    _component("live", "live.css", "chart.js", "board.js", "player.js", "live.js")(
+    _component("live", "live.css", "chart.js", "board.js", "film.js", "player.js", "agent.js", "live.js")(
         key=f"live-{name}",
         data={
             "base": prefix(),
@@ -56,7 +56,7 @@ def show_episodes(path: Path) -> None:
     """Mounts the button that opens the recorded episodes of a run."""
     name = SAMPLE_NAME if path == SAMPLE else path.name
     data = {"base": prefix(), "run": name, "colours": live_api.COLOURS}
-    _component("watch", "live.css", "chart.js", "player.js", "watch.js")(key=f"watch-{name}", data=data)
+    _component("watch", "live.css", "chart.js", "film.js", "player.js", "watch.js")(key=f"watch-{name}", data=data)
 
 
 def prefix() -> str:

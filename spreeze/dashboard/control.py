@@ -76,6 +76,11 @@ IMPORT = "SPREEZE_DASHBOARD_IMPORT"
 run directory is never imported."""
 
 
+def is_module(name: str) -> bool:
+    """True if it is a module's name as ``--import`` takes it here, such as ``my_robot``."""
+    return _MODULE.match(name) is not None
+
+
 def imported() -> str | None:
     """The module that was given with ``--import``."""
     return os.environ.get(IMPORT) or None
@@ -111,7 +116,7 @@ class Request:
                 f"environment {clean(self.env_id, 80)!r}: expected a Gymnasium id such as Pendulum-v1; put its "
                 f"module in the field for modules"
             )
-        if self.import_module is not None and not _MODULE.match(self.import_module):
+        if self.import_module is not None and not is_module(self.import_module):
             raise ConfigError(f"module {clean(self.import_module, 80)!r}: expected a name such as my_robot")
         for text in self.args:
             if not text.partition("=")[0].isidentifier() or "=" not in text:
@@ -458,7 +463,7 @@ def module_of_run(path: Path) -> str | None:
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
     if (env_id is not None and not imports_only(env_id, module)) or (
-        module is not None and not (isinstance(module, str) and _MODULE.match(module))
+        module is not None and not (isinstance(module, str) and is_module(module))
     ):
         raise RunError(
             f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "

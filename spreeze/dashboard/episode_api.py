@@ -47,6 +47,9 @@ _MOST_COLUMNS, _MOST_NUMBERS, _BINS, _MOST_BINS = 100, 2000, 30, 40
 _COLUMNS = 8
 """Lines of one strip."""
 _OF_STEPS = "Of the env steps in the best, median and worst episode of each evaluation that is kept; line: median."
+_NO_VALUES = (
+    "no values: these networks take images, a memory, or what else an episode does not keep, or were not published yet"
+)
 _SPREAD = {
     "value": ("Values", "return", "Values by the critic, Q or V."),
     "action": ("Actions", "ratio", "Numbers of actions, bounds scaled to -1 .. 1, or else numbers of options."),
@@ -217,11 +220,12 @@ def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[di
     others = [(name, column) for name, column in info if not is_term(name)]
     values = [] if gamma is None else [("discounted return that came", returns_to_go(chosen, gamma))]
     values += [("value", chosen.value)] if len(chosen.value) else []
+    missing = "" if len(chosen.value) else _NO_VALUES
     return [
         strip
         for strip in (
             _strip("Reward", [("reward", chosen.reward), *terms], 1),
-            _strip("Value and return", values[::-1], 1),
+            _strip("Value and return", values[::-1], 1) | {"note": missing},
             _strip("Action", list(zip(_names(facts, "actions"), chosen.action.T, strict=False)), 1),
             _strip("Observation", list(zip(_names(facts, "obs"), chosen.obs.T, strict=False)), 0),
             _strip("Other numbers of info", others, 1),

@@ -3,7 +3,6 @@
 // A hidden page makes no requests; charts and the picture are not drawn while out of sight.
 const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0, shown_s: 0 });
 const MAX_POINTS = 1000;
-const PICTURE_MS = 100;
 const PHASES = { step: "#0072B2", update: "#E69F00", wait: "rgba(128, 128, 128, 0.35)", publish: "#009E73", checkpoint: "#CC79A7", evaluate: "#56B4E9", render: "#D55E00", other: "#999999" };
 
 // Minimum and maximum of a thinned series; a series that was never thinned has no band.
@@ -29,7 +28,7 @@ class LivePage {
   constructor(host, data, changed) {
     this.host = host; this.data = data; this.dead = false; this.timers = {}; this.changed = changed; this.changedAt = 0;
     this.epoch = ""; this.since = 0; this.seen = 0; this.scores = ""; this.charts = new Map(); this.unit = { name: "s", by: 1 };
-    this.time = new Axis(); this.store = new Map(); this.pictureTag = "0"; this.pictureSeen = false;
+    this.time = new Axis(); this.store = new Map();
     this.abort = new AbortController();
     NS.made += 1; NS.live += 1; NS.run = data.run;
     this.build();
@@ -58,17 +57,7 @@ class LivePage {
     const trend = make(this.returnCard.box, "div", "sz-caption");
     tip(trend, "A line through the returns of the last third of the training time, with the 95 % interval of its slope.");
     this.remember("trend", trend);
-    const picture = make(top, "div", "sz-card sz-picture");
-    make(picture, "div", "sz-title", "Agent");
-    this.image = make(picture, "canvas", "");
-    this.image.setAttribute("role", "img");
-    this.image.setAttribute("aria-label", "latest picture of the agent");
-    this.pictureCard = picture;
-    this.noPicture = make(picture, "div", "sz-caption");
-    this.remember("no_picture", this.noPicture);
-    const age = this.pictureAge = make(picture, "div", "sz-caption");
-    age.style.display = "none";
-    this.remember("picture", age);
+    this.agent = new AgentCard(top, { base: this.data.base, run: this.data.run, signal: this.abort.signal, remember: (id, node) => this.remember(id, node) });
     this.pipeline(make(this.host, "div", "sz-pipe"));
     this.learners = make(this.host, "div", "sz-card");
     make(this.learners, "div", "sz-title", "Learners");
@@ -248,22 +237,17 @@ class LivePage {
     this.look = lookOf(this.host, this.data.colours[0]);
     this.chartOf(this.returnCard);
     this.returnCard.div.addEventListener("pointerenter", () => this.warmUp(), { signal: this.abort.signal });
-    this.sights = new IntersectionObserver((entries) => {
-      this.pictureSeen = entries.at(-1).isIntersecting;
-      if (this.pictureSeen) this.wakePicture();
-    });
-    this.sights.observe(this.pictureCard);
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) { this.wake(); this.wakePicture(); } }, { signal: this.abort.signal });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) { this.wake(); this.agent.wake(); } }, { signal: this.abort.signal });
     this.wake();
   }
 
   dispose() {
     if (this.dead) return;
     this.dead = true;
-    clearTimeout(this.timers.tick); clearTimeout(this.timers.picture);
+    clearTimeout(this.timers.tick);
     if (document.title.endsWith(` \u00b7 ${this.titled}`)) document.title = this.titled;
     this.abort.abort();
-    this.sights?.disconnect();
+    this.agent.dispose();
     for (const card of this.charts.values()) card.chart?.dispose();
     this.player?.dispose();
     NS.disposed += 1; NS.live -= 1;
@@ -331,6 +315,7 @@ class LivePage {
     for (const card of changed) if (card === this.returnCard) this.showReturn(); else this.showSeries(card);
     for (const [id, value] of Object.entries(news.text)) for (const node of this.text.get(id) ?? []) if (node.textContent !== value) node.textContent = value;
     this.histograms(news.evals_next);
+    this.agent.news(news.live, news.evals_next);
     this.tabTitle(news.text.eval_return);
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.note.classList.toggle("sz-problem", news.problem);
@@ -635,43 +620,6 @@ class LivePage {
     const title = `Latest log: ${file}`, text = lines.join("\n");
     if (this.logTitle.textContent !== title) this.logTitle.textContent = title;
     if (this.log.textContent !== text) this.log.textContent = text;
-  }
-
-  // The server answers as soon as there is a newer picture, or after a second without one.
-  wakePicture() {
-    if (this.pictureBusy || this.dead) return;
-    clearTimeout(this.timers.picture);
-    this.picture();
-  }
-
-  async picture() {
-    if (this.dead || document.hidden || !this.pictureSeen) return;  // woken when it is seen again
-    const begun = performance.now();
-    let pause = 2000;
-    this.pictureBusy = true;
-    try {
-      const query = new URLSearchParams({ run: this.data.run, after: this.pictureTag });
-      NS.requests += 1;
-      const reply = await fetch(`${this.data.base}/live.jpg?${query}`, { signal: this.abort.signal, cache: "no-store" });
-      if (reply.status === 200) {
-        this.pictureTag = reply.headers.get("X-Picture") ?? "0";
-        this.paint(await createImageBitmap(await reply.blob()));
-      }
-      if (this.live) pause = Math.max(10, PICTURE_MS - (performance.now() - begun));
-    } catch (error) {
-      if (this.dead || error.name === "AbortError") return;
-    } finally { this.pictureBusy = false; }
-    this.timers.picture = setTimeout(() => this.picture(), pause);
-  }
-
-  // A bitmap is freed at once when closed; decoded <img> elements would stay in memory, 0.3 MB a frame.
-  paint(bitmap) {
-    if (this.dead) { bitmap.close(); return; }
-    if (this.image.width !== bitmap.width || this.image.height !== bitmap.height) { this.image.width = bitmap.width; this.image.height = bitmap.height; }
-    this.image.getContext("2d").drawImage(bitmap, 0, 0);
-    bitmap.close();
-    if (!this.image.className) { this.image.className = "sz-painted"; this.noPicture.style.display = "none"; this.pictureAge.style.display = ""; }
-    NS.frames += 1;
   }
 
   // ---- looks ----------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ def page() -> None:
     else:
         _shown(path, now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
-        if now.name is None:
+        if now.name is None and (start.is_open() or path is None or path == SAMPLE):
             start.form(folder)
-        else:
+        elif now.name is not None:
             _stop_box(now, folder, named=path is None or path.name != now.name)
 
 
@@ -67,6 +67,8 @@ def _shown(path: Path | None, now: control.Activity) -> None:
     head = st.container(horizontal=True, vertical_alignment="bottom")
     head.title(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")
     head.caption(components.plain(f"{facts.name}{note}"), width="content")
+    if now.name is None and path != SAMPLE:
+        start.opener(head)
     components.show_live(path, now.key)
 
 

@@ -462,7 +462,7 @@ def _why_ended(reason: str | None, error: object) -> str:
     if reason is None:
         return "It did not say why it ended."
     why = _ENDED.get(reason.partition(" (")[0], clean(reason, 600))
-    return f"Ended: {why}. Next: play it (Watch), train more seeds (Seeds and values), compare them (Compare)."
+    return f"Ended: {why}. Next: play it (Watch), train more seeds (New run, Seeds and values), compare them (Compare)."
 
 
 def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:

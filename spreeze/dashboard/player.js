@@ -1,6 +1,6 @@
 // The episode player: pictures of one recorded episode beside its numbers, all read at one env step. A click on a curve
-// opens it; pictures that nobody has drawn yet are drawn meanwhile and shown as they come.
-const FRAME_HEAD = 8, NOTE_STEP = 2 ** 32 - 1, DRAW_POLL_MS = 120, STRIP_PX = 104;
+// opens it.
+const STRIP_PX = 104;
 
 class EpisodePlayer {
   // host: whose look it shares. base: address of the server. colours: lines. look: () => colours of charts.
@@ -26,6 +26,7 @@ class EpisodePlayer {
     const left = make(body, "div", "sz-player-left");
     this.picture = make(left, "canvas", "sz-player-picture");
     this.picture.setAttribute("role", "img");
+    this.film = new Film(this.picture, this, (step) => this.shown(step));
     this.caption = make(left, "div", "sz-caption");
     this.caption.setAttribute("aria-live", "polite");
     this.allow = make(left, "button", "sz-button"); this.allow.hidden = true;
@@ -65,12 +66,7 @@ class EpisodePlayer {
   }
 
   // ---- which episode --------------------------------------------------------------------------
-  async ask(path, query, options = {}) {
-    const reply = await fetch(`${this.base}/api/${path}?${new URLSearchParams({ run: this.run, ...query })}`, { signal: this.abort?.signal, cache: "no-store", ...options });
-    const found = await reply.json();
-    if (found.error) throw new Error(found.error);
-    return found;
-  }
+  ask(path, query, options = {}) { return answer(this.base, path, { run: this.run, ...query }, { signal: this.abort?.signal, ...options }); }
 
   // Opens the recorded evaluation nearest to x of `axis`: t, s or u (wall time, env steps or updates).
   async open(axis, x, group) {
@@ -111,7 +107,7 @@ class EpisodePlayer {
   }
 
   clear(text) {
-    this.frames = []; this.painted = undefined; this.note = null; this.episode = null; this.play(false);
+    this.film.clear(); this.episode = null; this.play(false);
     this.picture.style.display = "none"; this.caption.textContent = text; this.allow.hidden = true;
     this.marks.replaceChildren(); this.step.textContent = "";
   }
@@ -120,8 +116,7 @@ class EpisodePlayer {
   take(found) {
     this.clear("");
     this.episode = found;
-    const minutes = Math.floor(found.wall_s / 60), seconds = String(Math.floor(found.wall_s % 60)).padStart(2, "0");
-    this.title.textContent = `Evaluation at ${minutes}:${seconds} min, ${shortText(found.updates)} updates: mean return ${shortText(found.return_mean)} of ${found.played} episodes`;
+    this.title.textContent = `Evaluation at ${minutesText(found.wall_s)} min, ${shortText(found.updates)} updates: mean return ${shortText(found.return_mean)} of ${found.played} episodes`;
     for (const [kind, node] of Object.entries(this.kinds)) {
       const one = found.kinds.find((each) => each.kind === kind);
       node.textContent = one ? `${kind} ${shortText(one.return)}` : kind;
@@ -148,6 +143,7 @@ class EpisodePlayer {
       const box = make(this.right, "div", "sz-player-strip");
       strip = this.strips[place] = { box, head: make(box, "div", "sz-head"), keys: make(box, "div", "sz-keys"), from: 0 };
       strip.name = make(strip.head, "div", "sz-title");
+      strip.note = make(strip.head, "div", "sz-caption");
       strip.menu = make(strip.head, "select", "sz-select");
       const div = make(box, "div", "sz-plot");
       strip.chart = new Chart(div, {
@@ -157,7 +153,7 @@ class EpisodePlayer {
       strip.menu.onchange = () => { strip.from = Number(strip.menu.value); this.lines(strip); };
     }
     strip.found = found;
-    strip.name.textContent = found.title;
+    strip.name.textContent = found.title; strip.note.textContent = found.note ?? "";
     strip.menu.setAttribute("aria-label", `lines of ${found.title}`);
     const pages = Math.ceil(found.lines.length / found.most);
     if (strip.menu.length !== pages) {
@@ -203,7 +199,7 @@ class EpisodePlayer {
     if (Number(this.slider.value) !== whole) this.slider.value = whole;
     const text = this.episode ? `step ${whole} of ${last}` : "";
     if (this.step.textContent !== text) this.step.textContent = text;
-    this.paint();
+    this.film.paint(this.at);
   }
 
   play(on) {
@@ -215,8 +211,7 @@ class EpisodePlayer {
     let before = performance.now();
     const tick = (now) => {
       if (!this.playing || this.dead) return;
-      const most = this.waiting ? (this.frames.at(-1)?.step ?? 0) : Infinity;  // pictures that are being drawn lead
-      const next = Math.min(most, this.at + (Math.min(250, now - before) / 1000) * this.episode.fps * Number(this.speed.value));
+      const next = Math.min(this.film.end, this.at + (Math.min(250, now - before) / 1000) * this.episode.fps * Number(this.speed.value));
       before = now;
       if (next > this.at) this.go(next);
       if (this.at >= this.episode.length) { this.play(false); return; }
@@ -226,89 +221,35 @@ class EpisodePlayer {
   }
 
   // ---- pictures -------------------------------------------------------------------------------
-  // Fetches the pictures as they come; asks for them to be drawn where nobody has.
   async draw(asked, trust) {
-    const query = { evaluation: this.id, kind: this.episode.frames }, { signal } = this.abort;
-    this.waiting = true;
-    let from = 0, idle = 0, rest = new Uint8Array(0);
     try {
-      if (!this.episode.drawn) {
-        if (!this.episode.drawable) { this.noPicture(this.episode.note || "No pictures: this environment does not repeat, and they were not drawn while it was played."); return; }
-        const { state, module } = await this.ask("episode/draw", trust ? { ...query, trust } : query, { method: "POST" });
-        if (state === "untrusted") { this.untrusted(asked, module); return; }
-        this.caption.textContent = "drawing ...";
-      }
-      while (asked === this.asked && !this.dead) {
-        const reply = await fetch(`${this.base}/api/episode/frames?${new URLSearchParams({ run: this.run, ...query, from })}`, { signal, cache: "no-store" });
-        if (!reply.ok) throw new Error(await reply.text());
-        const bytes = new Uint8Array(await reply.arrayBuffer());
-        from += bytes.length;
-        const all = new Uint8Array(rest.length + bytes.length);
-        all.set(rest); all.set(bytes, rest.length);
-        rest = this.cut(all);
-        if (reply.headers.get("X-Done") === "1") break;
-        idle = bytes.length || reply.headers.get("X-Drawing") === "1" ? 0 : idle + 1;
-        if (idle > 8) throw new Error("the process that draws ended early");
-        if (!this.note) this.caption.textContent = this.frames.length ? `drawing: ${Math.round((100 * this.frames.at(-1).step) / this.episode.length)} %` : "drawing ...";
-        if (bytes.length < 900000) await new Promise((done) => setTimeout(done, DRAW_POLL_MS));
-      }
-      if (asked !== this.asked) return;
-      this.caption.textContent = this.note ?? "";
+      const module = await this.film.load(this.episode, this.abort.signal, (text) => { if (asked === this.asked) this.caption.textContent = text; }, trust);
+      if (module && asked === this.asked) this.untrusted(asked, module);
     } catch (error) {
-      if (asked === this.asked && error.name !== "AbortError") this.noPicture(`No pictures: ${error.message}`);
-    } finally { if (asked === this.asked) this.waiting = false; }
+      if (asked === this.asked && error.name !== "AbortError") this.caption.textContent = `No pictures: ${error.message}`;
+    }
   }
-
-  noPicture(text) { this.caption.textContent = text; this.waiting = false; }
 
   // The code of a run's own module runs only if whoever looks wants that.
   untrusted(asked, module) {
-    this.noPicture(`Pictures need the module ${module}, whose code would run on this machine.`);
+    this.caption.textContent = `Pictures need the module ${module}, whose code would run on this machine.`;
     this.allow.textContent = `Trust ${module} and draw`;
     this.allow.hidden = false;
     this.allow.onclick = () => { this.allow.hidden = true; this.draw(asked, module); };
   }
 
-  // Takes the whole records of some bytes; returns what is left.
-  cut(bytes) {
-    const view = new DataView(bytes.buffer);
-    let start = 0;
-    while (start + FRAME_HEAD <= bytes.length) {
-      const step = view.getUint32(start, true), end = start + FRAME_HEAD + view.getUint32(start + 4, true);
-      if (end > bytes.length) break;
-      const data = bytes.subarray(start + FRAME_HEAD, end);
-      if (step === NOTE_STEP) this.note = new TextDecoder().decode(data); else this.frames.push({ step, blob: new Blob([data], { type: "image/jpeg" }) });
-      start = end;
-    }
-    this.paint();
-    return bytes.slice(start);
-  }
-
-  // Shows the newest picture at the cursor, one at a time.
-  async paint() {
-    if (this.painting || !this.frames?.length) return;
-    let low = 0, high = this.frames.length;
-    while (low < high) { const middle = (low + high) >> 1; if (this.frames[middle].step <= this.at) low = middle + 1; else high = middle; }
-    const frame = this.frames[Math.max(0, low - 1)];
-    if (frame === this.painted) return;
-    this.painting = true;
-    try {
-      const bitmap = await createImageBitmap(frame.blob);
-      if (this.dead || !this.frames.includes(frame)) { bitmap.close(); return; }
-      if (this.picture.width !== bitmap.width || this.picture.height !== bitmap.height) { this.picture.width = bitmap.width; this.picture.height = bitmap.height; }
-      this.picture.getContext("2d").drawImage(bitmap, 0, 0);
-      bitmap.close();
-      this.picture.style.display = "";
-      this.picture.setAttribute("aria-label", `the agent after ${frame.step} env steps`);
-      this.painted = frame;
-      if (window.__episode) { window.__episode.shown_step = frame.step; window.__episode.pictures = (window.__episode.pictures ?? 0) + 1; if (window.__episode.pictures === 2) window.__episode.moving_ms = performance.now() - this.opened; }
-    } catch { /* a damaged picture: the next one may be whole */ this.painted = frame; } finally { this.painting = false; }
-    if (!this.dead && this.frames.length && this.playing) this.paint();
+  shown(step) {
+    this.picture.style.display = "";
+    this.picture.setAttribute("aria-label", `the agent after ${step} env steps`);
+    const seen = window.__episode;
+    if (!seen) return;
+    seen.shown_step = step; seen.pictures = (seen.pictures ?? 0) + 1;
+    if (seen.pictures === 2) seen.moving_ms = performance.now() - this.opened;
   }
 
   recolour() { for (const { chart, found } of this.strips) if (found) chart.touch(); }
 
   leave() { this.play(false); this.asked += 1; this.abort?.abort(); this.abort = null; }
 
-  dispose() { this.dead = true; this.leave(); for (const { chart } of this.strips) chart.dispose(); this.box.remove(); }
+  dispose() { this.dead = true; this.leave(); this.film.clear(); for (const { chart } of this.strips) chart.dispose(); this.box.remove(); }
 }

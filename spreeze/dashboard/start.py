@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import tomllib
@@ -40,6 +41,7 @@ _TUNER_HELP = (
     "result is cached. Disabled in modes that have nothing to tune."
 )
 _KEPT: dict[str, Any] = {"persist_state": "session"}  # options of a field whose value outlives a visit to another page
+_OPEN = "start_open"
 COMPARE = "compare"
 """In place of an algorithm: the command compares those that fit."""
 FRESH = "start_fresh"
@@ -93,6 +95,43 @@ def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
     return probe_env(env_id, module, steps=0, args=args).spec
 
 
+@lru_cache(20)
+def _ids(module: str) -> tuple[str, ...]:
+    """The ids of a trusted module; none where it cannot be imported, which is said beside the task."""
+    from spreeze.envs.probe import ids_of
+
+    with contextlib.suppress(SpreezeError):
+        return tuple(ids_of(module))
+    return ()
+
+
+def _offered() -> list[str]:
+    """Ids of the trusted module, or of the one that the page was started with, before the usual tasks."""
+    module = st.session_state.get("start_module", "").strip()
+    module = module if st.session_state.get(f"start_trust_{module}") and control.is_module(module) else ""
+    own = _ids(module or control.imported() or "") if module or control.imported() else ()
+    return [*own, *(task for task in tasks() if task not in own)]
+
+
+def _take_first(module: str) -> None:
+    """Puts the first id of a module that was just trusted into the form, unless one of them is there."""
+    found = _ids(module) if st.session_state[f"start_trust_{module}"] and control.is_module(module) else ()
+    if found and st.session_state.get("start_env") not in found:
+        st.session_state["start_env"] = found[0]
+
+
+def is_open() -> bool:
+    """True if the user wants the form beside a run that has ended, whose charts it pushes down."""
+    return bool(st.session_state.get(_OPEN))
+
+
+def opener(cell: DeltaGenerator) -> None:
+    """The button that shows and hides the form."""
+    label, kind = ("Hide the form", "secondary") if is_open() else ("New run", "primary")
+    more: dict[str, Any] = {"type": kind, "key": "new_run", "on_click": st.session_state.__setitem__}
+    cell.button(label, args=(_OPEN, not is_open()), **more)
+
+
 def form(folder: Path) -> None:
     """Offers only combinations of task, algorithm, mode and settings that the command line would take."""
     if not list_runs(folder):
@@ -101,7 +140,9 @@ def form(folder: Path) -> None:
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
-        env_id = str(first[0].selectbox("Task", tasks(), index=1, **any_id, **_KEPT))
+        offered = _offered()
+        usual = offered.index(tasks()[1])
+        env_id = str(first[0].selectbox("Task", offered, index=usual, **any_id, **_KEPT))
         env_id = known_task(env_id)
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
@@ -294,13 +335,16 @@ def _own_environment(env_id: str) -> _Own:
         key="start_module",
         **_KEPT,
         placeholder="my_robot",
-        help="An installed Python module, or one where the page was started, as my_robot; enter the id under Task.",
+        help="An installed Python module, or one where the page was started, as my_robot; its ids are offered under "
+        "Task once you trust it.",
     ).strip()
     if not module:
         return _Own(None, args)
     trusted = st.checkbox(
         f"I trust {components.plain(module)}: its code will run on this machine with my permissions",
         key=f"start_trust_{module}",
+        on_change=_take_first,
+        args=(module,),
         **_KEPT,
     )
     if not trusted:
@@ -314,6 +358,7 @@ def _own_environment(env_id: str) -> _Own:
             "Examine it", key="examine", help="Checks spaces, speed and memory, and runs the Gymnasium checker."
         ):
             _look.cache_clear()  # its author may have changed it
+            _ids.cache_clear()
             with st.spinner("Checking the environment"):
                 found = control.examine(env_id, module, args)
             st.markdown(components.table(("what", "result", "finding"), found))
@@ -375,6 +420,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
 def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) -> None:
     """Starts a run, or with flags of a sweep that."""
     st.session_state["follow"] = True  # first, because another click may interrupt this callback
+    st.session_state[_OPEN] = False
     if sweep:
         components.tried(control.start_sweep, sweep, folder)
     else:

@@ -61,6 +61,7 @@ _LEAST_RUNNING = 0.01
 """Share of the time in which a step runs, at least."""
 _SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
 """Modules that step environments of other packages."""
+_MOST_IDS = 200
 _GRACE_S = 5.0
 _LOOK_S = 0.1
 _STACK_S = 0.3
@@ -141,10 +142,36 @@ def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> P
     return probe_env(env.id, env.import_module, steps=steps, deadline_s=deadline_s, **own, **waiting)
 
 
+def ids_of(import_module: str, **waiting: Unpack[Waiting]) -> list[str]:
+    """The ids that a module registers with Gymnasium, or else its environment classes as ``MODULE:CLASS``.
+
+    It is imported in a child process. At most 200, its own before those of modules that it imports.
+
+    Raises:
+        EnvironmentError_: it cannot be imported.
+    """
+    return [str(name) for name in in_child("ids", import_module, import_module, **waiting)["ids"]]
+
+
+def _registered_by(name: str) -> list[str]:
+    import gymnasium
+
+    before = set(gymnasium.registry)
+    import_user_module(name)
+    module = sys.modules[name]
+    found = [spec for known, spec in gymnasium.registry.items() if known not in before]
+    if found:
+        top = module.__name__.partition(".")[0]
+        found.sort(key=lambda spec: (not str(spec.entry_point).startswith((f"{top}.", f"{top}:")), spec.id))
+        return [spec.id for spec in found[:_MOST_IDS]]
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, gymnasium.Env)]
+    return [f"{name}:{kind.__name__}" for kind in kinds if kind.__module__ == module.__name__][:_MOST_IDS]
+
+
 def in_child(
     what: str, env_id: str, import_module: str | None = None, *, steps: int = 0, **options: Unpack[ProbeOptions]
 ) -> dict[str, Any]:
-    """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
+    """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``), ``draw`` (a picture) or ``ids``.
 
     A child that was stopped in the meantime (Ctrl-Z), or slept with the machine, is replaced by another one.
 
@@ -449,6 +476,8 @@ def main(argv: list[str]) -> int:
     try:
         if job["what"] == "time":
             found = _timed(task, job["steps"], tasks)
+        elif job["what"] == "ids":
+            found = {"ids": _registered_by(task["import_module"])}
         elif job["what"] == "draw":
             found = draw(make_task(**task, render_mode="rgb_array"))
         else:

@@ -99,7 +99,8 @@ def _bias(values: Mapping[str, float]) -> _Found:
     value, came = values.get("eval_start_value"), values.get("eval_discounted_return")
     if value is None or came is None:
         return _unknown(
-            "Unknown: it comes with an evaluation, and not for images, policies with memory or custom networks."
+            "Unknown: it comes with an evaluation. Not for policies on images or with memory, whose inputs kept "
+            "episodes do not hold, nor for custom networks."
         )
     bias = value - came
     text = f"{'+' if bias >= 0.0 else ''}{number(bias)}"

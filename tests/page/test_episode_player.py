@@ -69,6 +69,7 @@ def test_the_numbers_of_an_episode_come_in_strips_with_sentences(run):
     assert list(strips) == ["Reward", "Value and return", "Action", "Observation"]
     reward, came = strips["Reward"]["lines"][0]["y"], strips["Value and return"]["lines"][0]["y"]
     assert came[-2] == pytest.approx(reward[-2] + 0.9 * reward[-1], rel=1e-4)
+    assert "no values" in strips["Value and return"]["note"], "nobody published any"
     assert [len(line["y"]) for line in strips["Observation"]["lines"]] == [201] * 3
     texts = [mark["text"] for mark in found["marks"]]
     assert texts[:2] == ["ran to the time limit of 200 steps", "action 0 at its bound 100 % of the time"]
@@ -181,4 +182,22 @@ def test_a_click_on_a_curve_shows_the_moving_episode(run, tmp_path):
         press = "[...document.querySelectorAll('.sz-player button')].find(b => b.innerText.startsWith('best')).click()"
         driver.execute_script(press)
         web.wait(lambda: driver.execute_script(player)["kind"] == "best")
+        assert driver.execute_script("return window.__spreeze.errors") == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))
+def test_a_run_without_any_picture_shows_its_newest_recorded_episode_move(tmp_path):
+    recorded_run(tmp_path / "runs", "short")
+    with web.server(tmp_path / "runs", tmp_path / "server.log") as (address, _), web.browser() as driver:
+        web.enter(driver, address, tmp_path / "runs")
+        driver.get(f"{address}/?run=short")
+        card = "return document.querySelector('.sz-picture')?.innerText ?? ''"
+        web.wait(lambda: "recorded at 0:20 min: median episode" in driver.execute_script(card))
+        moving = "return window.__spreeze.frames"
+        web.wait(lambda: driver.execute_script(moving) > 5, lambda: driver.execute_script(card))
+        assert "No picture" not in driver.execute_script(card)
+        pause = driver.find_element("css selector", ".sz-picture .sz-button")
+        pause.click()
+        assert pause.text == "Play"
         assert driver.execute_script("return window.__spreeze.errors") == []

@@ -153,6 +153,20 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
 
 
 @pytest.mark.warm
+def test_the_ids_of_a_module_are_offered_and_the_first_is_taken_once_it_is_trusted(folder, tmp_path, monkeypatch):
+    (tmp_path / "own_ids.py").write_text(OWN_ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    page = open_page("live")
+    page.text_input(key="start_module").set_value("own_ids").run()
+    assert "Own-v0" not in page.selectbox(key="start_env").options
+    page.checkbox(key="start_trust_own_ids").check().run()
+    assert page.selectbox(key="start_env").options[:2] == ["Own-v0", "Pendulum-v1"]
+    assert asked(page)["env"] == {"id": "Own-v0", "import_module": "own_ids"}
+    assert "own_ids" not in sys.modules, "the page's own process imports nothing"
+
+
+@pytest.mark.warm
 def test_the_algorithm_follows_the_actions_of_a_module_once_it_is_trusted(folder, tmp_path, monkeypatch):
     (tmp_path / "own_cart.py").write_text(OWN_ENVIRONMENT.replace("PendulumEnv", "CartPoleEnv"))
     monkeypatch.syspath_prepend(str(tmp_path))
