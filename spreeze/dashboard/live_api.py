@@ -61,6 +61,7 @@ _ENDED = {
     "stop request": "it was stopped",
     "interrupt": "it was interrupted",
 }
+_OTHERS = ("external_cpu_cores", "sibling_cpu_cores")  # at the end of a run its last samples lack them
 _MOST_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
@@ -245,7 +246,7 @@ def live_response(
         events = reader.events(_MARKS)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
-        fresh.update(_whole_run(path))
+        fresh |= {name: latest[name].value for name in _OTHERS if name in latest} | _whole_run(path)
     if state == "paused":
         lasting = {
             metric.name

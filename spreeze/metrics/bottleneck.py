@@ -126,9 +126,10 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
         )
     if sampler_wait >= WAITS:
-        return Bottleneck(
-            f"Learner is the limit: {waits}; fewer {passes}, a smaller network or a GPU would help.", Side.LEARNER
-        )
+        remedy = f"fewer {passes}, a smaller network or a GPU"
+        if _used_elsewhere(snapshot) is not None:  # hardware would not help while others hold the cores
+            remedy = f"{_fewer_others(snapshot)} fewer {passes} or a smaller network"
+        return Bottleneck(f"Learner is the limit: {waits}; {remedy} would help.", Side.LEARNER)
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
 
 
@@ -205,6 +206,8 @@ def _learner_remedy(snapshot: Snapshot) -> str:
         return f"a smaller batch (gathering rows takes {percent(shares['gather'])})"
     if "cuda" in (snapshot.learner_device or ""):
         return _gpu_remedy(snapshot)
+    if _used_elsewhere(snapshot) is not None:
+        return f"{_fewer_others(snapshot)} or a smaller batch"
     if snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL and (snapshot.samplers_wanted or 0) > 1:
         return "fewer samplers, a smaller batch or a GPU"
     return "a smaller batch or a GPU"

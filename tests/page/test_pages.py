@@ -379,6 +379,7 @@ def test_a_run_that_is_tuned_shows_what_is_measured_on_both_pages_and_no_empty_c
         assert not page.exception
         assert page.title[0].value == "Starting a1"
         assert any("2 usable cores of a test" in caption.value for caption in page.caption)
+        assert any(caption.value.startswith("Training waits for it") for caption in page.caption)
         assert page.dataframe[0].value["updates/s"].tolist() == ["100"]
         assert not components(page, "spreeze_live")
     assert [button.key for button in open_page("live").button][:1] == ["stop"]

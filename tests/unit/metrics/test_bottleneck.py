@@ -98,12 +98,20 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
         (_snapshot(0.02, 0.03, updates_per_s=0.0), Side.UNKNOWN, "No update in the last seconds"),
         (_snapshot(0.50, 0.02, updates_per_s=0.0), Side.SAMPLER, "Samplers are the limit"),
         (_snapshot(0.02, 0.03, external_cpu_cores=1.5), Side.BALANCED, "; other programs keep 1.50 cores busy."),
-        (_snapshot(0.03, 0.40, external_cpu_cores=0.5), Side.LEARNER, "; other programs keep 0.50 cores busy."),
-        (_snapshot(0.03, 0.40, sibling_cpu_cores=0.9), Side.LEARNER, "; your other runs keep 0.90 cores busy."),
+        (
+            _snapshot(0.03, 0.40, external_cpu_cores=0.5),
+            Side.LEARNER,
+            "ending other programs, which keep 0.50 cores busy,",
+        ),
+        (
+            _snapshot(0.03, 0.40, sibling_cpu_cores=0.9),
+            Side.LEARNER,
+            "ending your other runs, which keep 0.90 cores busy,",
+        ),
         (
             _snapshot(0.03, 0.40, lag=1, external_cpu_cores=0.3, sibling_cpu_cores=0.9),
             Side.LEARNER,
-            "a GPU would help; other programs and runs keep 1.20 cores busy.",
+            "ending other programs and runs, which keep 1.20 cores busy, fewer epochs or a smaller network would help.",
         ),
         (
             _snapshot(0.02, 0.03, external_cpu_cores=0.1, sibling_cpu_cores=0.9, cpu_use=1.0),
