@@ -17,7 +17,7 @@ class AgentCard {
     remember("no_picture", (this.none = make(box, "div", "sz-caption")));
     remember("picture", (this.age = make(box, "div", "sz-caption")));
     this.told = make(box, "div", "sz-caption");
-    this.film = new Film(this.canvas, { base, run }, () => { this.show("film"); NS.frames += 1; });
+    this.film = new Film(this.canvas, { base, run }, () => { this.show("film"); this.told.textContent = this.told.textContent.replace(/^next: /, ""); NS.frames += 1; });
     this.paused = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.toggle.textContent = this.paused ? "Play" : "Pause";
     this.show("");
@@ -90,7 +90,7 @@ class AgentCard {
       const of = episode.kinds.find((each) => each.kind === episode.kind)?.return;
       const told = `recorded at ${minutesText(t.at(-1))} min: median episode, return ${shortText(of)}`;
       this.runFilm();
-      const needed = await this.film.load(episode, this.abort.signal, (text) => { this.told.textContent = text ? `${told} (${text})` : told; });
+      const needed = await this.film.load(episode, this.abort.signal, (text) => { this.told.textContent = (this.shows === "film" ? "" : "next: ") + (text ? `${told} (${text})` : told); });
       if (!needed) return;
       this.episode = null;
       this.told.textContent = `A click on the return shows recorded episodes, once you trust ${needed}.`;

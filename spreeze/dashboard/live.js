@@ -154,7 +154,8 @@ class LivePage {
     field("ignore outliers", "checkbox", "robust", "the vertical axis omits the outermost 2 % on each side");
     const notify = field("notify at the end", "checkbox", "notify", "a notification of the browser when the run ends or fails");
     notify.addEventListener("change", () => { if (notify.checked) globalThis.Notification?.requestPermission(); });
-    make(box, "span", "sz-caption", "drag or + to zoom, double-click or - to reset; click or Enter on the return to see the episode");
+    const keys = make(box, "span", "sz-caption", "click the return for its episode; drag to zoom");
+    tip(keys, "Double-click: the whole chart again. By keys on a focused chart: arrows read it, + and - zoom, Enter opens the episode.");
   }
 
   // A notification of the browser when a run that was watched alive has ended.

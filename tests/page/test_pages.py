@@ -177,7 +177,7 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     world("finished")
     page = open_page("compare")
     page.multiselect(key="compare_runs").set_value(page.multiselect(key="compare_runs").value[:1]).run()
-    groups, runs = (table.value.iloc[0] for table in page.dataframe)
+    (groups,), runs = group_rows(page), page.dataframe[0].value.iloc[0]
     # Ten evaluations of -1000, -920 .. -280, the last at 36.6 s.
     assert (groups["final return"], groups["return at equal time"], groups["runs"]) == ("-640", "-640", "1")
     times = "first at target", "held", "mean of 10 at target"
@@ -197,8 +197,16 @@ def compared(world, **batches):
     return folder, page
 
 
+def group_rows(page):
+    """The rows of the table of groups: title -> cell."""
+    (text,) = [part.value for part in page.markdown if part.value.startswith("| ") and "final return" in part.value]
+    heads, _, *rows = ([cell.replace("\\", "").strip() for cell in row.split(" | ")] for row in text.splitlines())
+    titles = [head.strip("| ") for head in heads]
+    return [dict(zip(titles, [cell.strip("| ") for cell in row], strict=True)) for row in rows]
+
+
 def groups_of(page):
-    return [[group, int(runs)] for group, runs in page.dataframe[0].value[["group", "runs"]].values.tolist()]
+    return [[row["group"], int(row["runs"])] for row in group_rows(page)]
 
 
 def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):
@@ -209,7 +217,7 @@ def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):
         "36.6 s; sac - learner.batch_size=32 took 36.6 s, about as long. With fewer than 3 "
         "seeds each this may be chance.**"
     ]
-    (line,) = page.dataframe[2].value.to_dict("records")
+    (line,) = page.dataframe[1].value.to_dict("records")
     assert line == {"what": "learner.batch_size", "a": "256", "b": "32", "c": "32"}
 
 
@@ -223,7 +231,7 @@ def test_compare_says_which_setting_matters_and_all_that_differs(world):
     )
     page.run()
     assert not page.exception
-    effects, differences = (frame.value for frame in page.dataframe[2:])
+    effects, differences = (frame.value for frame in page.dataframe[1:])
     assert effects["setting"].tolist() == ["learner.batch_size", "sac.gamma"]
     assert effects["explains"].tolist() == ["0 %", "0 %"], "all of them have the same returns"
     assert effects["value: return (runs)"][1].startswith("0.8: ")
@@ -330,7 +338,7 @@ def test_each_task_has_a_target_of_its_own(world):
     assert [box.label for box in page.number_input] == ["Target return of Pendulum-v1", "Target return of CartPole-v1"]
     page.number_input[0].set_value(-300.0)
     page.number_input[1].set_value(0.0).run()
-    times = dict(page.dataframe[0].value[["task", "held"]].values.tolist())
+    times = {row["task"]: row["held"] for row in group_rows(page)}
     assert times == {"Pendulum-v1": "- (0 of 1)", "CartPole-v1": "- (0 of 1)"}
 
 
@@ -355,6 +363,16 @@ def test_an_empty_machine_is_offered_a_first_run_and_another_is_not(world, monke
     assert [request.env_id for request in started] == ["Pendulum-v1"]
     make_run(folder, "a1")
     assert "first" not in [button.key for button in open_page("live").button]
+
+
+def test_the_form_is_shown_beside_an_ended_run_only_once_it_is_asked_for(world):
+    world("finished")
+    page = open_page("live")
+    assert "start" not in [button.key for button in page.button]
+    page.button(key="new_run").click().run()
+    assert "start" in [button.key for button in page.button]
+    page.button(key="new_run").click().run()
+    assert "start" not in [button.key for button in page.button]
 
 
 def test_start_gives_way_to_stop_while_a_run_is_alive(world):
@@ -707,6 +725,7 @@ def test_what_comes_from_the_cache_is_measured_again_after_a_click(world):
     page.button(key="measure_again").click().run()
     page.session_state["page"] = "live"
     page.run()
+    page.button(key="new_run").click().run()
     assert not page.exception
     assert any("--auto --fresh" in line for line in commands(page))
 
