@@ -2,12 +2,14 @@
 
 ::
 
-    python tests/benchmarks/quality.py faults --faults 1000 --seed 1      # histories of 100 faults at real runs (Linux)
+    python tests/benchmarks/quality.py faults --faults 1000 --seed 1      # runs of 100 faults each (Linux)
+    python tests/benchmarks/quality.py faults --count 10000 --minutes 60  # again and again, until there are so many
     python tests/benchmarks/quality.py flaky tests/unit/runtime --repeats 20 --load 2
     python tests/benchmarks/quality.py suite                              # time of the quick suite
     python tests/benchmarks/quality.py page                               # the page alone
 
-Each of the first three adds a line to ``assets/quality.jsonl``; ``--no-record`` only prints it. A storm that fails is
+Each adds a line to ``assets/quality.jsonl``; ``--no-record`` only prints it. ``--count`` goes on with the line of an
+earlier call and its next seed, and writes it after each run: a call may be ended at any time. A storm that fails is
 shrunk to a short history with ``--shrink``, which plays it again and again.
 """
 
@@ -18,6 +20,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +33,7 @@ from typing import Any
 
 from common import SUPPORT
 
+from spreeze.files import replace_bytes
 from spreeze.machine.hardware import read_machine
 from spreeze.run_directory import versions
 
@@ -45,34 +49,49 @@ measures and writes this page; nothing here is written by hand. [Developing](dev
 
 
 def throw_faults(args: argparse.Namespace) -> Record:
-    """Plays histories, seed by seed, until so many faults were thrown or the time is over."""
+    """Plays runs, seed by seed, until so many faults were thrown or the time is over; with ``count`` writes each."""
     sys.path.insert(0, str(SUPPORT))
     os.environ["SPREEZE_LONG_TESTS"] = "1"  # who does nothing for a minute is hung
     from fault_storm import LEFT_OUT, Storm, history, shrunk
 
-    thrown, violations, histories, checked = Counter[str](), list[str](), 0, Counter[str]()
-    end_s, began_s = time.monotonic() + 60.0 * args.minutes, time.monotonic()
+    record: Record = {
+        "kind": "faults", "seed": args.seed, "count": args.count, "left_out": LEFT_OUT, "thrown": {}, "violations": [],
+        "histories": 0, "rows": 0, "checkpoints": 0, "sessions": 0, "minutes": 0.0,
+    }  # fmt: skip
+    record = next((one for one in _records() if args.count and _history(one) == _history(record)), record)
+    end_s, wanted = time.monotonic() + 60.0 * args.minutes, args.count or args.faults
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
-        while _single(thrown) < args.faults and time.monotonic() < end_s:
-            seed = args.seed + histories
-            faults = history(seed, min(HISTORY_FAULTS, args.faults - _single(thrown)))
+        while (left := wanted - _single(record.get("thrown", {}))) > 0 and time.monotonic() < end_s:
+            seed = record["seed"] + record["histories"]
             report = Storm(Path(folder), print if args.verbose else lambda text: None).play(
-                faults, (end_s - time.monotonic()) / 60.0
+                history(seed, min(HISTORY_FAULTS, left)), (end_s - time.monotonic()) / 60.0
             )
-            histories += 1
-            thrown += report.thrown
-            checked += Counter(
-                rows=report.rows_checked, checkpoints=report.checkpoints_checked, sessions=report.sessions
-            )
-            violations += [f"seed {seed}: {name}: {text}" for name, text in report.violations]
+            record = _with_run(record, seed, report)
+            if args.count and not args.no_record:
+                write_record(record)
             print(f"seed {seed}: {_single(report.thrown)} faults, {report.violations}", flush=True)
             if report.violations and args.shrink:
                 short = shrunk(report.history, lambda some: bool(Storm(Path(folder)).play(some).violations))
                 print("  short history:", *short, sep="\n    ", flush=True)
-    return {
-        "kind": "faults", "seed": args.seed, "histories": histories, "thrown": dict(sorted(thrown.items())),
-        "left_out": LEFT_OUT, "violations": violations, "minutes": (time.monotonic() - began_s) / 60.0, **checked,
+    return record
+
+
+def _with_run(record: Record, seed: int, report: Any) -> Record:
+    """A record of faults, with one more run in it and the commits that were tried."""
+    stamp, commits = _stamp(), str(record.get("commit", "")).split()
+    sums = {"histories": 1, "rows": report.rows_checked, "checkpoints": report.checkpoints_checked,
+            "sessions": report.sessions, "minutes": report.minutes}  # fmt: skip
+    seen = [f"seed {seed}: {name}: {text}" for name, text in report.violations]
+    return record | stamp | {name: record[name] + more for name, more in sums.items()} | {
+        "thrown": dict(sorted((Counter(record["thrown"]) + report.thrown).items())),
+        "violations": record["violations"] + seen,
+        "commit": " ".join(commits if stamp["commit"] in commits else [*commits, stamp["commit"]]),
     }  # fmt: skip
+
+
+def _history(record: Record) -> tuple[Any, ...] | None:
+    """What tells a history that goes on from others; None for records of one call."""
+    return (record["kind"], record["count"], record["seed"]) if record.get("count") else None
 
 
 def _single(thrown: Mapping[str, int]) -> int:
@@ -139,11 +158,22 @@ def time_suite(args: argparse.Namespace) -> Record:
     return {"kind": "suite", "minutes": seconds / 60.0, **Counter(found.values())}
 
 
+def _records() -> list[Record]:
+    lines = RECORDS.read_text(encoding="utf-8").splitlines() if RECORDS.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def write_record(record: Record) -> None:
+    """Adds a line, in place of the earlier one of a history that goes on, and writes the page."""
+    kept = [one for one in _records() if _history(one) is None or _history(one) != _history(record)]
+    replace_bytes(RECORDS, "".join(json.dumps(one) + "\n" for one in (*kept, record)).encode())
+    write_page()
+
+
 def write_page() -> None:
     """Writes the page from all records."""
-    lines = RECORDS.read_text(encoding="utf-8").splitlines() if RECORDS.exists() else []
     records: dict[str, list[Record]] = defaultdict(list)
-    for record in map(json.loads, lines):
+    for record in _records():
         records[record["kind"]].append(record)
     parts = [_HEAD, _faults_part(records["faults"]), _flaky_part(records["flaky"]), _suite_part(records["suite"])]
     PAGE.write_text("\n".join(part for part in parts if part), encoding="utf-8")
@@ -163,7 +193,8 @@ def _where(record: Record) -> list[str]:
 
 def _faults_part(records: list[Record]) -> str:
     rows = [
-        [_single(r["thrown"]), ", ".join(f"{kind} {count}" for kind, count in r["thrown"].items()),
+        [f"{_single(r['thrown']):,}" + (f" of {r['count']:,}" if r.get("count") else ""),
+         ", ".join(f"{kind} {count}" for kind, count in r["thrown"].items()),
          f"{r['sessions']} in {r['minutes']:.0f} minutes", f"{r['rows']:,}", r["checkpoints"],
          "; ".join(text[:160].replace("|", "/").replace("\n", " ") for text in r["violations"]) or "0", *_where(r)]
         for r in records
@@ -203,12 +234,16 @@ def _suite_part(records: list[Record]) -> str:
     return _table("Quick suite", "`python -m pytest`, once.", head, rows)
 
 
-def _stamp(record: Record) -> Record:
-    commit = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    told = versions()
-    return record | {
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _stamp() -> Record:
+    told, changed = versions(), _git("status", "--porcelain", "-uno", ".", *(f":!{p}" for p in (RECORDS, PAGE)))
+    return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": subprocess.run(commit, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip() or "-",
+        "commit": (_git("describe", "--always", "--exclude=*") or "-") + ("-dirty" if changed else ""),
         "machine": read_machine().one_line(),
         "versions": f"Python {platform.python_version()}, torch {told.get('torch')}, NumPy {told.get('numpy')}",
     }
@@ -219,7 +254,8 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     faults, flaky, suite, _ = map(verbs.add_parser, ("faults", "flaky", "suite", "page"))
     faults.add_argument("--faults", type=int, default=1000)
-    faults.add_argument("--seed", type=int, default=1, help="of the first history")
+    faults.add_argument("--count", type=int, help="go on with the history of this seed until it has so many")
+    faults.add_argument("--seed", type=int, default=1, help="of the first run")
     faults.add_argument("--minutes", type=float, default=60.0, help="no more after that")
     faults.add_argument("--shrink", action="store_true", help="make failing histories short")
     faults.add_argument("--verbose", action="store_true", help="print each fault")
@@ -234,14 +270,14 @@ def main() -> None:
         verb.add_argument("--no-record", action="store_true", help="print the result, write nothing")
     args = parser.parse_args()
     if args.verb != "page":
-        record = _stamp(args.measure(args))
+        record = _stamp() | args.measure(args)
         print(json.dumps(record))
-        if args.no_record:
-            return
-        with open(RECORDS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-    write_page()
+        if not args.no_record:
+            write_record(record)
+    else:
+        write_page()
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a storm ends its run
     main()

@@ -1,11 +1,14 @@
 """The scripts of ``tests/benchmarks``: what they start is what ``spreeze.train`` takes; no test judges a speed."""
 
+import json
 import os
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import counted_impact
+import fault_storm
 import pytest
 
 from spreeze.cli.arguments import build_parser, user_values
@@ -136,3 +139,28 @@ def test_repeated_tests_are_recorded_and_the_page_of_quality_tells_who_failed_ho
     page = (tmp_path / "PAGE").read_text()
     assert "1 of 4 (25.00%) | `a::bad` 1 |" in page
     assert "## Faults" not in page, "what was not measured is not there"
+
+
+def test_a_history_of_faults_goes_on_with_its_next_seed_over_several_calls(started, monkeypatch, tmp_path):
+    names, played = runpy.run_path(str(FOLDER / "quality.py"))["main"].__globals__, []
+
+    class Storm(fault_storm.Storm):
+        def play(self, faults, minutes=1e9):
+            played.append(len(faults))
+            if len(played) == 3:
+                raise KeyboardInterrupt
+            seen = [("a rule", "broken")] * (len(played) == 4)
+            return fault_storm.Report(Counter(kill=len(faults)), rows_checked=7, violations=seen)
+
+    monkeypatch.setenv("SPREEZE_LONG_TESTS", "")  # what the script sets is undone
+    monkeypatch.setattr(fault_storm, "Storm", Storm)
+    for name in ("RECORDS", "PAGE"):
+        monkeypatch.setitem(names, name, tmp_path / name)
+    monkeypatch.setattr(sys, "argv", ["quality.py", "faults", "--count", "250", "--seed", "5"])
+    with pytest.raises(KeyboardInterrupt):
+        names["main"]()
+    names["main"]()
+    (record,) = map(json.loads, (tmp_path / "RECORDS").read_text().splitlines())
+    assert (played, record["thrown"], record["rows"]) == ([100, 100, 50, 50], {"kill": 250}, 21)
+    assert record["violations"] == ["seed 7: a rule: broken"], "seeds 5 and 6 were recorded before the interrupt"
+    assert "| 250 of 250 |" in (tmp_path / "PAGE").read_text()
