@@ -244,10 +244,10 @@ class FaultWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return *self._injector.spoil(dice, obs, reward), terminated, truncated, info
 
 
-def make_faulty(render_mode: str | None = None, **faults: Any) -> gymnasium.Env[Any, Any]:
-    """The task that ``SPREEZE_FAULT_ENV`` names (``Pendulum-v1`` if none), with faults."""
-    inner = os.environ.get(_PREFIX + "ENV", _INNER_ID)
-    return FaultWrapper(gymnasium.make(inner, render_mode=render_mode), **faults)
+def make_faulty(render_mode: str | None = None, inner: str | None = None, **faults: Any) -> gymnasium.Env[Any, Any]:
+    """The task ``inner``, else that which ``SPREEZE_FAULT_ENV`` names, else ``Pendulum-v1``; with faults."""
+    env_id = inner or os.environ.get(_PREFIX + "ENV", _INNER_ID)
+    return FaultWrapper(gymnasium.make(env_id, render_mode=render_mode), **faults)
 
 
 NUMBER_UNIT = 2.0**-20
