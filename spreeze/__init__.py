@@ -1,22 +1,25 @@
 """Spreeze: the reinforcement-learning trainer that tunes itself to the machine it runs on.
 
-===================  ==========================================  ==================================================
+===================  ==========================================  =====================================================
 to add               touch                                       as follows
-===================  ==========================================  ==================================================
+===================  ==========================================  =====================================================
 an algorithm         algorithms/NAME.py, config/algorithms.py    settings, class and row; the other names the file
 a mode               config/modes.py, modes/NAME.py              its declaration; ``assemble`` if its path is its own
 a knob of the tuner  tuner/knobs.py                              its row, for the data flows that it names
 a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
-a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row
+a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row; a mode ``add``s it
 a family of tasks    envs/families.py                            its row, and what makes its environments
-a weight transport   transport/weights.py, workers/context.py    for files; rollout modes create their own memory
-===================  ==========================================  ==================================================
+a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
+a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
+===================  ==========================================  =====================================================
 
-A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``. A weight transport has the
-methods of ``ParameterPublisher`` and ``ParameterSource``.
+Each algorithm also has a line in the docstring of ``algorithms/__init__.py``. A number of the machine is measured in
+``machine/utilisation.py``. A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``.
+A weight transport has the methods of ``ParameterPublisher`` and ``ParameterSource``.
 
-``tests/contract/test_newcomer.py`` adds one of each, except a transport, and checks that all of Spreeze knows it.
+``tests/contract/test_newcomer.py`` adds one of each, except a kind of policy and a transport, and checks that all of
+Spreeze knows it.
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 

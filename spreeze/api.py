@@ -38,13 +38,14 @@ from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, joined_mask, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
+from spreeze.files import read_json
 from spreeze.inference.policy import Policy, State, exploring_arrays
 from spreeze.inference.user_modules import end_import
 from spreeze.machine.output import BackgroundWriter, followed, write
 from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
-from spreeze.run_directory import find_run, read_config, read_json, state_of
+from spreeze.run_directory import find_run, read_config, state_of
 from spreeze.runtime.callback import BaseCallback
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec

@@ -1,10 +1,11 @@
-"""Files that are either complete or absent: written under a temporary name, then renamed."""
+"""Files that are either complete or absent: written under a temporary name, then renamed; and JSON files."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 TEMP_PREFIX = ".tmp-"  # no file that a reader looks for has it
 _CHUNK_BYTES = 1 << 20
+_MOST_JSON_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 PIECE_BYTES = 1 << 25
 """Large files are written and synced in such pieces: during one sync of some GB the writer would look dead."""
 
@@ -119,3 +121,51 @@ def sha256_of_file(path: Path, on_read: Callable[[int], None] = lambda count: No
             digest.update(chunk)
             on_read(len(chunk))
     return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large.
+
+    Numbers that are not finite, or have more digits than 64 bits, are None: all else could fail wherever it is used.
+    """
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            return {}
+        data = json.loads(path.read_bytes(), parse_constant=lambda name: None, parse_float=_finite, parse_int=_integer)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if len(text) < 20 and -(2**63) <= int(text) < 2**63 else None
+
+
+def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
+    """Replaces a JSON file atomically; ``durable``: it is on the disk when this returns.
+
+    Raises:
+        OSError: disk full or no permission; the old content is untouched.
+    """
+    replace_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), durable=durable)
+
+
+def tail_text(path: Path) -> str:
+    """The end of a text file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder that exists, which may be ``path`` itself."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())

@@ -16,7 +16,6 @@ import dataclasses
 import errno
 import fcntl
 import itertools
-import json
 import math
 import os
 import secrets
@@ -38,8 +37,9 @@ from typing import Any
 from spreeze import __version__
 from spreeze.config.schema import check_name, is_valid_name
 from spreeze.errors import ResourceError, RunError, did_you_mean, refuse_newer
-from spreeze.files import replace_bytes
+from spreeze.files import read_json, write_json
 from spreeze.formatting import clean
+from spreeze.process_identity import same_process
 
 FORMAT = 1
 """Format number of a run directory, in ``run.json``: older versions of Spreeze cannot use one with a higher number."""
@@ -57,9 +57,7 @@ _LOCK_S = 0.2
 _HELD = (errno.EAGAIN, errno.EACCES)
 """Errors of ``flock`` where another process holds the lock; anything else means that the file system has no locks."""
 _FRESH_S = 60.0  # A run on another host without locks is alive while its heartbeat is no older
-_MAX_BYTES, _TAIL_BYTES = 1_000_000, 64_000
-_STATE_FIELD, _START_FIELD = 0, 19
-"""Indices in ``/proc/PID/stat`` after the name: state, and start time in ticks since boot."""
+_MAX_BYTES = 1_000_000
 
 
 def group_folder(run: Path, group: int) -> Path:
@@ -536,40 +534,6 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large.
-
-    Numbers that are not finite, or have more digits than 64 bits, are None: all else could fail wherever it is used.
-    """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return {}
-        data = json.loads(path.read_bytes(), parse_constant=lambda name: None, parse_float=_finite, parse_int=_integer)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if len(text) < 20 and -(2**63) <= int(text) < 2**63 else None
-
-
-def tail_text(path: Path) -> str:
-    """The end of a text file; empty if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def state_of(path: Path) -> str:
     """The run's state; "crashed" if it claims to be running but no process holds its lock."""
     state = str(read_run(path).get("state") or "damaged")
@@ -660,55 +624,6 @@ def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
     return path
 
 
-def process_identity(pid: int) -> dict[str, Any]:
-    """Record by which ``same_process`` recognises a living process.
-
-    Linux: its start in ticks since boot, and the boot, which do not depend on the clock. Elsewhere the time of its
-    start.
-    """
-    import psutil  # not for all who import this module
-
-    found: dict[str, Any] = {"pid": pid, "create_time": None}
-    with contextlib.suppress(psutil.Error):
-        found["create_time"] = psutil.Process(pid).create_time()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        found |= {"start_ticks": int(_stat_fields(pid)[_START_FIELD]), "boot_id": _boot_id()}
-    return found
-
-
-def same_process(record: Mapping[str, Any]) -> bool:
-    """True if the process of a ``process_identity`` is alive: pids are reused."""
-    pid, ticks, boot, created = (record.get(name) for name in ("pid", "start_ticks", "boot_id", "create_time"))
-    if not isinstance(pid, int):
-        return False
-    if isinstance(ticks, int) and isinstance(boot, str):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = _stat_fields(pid)
-            return int(fields[_START_FIELD]) == ticks and _boot_id() == boot and fields[_STATE_FIELD] not in "ZX"
-        return False
-    import psutil  # not for all who import this module
-
-    if not isinstance(created, int | float):
-        return False
-    try:
-        process = psutil.Process(pid)
-        same: bool = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ValueError, OverflowError):
-        return False
-    return same
-
-
-def _stat_fields(pid: int | str) -> list[str]:
-    """``/proc/PID/stat`` after the name, which may contain anything."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    return text.rpartition(")")[2].split()
-
-
-def _boot_id() -> str:
-    """Another one after each start of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def kill_supervisor(path: Path) -> None:
     """Kills the supervisor of a run; its workers follow.
 
@@ -722,15 +637,6 @@ def kill_supervisor(path: Path) -> None:
         os.kill(run["pid"], signal.SIGKILL)
 
 
-def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
-    """Replaces a JSON file atomically; ``durable``: it is on the disk when this returns.
-
-    Raises:
-        OSError: disk full or no permission; the old content is untouched.
-    """
-    replace_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), durable=durable)
-
-
 def make_runs_dir(path: Path) -> None:
     """Makes the directory of the runs, where it does not exist.
 
@@ -741,21 +647,6 @@ def make_runs_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot write below {path}: {error}") from None
-
-
-def existing_parent(path: Path) -> Path:
-    """The nearest folder that exists, which may be ``path`` itself."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
-
-
-def process_age_s() -> float:
-    """Seconds since this process was started, imports included.
-
-    Linux gives the start as ticks since boot. Converted to wall-clock time it would be off by up to a second, because
-    the boot time is rounded.
-    """
-    ticks = int(_stat_fields("self")[_START_FIELD])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str | None]:

@@ -21,13 +21,14 @@ from pathlib import Path
 from spreeze.config.algorithms import fitting_algorithms
 from spreeze.config.layers import DEFAULT, USER, Settings
 from spreeze.errors import RunError, SpreezeError
+from spreeze.files import existing_parent, read_json, write_json
 from spreeze.formatting import clean, number
 from spreeze.machine.hardware import Machine
 from spreeze.machine.processes import kill_and_wait
 from spreeze.metrics.comparison import POLICIES, read_curve
 from spreeze.metrics.progress import Level, level_of
 from spreeze.metrics.tuning_record import ALGORITHMS
-from spreeze.run_directory import existing_parent, names_from, new_name, read_json, versions, write_json
+from spreeze.run_directory import names_from, new_name, versions
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.run import cache_dir, cache_key

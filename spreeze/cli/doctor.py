@@ -37,12 +37,13 @@ from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bulle
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
+from spreeze.files import existing_parent
 from spreeze.formatting import clean, percent, size
 from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import emit, say
 from spreeze.metrics.snapshot import GpuSnapshot
-from spreeze.run_directory import MIN_FREE_DISK_BYTES, existing_parent, is_alive, list_runs, versions
+from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
 from spreeze.runtime.cluster.ray_nodes import parse_address
 from spreeze.runtime.cluster.survey import survey
 from spreeze.types import Choices, RowLayout

@@ -17,6 +17,7 @@ from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, make_task, options_of
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
+from spreeze.files import read_json
 from spreeze.formatting import clean, percent
 from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import emit, say, stdout_to_stderr
@@ -24,7 +25,7 @@ from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, t
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES
 from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
-from spreeze.run_directory import find_run, read_json
+from spreeze.run_directory import find_run
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
 from spreeze.transport.weights import LATEST, Arrays, Weights, read_weights
 from spreeze.types import EnvSpec

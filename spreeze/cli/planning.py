@@ -27,7 +27,7 @@ from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices
-from spreeze.run_directory import process_age_s
+from spreeze.process_identity import process_age_s
 from spreeze.runtime.cluster.ray_nodes import check_installed, check_reachable, parse_address
 from spreeze.runtime.environment_limits import allowed
 from spreeze.runtime.plan import EarlierSessions, RunPlan

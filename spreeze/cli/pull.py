@@ -14,9 +14,10 @@ from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.push import FILES, POLICY, check_repository, hub_errors, library, read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import RunError
+from spreeze.files import read_json, write_json
 from spreeze.formatting import clean
 from spreeze.machine.output import emit, say
-from spreeze.run_directory import check_format, make_runs_dir, read_json, read_run, write_json
+from spreeze.run_directory import check_format, make_runs_dir, read_run
 
 
 def build_parser() -> Parser:

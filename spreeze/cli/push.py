@@ -19,12 +19,13 @@ from typing import Any
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.evaluate import policy_of, recorded_spec
 from spreeze.errors import ConfigError, HubError, RunError, UsageError
+from spreeze.files import read_json
 from spreeze.formatting import clean, size
 from spreeze.machine.output import emit, say
 from spreeze.metrics import model_card
 from spreeze.metrics.model_card import CLIP, CURVE
 from spreeze.metrics.published import published
-from spreeze.run_directory import find_run, is_alive, read_json, read_run, refuse_links
+from spreeze.run_directory import find_run, is_alive, read_run, refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import read_rows

@@ -15,10 +15,10 @@ from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config
 from spreeze.envs.task import check_fits
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
-from spreeze.files import read_bytes, replace_bytes
+from spreeze.files import read_bytes, read_json, replace_bytes
 from spreeze.formatting import clean, duration, number
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import checked, group_folder, read_json, read_run, session_starts
+from spreeze.run_directory import checked, group_folder, read_run, session_starts
 from spreeze.runtime.plan import EarlierSessions
 from spreeze.transport.checkpoint import newest_state
 from spreeze.transport.weights import read_weights

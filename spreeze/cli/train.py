@@ -34,7 +34,7 @@ from spreeze.envs.make import bullet_engine, foreign_module
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.files import replace_bytes
+from spreeze.files import read_json, replace_bytes, write_json
 from spreeze.formatting import percent, size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, read_machine
@@ -44,21 +44,18 @@ from spreeze.metrics.published import published
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.metrics.tuning_record import ALGORITHMS, PROGRESS
 from spreeze.modes import run_mode
+from spreeze.process_identity import process_age_s, process_identity
 from spreeze.run_directory import (
     RunDir,
     find_run,
     new_name,
-    process_age_s,
-    process_identity,
     read_config,
-    read_json,
     read_run,
     refuse_links,
     send_request,
     session_starts,
     started_s,
     versions,
-    write_json,
 )
 from spreeze.runtime.callback_links import check_callbacks
 from spreeze.runtime.environment_limits import untunable_env

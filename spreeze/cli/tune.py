@@ -13,10 +13,10 @@ from spreeze.config.layers import effect_notes, resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
 from spreeze.envs.probe import TIMED_STEPS, probe_of
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError
-from spreeze.files import replace_bytes
+from spreeze.files import replace_bytes, write_json
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import background_output, emit, say
-from spreeze.run_directory import process_age_s, write_json
+from spreeze.process_identity import process_age_s
 from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.tuner.run import TunerCallbacks, Tuning, tuned_layer

@@ -15,6 +15,7 @@ from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.errors import SpreezeError
+from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, number
 from spreeze.metrics.tuning_record import (
     ALGORITHMS,
@@ -27,7 +28,7 @@ from spreeze.metrics.tuning_record import (
     read,
     setting_text,
 )
-from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
 from spreeze.tuner.knobs import tunable_settings
 from spreeze.tuner.model import FORMULAS, joint_score
 

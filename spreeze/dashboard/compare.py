@@ -16,6 +16,7 @@ from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
+from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, duration, number, percent
 from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
@@ -23,7 +24,7 @@ from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MOST_RUNS
 from spreeze.metrics.published import published
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import read_json, read_run
+from spreeze.run_directory import read_run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

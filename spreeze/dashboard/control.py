@@ -36,10 +36,12 @@ from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
 from spreeze.envs.families import imports_only
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
+from spreeze.files import read_json, write_json
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
+from spreeze.process_identity import process_identity, same_process
 from spreeze.run_directory import (
     LAUNCHES,
     find_live_run,
@@ -48,16 +50,12 @@ from spreeze.run_directory import (
     kill_supervisor,
     names_from,
     new_name,
-    process_identity,
     read_config,
-    read_json,
     read_run,
     refuse_links,
     requested_s,
-    same_process,
     state_of,
     steer,
-    write_json,
 )
 from spreeze.types import PolicyFormat
 

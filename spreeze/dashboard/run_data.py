@@ -15,6 +15,7 @@ from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import DataFlow, data_flow_of
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.files import read_json, tail_text
 from spreeze.formatting import DASH, clean, duration
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
@@ -27,11 +28,9 @@ from spreeze.run_directory import (
     is_alive,
     list_runs,
     read_about,
-    read_json,
     read_run,
     started_s,
     state_of,
-    tail_text,
     take_lock,
 )
 

@@ -22,9 +22,10 @@ from spreeze.dashboard import components, control
 from spreeze.envs.families import imports_only
 from spreeze.envs.make import default_env_id
 from spreeze.errors import ConfigError, SpreezeError
+from spreeze.files import read_json
 from spreeze.formatting import duration
 from spreeze.metrics.progress import ending_of
-from spreeze.run_directory import list_runs, read_json
+from spreeze.run_directory import list_runs
 from spreeze.tuner.knobs import tunable_settings
 from spreeze.types import EnvSpec
 

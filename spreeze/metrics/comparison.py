@@ -20,11 +20,12 @@ import numpy as np
 
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.errors import ConfigError, RunError, did_you_mean
+from spreeze.files import read_json
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
 from spreeze.metrics.evidence import LEVEL, RESAMPLES, bootstrap_interval, improvement, iqm, seeds_needed
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.run_directory import finite_number, read_config, read_json, read_run
+from spreeze.run_directory import finite_number, read_config, read_run
 
 IGNORED = (
     "run.seed",

@@ -12,10 +12,11 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from spreeze.files import read_json
 from spreeze.formatting import DASH, clean
 from spreeze.metrics.html_report import ticks
 from spreeze.metrics.published import SOURCE, Published, published
-from spreeze.run_directory import read_json, read_run
+from spreeze.run_directory import read_run
 
 CLIP = "replay.mp4"
 """The hub plays a file of this name beside the model's page."""

@@ -81,6 +81,9 @@ class Metric(NamedTuple):
     """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
     each: bool = False
     """True if terminal and page show that of each learner, where there are several, and of each other host."""
+    return_power: int = 0
+    """Power of the unit of returns in its value, such as 2 of a squared error. Algorithms from replay learn returns in
+    units of their deviation; the value is multiplied by that to this power, which gives units of the task."""
 
     @property
     def box_label(self) -> str:
@@ -291,10 +294,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor",
            kind=Kind.SHARE, slot="learner.publish_s"),
     Metric("critic_loss", "loss", "mean squared temporal-difference error of the critics", "algorithm",
-           chart=Chart("critic", "Critic loss", "Learning")),
-    Metric("actor_loss", "loss", "loss of the actor", "algorithm", chart=Chart("actor", "Actor loss", "Learning")),
+           chart=Chart("critic", "Critic loss", "Learning"), return_power=2),
+    Metric("actor_loss", "loss", "loss of the actor", "algorithm",
+           chart=Chart("actor", "Actor loss", "Learning"), return_power=1),
     Metric("q_mean", "return", "mean Q-value over the batch", "algorithm",
-           chart=Chart("q", "Mean Q-value", "Learning")),
+           chart=Chart("q", "Mean Q-value", "Learning"), return_power=1),
     Metric("return_scale", "return",
            "running standard deviation of discounted returns, by which rewards are divided", "algorithm",
            chart=Chart("return_scale", "Reward scale", "Learning")),

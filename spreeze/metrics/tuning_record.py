@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spreeze.files import read_json, tail_text
 from spreeze.formatting import DASH, clean, number, percent
 from spreeze.metrics import spread
-from spreeze.run_directory import finite_number, read_json, tail_text
+from spreeze.run_directory import finite_number
 
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""

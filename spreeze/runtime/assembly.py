@@ -131,11 +131,11 @@ class Assembly(contextlib.ExitStack):
 
     def learner(self, group: int, job: Job, limit: RestartLimit | None = None, **deadlines: float) -> None:
         """``deadlines`` of a ``WorkerSpec``, where it steps environments."""
-        self._add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit, **deadlines)
+        self.add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit, **deadlines)
 
     def sampler(self, group: int, index: int, job: Job, role: str = "sampler") -> None:
         part = self.plan.config.sampling
-        self._add(
+        self.add(
             Address(role, group, index),
             job,
             step_deadline_s=part.step_deadline_s,
@@ -151,7 +151,7 @@ class Assembly(contextlib.ExitStack):
         return max(limit_of_each(asked_bytes, self.plan.samplers), least)
 
     def inference_worker(self, group: int, index: int, job: Job) -> None:
-        self._add(Address("inference", group, index), job)
+        self.add(Address("inference", group, index), job)
 
     def hosts(self, count: int) -> range:
         """Rows of the status table for other hosts."""
@@ -165,9 +165,10 @@ class Assembly(contextlib.ExitStack):
         return self._rows - 1
 
     def bridge(self, job: Job) -> None:
-        self._add(Address("bridge"), job)
+        self.add(Address("bridge"), job)
 
-    def _add(self, address: Address, job: Job, **options: Any) -> None:
+    def add(self, address: Address, job: Job, **options: Any) -> None:
+        """Adds a worker with its job; ``options`` as in ``WorkerSpec``."""
         if self.in_one_process:
             options["memory_limit_bytes"] = None
         self.specs[address.name] = WorkerSpec(address=address, row=self._rows, job=job, **options)
@@ -194,7 +195,7 @@ class Assembly(contextlib.ExitStack):
             self.bridge(job)
         free_core = plan.free_core and not self.in_one_process
         if plan.config.evaluation.enabled and not plan.alone:
-            self._add(
+            self.add(
                 Address("evaluator"),
                 evaluator_job(plan, self.run_dir, has_free_core=free_core),
                 memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
@@ -208,7 +209,7 @@ class Assembly(contextlib.ExitStack):
                 has_free_core=free_core,
                 seed=plan.config.run.seed,
             )
-            self._add(
+            self.add(
                 Address("visualizer"), shown, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
             )
         self.status = self.open(lambda: StatusTable.create(self._rows))

@@ -24,7 +24,8 @@ from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
-from spreeze.run_directory import RunDir, group_folder, process_age_s, versions
+from spreeze.process_identity import process_age_s
+from spreeze.run_directory import RunDir, group_folder, versions
 from spreeze.runtime.callback_links import CallbackLinks
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan

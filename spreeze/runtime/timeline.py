@@ -8,8 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from spreeze.files import write_json
 from spreeze.metrics.table import Phase
-from spreeze.run_directory import TIMELINE, write_json
+from spreeze.run_directory import TIMELINE
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 

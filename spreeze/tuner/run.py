@@ -24,11 +24,12 @@ from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.families import engine_of
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError
+from spreeze.files import write_json
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
-from spreeze.run_directory import take_lock, versions, write_json
+from spreeze.run_directory import take_lock, versions
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer

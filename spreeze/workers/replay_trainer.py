@@ -33,6 +33,7 @@ from spreeze.inference.normalizer import (
     set_averaged_statistics,
 )
 from spreeze.inference.policy import with_exploring
+from spreeze.metrics.table import TABLE
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
@@ -58,8 +59,6 @@ _RAW_CLIP = 1e15
 """Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 _AVERAGE = "policy_average"
 _LEAST_BATCH = 32
-_UNIT_POWERS = {"q_mean": 1, "actor_loss": 1, "critic_loss": 2}
-"""Metrics of algorithms in powers of the unit of returns."""
 _PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
 """Parts of an update that ``torch.compile`` fuses; between them stand the optimizers, each one kernel already."""
 
@@ -538,12 +537,13 @@ class ReplayTrainer:
             "updates_skipped": self.algorithm.updates_skipped(),
             "return_scale": self.return_scale,
             **({"times_back": self._times_back} if self._times_back else {}),
-            # The algorithm's own, in the units of the task.
-            **{
-                name: value * self.return_scale ** _UNIT_POWERS.get(name, 0)
-                for name, value in self.algorithm.metrics().items()
-            },
+            **{name: self._in_task_units(name, value) for name, value in self.algorithm.metrics().items()},
         }
+
+    def _in_task_units(self, name: str, value: float) -> float:
+        """A metric of the algorithm, which learns returns in units of their deviation."""
+        metric = TABLE.get(name)
+        return value if metric is None else value * self.return_scale**metric.return_power
 
     def health(self) -> dict[str, float]:
         """``Algorithm.health`` on the rows of the latest update; nothing before one."""

@@ -11,7 +11,7 @@ from sources import FILES, nodes, relative
 from sources import PACKAGE as ROOT
 
 LAYERS = (
-    {"errors", "files", "types", "formatting"},
+    {"errors", "files", "types", "formatting", "process_identity"},
     {"inference"},
     {"config"},
     {"run_directory"},
@@ -35,6 +35,7 @@ PAGE_IMPORTS = {
     "formatting",
     "machine",
     "metrics",
+    "process_identity",
     "run_directory",
     "types",
 }

@@ -18,7 +18,7 @@ pytest.importorskip("streamlit")
 from spreeze.dashboard import control, run_data, server
 from spreeze.envs.families import FAMILIES
 from spreeze.errors import ConfigError, RunError
-from spreeze.run_directory import process_identity, same_process
+from spreeze.process_identity import process_identity, same_process
 
 SLEEPER = """import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)

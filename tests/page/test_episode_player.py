@@ -16,8 +16,8 @@ from test_pages import make_run
 from spreeze.config.schema import EvaluationConfig
 from spreeze.dashboard import episode_api
 from spreeze.envs.task import make_task
+from spreeze.files import write_json
 from spreeze.metrics.recorded_episodes import frames_path, kept_evaluations
-from spreeze.run_directory import write_json
 from spreeze.transport.weights import Weights
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
 from spreeze.workers.episodes.episode_redraw import draw

@@ -5,8 +5,9 @@ import json
 import pytest
 from harness import HIDDEN_SIZES, Run, poll
 
+from spreeze.files import read_json
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import read_json, read_run
+from spreeze.run_directory import read_run
 
 SHORT = (
     "--env", "Pendulum-v1", "--profile", "none", "--auto", "--seconds", "20", "--set", "tuning.algorithm_share=0.5",

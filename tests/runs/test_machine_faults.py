@@ -13,8 +13,9 @@ import psutil
 import pytest
 from harness import FAULT, PATIENCE_S, REPO, TINY, Run, fill, poll, small_disk, train
 
+from spreeze.files import tail_text
 from spreeze.machine.processes import marked
-from spreeze.run_directory import read_run, tail_text
+from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
 

@@ -7,7 +7,8 @@ import signal
 import pytest
 from harness import HIDDEN_SIZES, PENDULUM, Run, poll
 
-from spreeze.run_directory import read_config, read_json
+from spreeze.files import read_json
+from spreeze.run_directory import read_config
 
 TUNED = (
     "--auto", "--envs-per-sampler", "4", "--replay-capacity", "20000", "--set", f"sac.hidden_sizes={HIDDEN_SIZES}",

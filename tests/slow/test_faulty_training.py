@@ -32,8 +32,8 @@ from whole_runs import ratio_row, time_row, train
 
 from spreeze.cli import evaluate
 from spreeze.errors import SpreezeError
+from spreeze.files import read_json
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import read_json
 
 pytestmark = pytest.mark.timeout(600)
 SAMPLERS = 2

@@ -17,8 +17,8 @@ from long_form import LEFT_S, LIMIT_S
 from rings import torn_rows
 
 from spreeze.errors import CheckpointError
-from spreeze.files import TEMP_PREFIX
-from spreeze.run_directory import read_json, read_run
+from spreeze.files import TEMP_PREFIX, read_json
+from spreeze.run_directory import read_run
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore, load
 

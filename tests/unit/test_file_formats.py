@@ -10,8 +10,9 @@ import pytest
 from spreeze.config import profiles
 from spreeze.dashboard.run_data import run_path
 from spreeze.errors import ConfigError, RunError, WeightsError
+from spreeze.files import read_json, write_json
 from spreeze.metrics import store
-from spreeze.run_directory import FORMAT, RunDir, find_run, read_json, write_json
+from spreeze.run_directory import FORMAT, RunDir, find_run
 from spreeze.transport import weights
 
 REFUSAL = r"has format 2; this version of Spreeze reads 1 at most: update Spreeze"

@@ -15,6 +15,8 @@ from harness import PATIENCE_S, poll
 from spreeze import run_directory
 from spreeze.cli.runs import main as runs_main
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.files import write_json
+from spreeze.process_identity import process_identity, same_process
 from spreeze.run_directory import (
     RunDir,
     find_run,
@@ -22,13 +24,10 @@ from spreeze.run_directory import (
     kill_supervisor,
     list_runs,
     new_name,
-    process_identity,
     read_run,
     requested_s,
-    same_process,
     send_request,
     state_of,
-    write_json,
 )
 
 REPO = Path(__file__).resolve().parents[2]

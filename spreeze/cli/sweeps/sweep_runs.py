@@ -18,11 +18,12 @@ from typing import IO, Any
 from spreeze.cli import train
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.files import existing_parent, read_json, write_json
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
-from spreeze.run_directory import existing_parent, read_json, read_run, write_json
+from spreeze.run_directory import read_run
 
 _RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
 POLL_S = 0.1

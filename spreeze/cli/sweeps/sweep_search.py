@@ -47,7 +47,8 @@ from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, print_error, say
 from spreeze.metrics import comparison
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.run_directory import describe, make_runs_dir, names_from, process_identity, same_process, send_request
+from spreeze.process_identity import process_identity, same_process
+from spreeze.run_directory import describe, make_runs_dir, names_from, send_request
 from spreeze.runtime.interrupts import Interrupts
 
 if TYPE_CHECKING:

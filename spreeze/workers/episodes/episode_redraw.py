@@ -23,6 +23,7 @@ import numpy as np
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import SpreezeError, described
+from spreeze.files import read_json
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import LOW_PRIORITY, close_in_time, leave, lower_priority
 from spreeze.metrics.recorded_episodes import (
@@ -36,7 +37,7 @@ from spreeze.metrics.recorded_episodes import (
     prune,
     read_recording,
 )
-from spreeze.run_directory import finite_number, read_config, read_json
+from spreeze.run_directory import finite_number, read_config
 from spreeze.workers.episodes.lockstep import new_task
 
 _SIDE = 400

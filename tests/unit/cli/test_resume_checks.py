@@ -15,8 +15,9 @@ from spreeze.config.layers import Layer, iterate, resolve, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import make_task
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
+from spreeze.files import write_json
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
-from spreeze.run_directory import SUBDIRECTORIES, write_json
+from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import Box, Choices, FrameSpec

@@ -12,7 +12,8 @@ from test_checkpoint import Crash, fail_at
 from spreeze import files
 from spreeze.cli.resume import settings_of, write_settings
 from spreeze.config.layers import Layer, resolve
-from spreeze.run_directory import read_run, write_json
+from spreeze.files import write_json
+from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore

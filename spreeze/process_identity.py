@@ -1,0 +1,72 @@
+"""Identity and age of a process: pids are reused, clocks are set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_STATE_FIELD, _START_FIELD = 0, 19
+"""Indices in ``/proc/PID/stat`` after the name: state, and start time in ticks since boot."""
+
+
+def process_identity(pid: int) -> dict[str, Any]:
+    """Record by which ``same_process`` recognises a living process.
+
+    Linux: its start in ticks since boot, and the boot, which do not depend on the clock. Elsewhere the time of its
+    start.
+    """
+    import psutil  # not for all who import this module
+
+    found: dict[str, Any] = {"pid": pid, "create_time": None}
+    with contextlib.suppress(psutil.Error):
+        found["create_time"] = psutil.Process(pid).create_time()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found |= {"start_ticks": int(_stat_fields(pid)[_START_FIELD]), "boot_id": _boot_id()}
+    return found
+
+
+def same_process(record: Mapping[str, Any]) -> bool:
+    """True if the process of a ``process_identity`` is alive: pids are reused."""
+    pid, ticks, boot, created = (record.get(name) for name in ("pid", "start_ticks", "boot_id", "create_time"))
+    if not isinstance(pid, int):
+        return False
+    if isinstance(ticks, int) and isinstance(boot, str):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = _stat_fields(pid)
+            return int(fields[_START_FIELD]) == ticks and _boot_id() == boot and fields[_STATE_FIELD] not in "ZX"
+        return False
+    import psutil  # not for all who import this module
+
+    if not isinstance(created, int | float):
+        return False
+    try:
+        process = psutil.Process(pid)
+        same: bool = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+    return same
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, imports included.
+
+    Linux gives the start as ticks since boot. Converted to wall-clock time it would be off by up to a second, because
+    the boot time is rounded.
+    """
+    ticks = int(_stat_fields("self")[_START_FIELD])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat_fields(pid: int | str) -> list[str]:
+    """``/proc/PID/stat`` after the name, which may contain anything."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _boot_id() -> str:
+    """The identity of this start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
