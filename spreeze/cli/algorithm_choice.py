@@ -179,6 +179,8 @@ class AlgorithmChoice:
         self._say(f"algorithm {chosen.algo}: {record['reason']}")
         with contextlib.suppress(OSError):
             write_json(chosen.run / ALGORITHMS, record)
+            if chosen.level is None:  # nothing is known: the next start compares again
+                return
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, record)
 

@@ -92,9 +92,9 @@ def _algorithms(path: Path) -> None:
     candidates = [one for one in record.get("candidates") or () if isinstance(one, dict)]
     if not candidates:
         return
-    st.markdown(
-        f"**Algorithm {components.plain(record.get('algo'))}**: the best of those that learned this task in turn"
-    )
+    known = any(isinstance(one.get("return_mean"), int | float) for one in candidates)
+    why = "the best of those that learned this task in turn" if known else "the first one: none was evaluated twice"
+    st.markdown(f"**Algorithm {components.plain(record.get('algo'))}**: {why}")
     heads = {"algo": "algorithm", "run": "run", "seconds": "trained for [s]", "return_mean": "return",
              "return_error": "standard error", "failure": "failure"}  # fmt: skip
     rows = [tuple(_cell(one.get(name)) for name in heads) for one in candidates]

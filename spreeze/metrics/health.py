@@ -64,16 +64,24 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
             ", and no gradient revives them; start again with a lower learning rate, layer norm or another activation",
             "only hidden units with ReLU can be dead, and some networks do not tell",
         ),
-        _share(
-            values,
-            "Terminated",
-            "eval_terminated",
-            MOST_FALLS if can_fall(env_id) else 1.0,
-            "of the evaluation's episodes terminated before their time limit",
-            ": the robot falls in most of them; a click on the return shows how the worst one fell; train on",
-            "it comes with an evaluation",
-        ),
+        _terminated(values, falls=can_fall(env_id)),
     ]
+
+
+def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
+    """Most episodes that terminate are a fall, a success or neither: only of a robot that can fall it is known."""
+    found = _share(
+        values,
+        "Terminated",
+        "eval_terminated",
+        MOST_FALLS,
+        "of the evaluation's episodes terminated before their time limit",
+        ": the robot falls in most of them; a click on the return shows how the worst one fell; train on"
+        if falls
+        else "; whether that is good depends on the task",
+        "it comes with an evaluation",
+    )
+    return found if falls or found.level is not Health.AMBER else found._replace(level=Health.UNKNOWN)
 
 
 _Found = tuple[str, Health, str]

@@ -198,7 +198,7 @@ def charts_stay(driver):
 
 
 def return_and_agent_in_the_first_fold(driver):
-    """A screen of 1,280 by 900 shows both whole beside the buttons and the tiles of a live run."""
+    """A screen of 1,280 by 900 shows both whole: below the buttons of a live run, and when it has ended."""
     low = "const b = [...document.querySelectorAll('[data-chart=return], .sz-picture canvas')]; " + (
         "return Math.max(...b.map(e => e.getBoundingClientRect().bottom))"
     )
@@ -234,7 +234,8 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     click(driver, "Stop")
     web.wait(lambda: "stop requested" in text(driver))
     web.wait(lambda: state_of(run) == "finished")
-    web.wait(lambda: "finished" in text(driver) and "Start" in text(driver), lambda: text(driver))
+    web.wait(lambda: "finished" in text(driver) and "New run" in text(driver), lambda: text(driver))
+    return_and_agent_in_the_first_fold(driver)
     resumed_exported_and_deleted(driver, address, run, downloads)
     assert not complaints(driver)
     assert server.poll() is None
@@ -270,6 +271,7 @@ def test_the_form_shows_what_its_command_starts(tmp_path):
     with web.server(runs, tmp_path / "server.log") as (address, _), web.browser() as driver:
         web.enter(driver, address, runs)
         driver.get(address)
+        click(driver, "New run")
         choose_task(driver, "CartPole-v1")
         web.wait(lambda: shown(driver, "algo") == "dqn", lambda: text(driver))
         pick(driver, "algo", "ppo")
@@ -316,6 +318,7 @@ def cells(driver):
 def failed_start_stays(driver, address):
     """On every page of the runs and after a reload, until it is dismissed."""
     driver.get(address)
+    click(driver, "New run")
     choose_task(driver, "NoSuchTask-v0")
     click(driver, "Start")
     for page in ("", "/runs", ""):

@@ -689,6 +689,13 @@ def test_settings_are_drawn_by_their_score_and_by_that_of_another_objective():
     assert list(autotune.score_figure(tuning, tuning.joint, "sampling").data[0].x) == [10.0, 20.0]
 
 
+def test_an_algorithm_is_called_the_best_only_where_candidates_were_evaluated(world):
+    folder, candidates = world("finished"), [{"algo": "sac", "return_mean": None}, {"algo": "ppo", "return_mean": 1.0}]
+    for found, words in ((candidates, "the best of those"), (candidates[:1], "none was evaluated")):
+        (folder / "a1" / "algorithms.json").write_text(json.dumps({"algo": "sac", "candidates": found}))
+        assert any(words in text.value for text in open_page("autotune").markdown)
+
+
 def test_a_provisional_result_says_so_before_all_else_and_one_without_rows_is_shown_with_its_reason(world):
     folder = world("finished")
     why = "other programs used 1.9 of 2 cores meanwhile"

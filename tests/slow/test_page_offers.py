@@ -1,4 +1,4 @@
-"""Every algorithm and mode that the page offers, in a real browser: started, watched, stopped, resumed, kept, deleted.
+"""Every algorithm and mode that the page offers, in a real browser: started, watched, resumed, compared, kept, deleted.
 
 By hand: ``SPREEZE_LONG_TESTS=1 pytest tests/slow/test_page_offers.py``; each combination takes about a minute. The
 short form is ``tests/page/test_end_to_end.py``.
@@ -29,6 +29,7 @@ EVALUATED = (
     "const c = document.querySelector('[data-chart=return]')?.__chart; "
     "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"
 )
+CURVES = "return [...document.querySelectorAll('.legendtext')].map(entry => entry.textContent)"
 PRESS = (
     "const b = [...document.querySelectorAll('button')].find(b => !b.disabled && "
     "b.innerText.trim().split('\\n')[0] === arguments[0]); if (b) b.click(); return !!b"
@@ -79,10 +80,13 @@ def choose(driver, key, value):
 
 
 @pytest.mark.parametrize(("algo", "mode"), OFFERS)
-def test_it_is_started_watched_stopped_resumed_kept_and_deleted(page, algo, mode):
+def test_it_is_started_watched_stopped_resumed_compared_kept_and_deleted(page, algo, mode):
     address, driver, folder = page
     runs, downloads = folder / "runs", folder / "downloads"
     driver.get(address)
+    if list_runs(runs):  # of a failure before
+        press(driver, "New run")
+    before = set(list_runs(runs))
     single = "CartPole-v1" if find_row(algo).discrete else "Pendulum-v1"
     choose(driver, "start_env", "mpe2:simple_spread_v3" if algo == "qmix" else single)
     choose(driver, "start_algo", algo)
@@ -90,7 +94,7 @@ def test_it_is_started_watched_stopped_resumed_kept_and_deleted(page, algo, mode
     told = (f"--algo {algo}", f"--mode {mode}" if mode != RunConfig.mode else "")
     web.wait(lambda: all(part in text(driver) for part in told), lambda: text(driver))
     press(driver, "Start")
-    (run,) = web.wait(lambda: list_runs(runs), lambda: text(driver))
+    (run,) = web.wait(lambda: set(list_runs(runs)) - before, lambda: text(driver))
     web.wait(lambda: driver.execute_script(EVALUATED) > 0 and driver.execute_script(POINTS) > 6, lambda: text(driver))
     config = read_config(run)
     assert (config["run"]["algo"], config["run"]["mode"]) == (algo, mode)
@@ -105,7 +109,12 @@ def test_it_is_started_watched_stopped_resumed_kept_and_deleted(page, algo, mode
     press(driver, "Stop")
     web.wait(lambda: state_of(run) == "finished" and not is_alive(run), lambda: text(driver))
 
-    driver.refresh()
+    driver.get(f"{address}/compare?run={run.name}")
+    web.wait(lambda: f"{algo} {mode} (1 run)" in " ".join(driver.execute_script(CURVES)), lambda: text(driver))
+    driver.get(f"{address}/watch?run={run.name}")
+    press(driver, "Episodes of evaluations")
+    web.wait(lambda: (driver.execute_script("return window.__episode") or {}).get("id"), lambda: text(driver))
+    driver.get(f"{address}/runs?run={run.name}")
     press(driver, "Report")
     web.wait(lambda: [file for file in downloads.glob("*.html") if run.name in file.read_text(encoding="utf-8")])
     policies_leave(driver, downloads)

@@ -103,6 +103,14 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
     assert runs.choice().known(["sac"]) is None
 
 
+def test_a_comparison_in_which_nobody_was_evaluated_is_not_kept_for_the_next_start(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 2.0)] * 2, "ppo": [(50.0, 3.0)] * 2})
+    monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[run]))
+    assert runs.choice().best(["sac", "ppo"], None).algo == "sac"
+    assert (runs.runs_dir / "r-sac" / "algorithms.json").is_file()
+    assert runs.choice().known(["sac", "ppo"]) is None
+
+
 def test_near_candidates_go_on_in_turn_until_the_last_round_decides(monkeypatch, tmp_path):
     runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 5.0), (40.0, 5.0)], "ppo": [(12.0, 5.0), (30.0, 5.0)]})
     best = runs.choice().best(["sac", "ppo"], None)

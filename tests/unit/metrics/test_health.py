@@ -59,7 +59,7 @@ def test_the_bias_is_told_with_its_sign():
         ("update_size", 9e-8, Health.AMBER, "9.0e-08", "raise the learning rate"),
         ("dead_units", 0.9, Health.GOOD, "90 %", "90 % of the hidden units"),
         ("dead_units", 0.91, Health.AMBER, "91 %", "start again with a lower learning rate"),
-        ("eval_terminated", 1.0, Health.GOOD, "100 %", "100 % of the evaluation's episodes terminated"),
+        ("eval_terminated", 1.0, Health.UNKNOWN, "100 %", "whether that is good depends on the task"),
     ],
 )
 def test_shares_and_sizes_are_judged_by_their_bounds(metric, value, level, text, words):
@@ -71,4 +71,4 @@ def test_shares_and_sizes_are_judged_by_their_bounds(metric, value, level, text,
 def test_ends_of_episodes_are_judged_only_where_they_are_falls():
     assert judged("eval_terminated", {"eval_terminated": 0.6}, "Hopper-v5").level is Health.AMBER
     assert judged("eval_terminated", {"eval_terminated": 0.5}, "Hopper-v5").level is Health.GOOD
-    assert judged("eval_terminated", {"eval_terminated": 0.6}, "MountainCar-v0").level is Health.GOOD
+    assert judged("eval_terminated", {"eval_terminated": 0.6}, "MountainCar-v0").level is Health.UNKNOWN
