@@ -39,8 +39,8 @@ _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 _MAX_POINTS = 400
 _ALL = "all metrics"
 _SMALL_PER_ROW = 3
-_CELL, _RUN_CELL = 66, 140
-"""Widths of a number and of a run's name [px], by which the list of runs fits a screen of 1,280."""
+_CELL = 62
+"""Width of a number [px], by which the list of runs fits a screen of 1,280."""
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
 CONFIG: dict[str, Any] = {
@@ -157,7 +157,7 @@ def _sweeps() -> dict[str, _Sweep]:
 
 def _read(names: list[str]) -> dict[Path, Curve]:
     """The chosen runs that have an evaluation."""
-    found = {}
+    found, without = {}, list[str]()
     for name in names:
         try:
             path = run_path(name, runs_dir())
@@ -167,6 +167,10 @@ def _read(names: list[str]) -> dict[Path, Curve]:
             continue
         if curve is not None:
             found[path] = dataclasses.replace(curve, name=name)
+        else:
+            without.append(name)
+    if without:
+        st.caption(components.plain(f"Left out, because they have no evaluation: {', '.join(without)}"))
     return found
 
 
@@ -360,19 +364,27 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     for run in (run for found in reports for run in found.runs):
         evaluations = curves[run.name].evaluations
         task = {"task": run.group.env} if len(reports) > 1 else {}
-        final = {"final return": number(run.final), "at equal time": number(run.final_time)}
-        times = {title: duration(getattr(run, kind)[0]) for title, (kind, _) in comparison.TIMES.items()}
+        final = {"final": number(run.final), "equal time": number(run.final_time)}
+        times = {
+            title.removesuffix(" at target"): duration(getattr(run, kind)[0])
+            for title, (kind, _) in comparison.TIMES.items()
+        }
         best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
         last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
-        rows.append({"run": run.name} | task | {"group": run.group.label} | final | times | best | last)
+        name = run.name.replace(f"{run.group.env}_", "")  # a whole one would not fit
+        rows.append({"run": name} | task | {"group": run.group.label} | final | times | best | last)
     limits = ((duration(found.runs[0].limit_s), found.runs[0].group.env) for found in reports)
     helps = {
-        "final return": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
-        "at equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
+        "final": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
+        "equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
         "best": "Highest mean return of one evaluation.",
         worst: "Lowest of the latest evaluations.",
+    } | {
+        title.removesuffix(" at target"): f"Wall time until {what} reached the target [h:min:s]."
+        for title, (_, what) in comparison.TIMES.items()
     }
-    widths = dict.fromkeys(rows[0], _CELL) | {"run": _RUN_CELL, "task": _RUN_CELL - 40, "group": _RUN_CELL - 40}
+    names = {"run": 165, "group": 110} if len(reports) == 1 else {"run": 130, "task": 90, "group": 90}
+    widths = dict.fromkeys(rows[0], _CELL) | names
     _show_table(rows, "compare_runs_table", helps, widths)
 
 

@@ -607,10 +607,10 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport],
         for group in groups
         if group.group.label not in times
     ]
-    if not times:
-        return f"{env}: no group reached {number(target)} in every run"
-    (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
     mean = f" by its mean of {policies} evaluations" if policies > 1 else ""
+    if not times:
+        return f"{env}: no group reached {number(target)}{mean} in every run"
+    (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
     sentence = f"{env}: {first} was first at {number(target)}{mean}, after {_told(least_s)}"
     after = [
         f"{label} took {_told(time_s)}, "
