@@ -345,6 +345,7 @@ _SAME = {
     "--algorithm": "--algo",
     "--env-id": "--env",
     "--buffer-size": "--replay-capacity",
+    "--gym-packages": "--import",
 }
 """Flags of other libraries, and ours of the same meaning."""
 _SETTINGS = {
@@ -365,9 +366,15 @@ _AMBIGUOUS = {
     "--n-steps": "--sync-interval (env steps of each environment in a rollout), or --set ALGO.n_step for returns",
     "--learning-starts": "--set replay.learning_starts=N",
     "--tensorboard-log": "--log tensorboard",
+    "--track": "--log wandb",
+    "--env-kwargs": "--env-arg KEY=VALUE for each",
+    "--hyperparams": "--set ALGO.NAME=VALUE for each",
+    "--policy": "--set ALGO.hidden_sizes=[64,64]; the kind of network follows from the observations",
+    "--eval-episodes": "--set evaluation.episodes=N",
+    "--save-freq": "--set learner.checkpoint_interval_s=S",
     "--eval-freq": "--set evaluation.cpu_share=S; evaluations follow each other as that share of a core allows",
 }
-"""Flags that may mean several things, and what to type."""
+"""Flags that may mean several things or take their values in another form, and what to type."""
 
 
 def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
@@ -398,6 +405,9 @@ def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
             if (newest := newest_version(value)) is not None:
                 found[place + 1] = newest
                 note(f"--env {value}: {newest}, its newest version")
+    if "--import" in found[:-1] and not {"--env", "--resume", "--profile", "--like"} & {*found}:
+        module = found[found.index("--import") + 1]
+        note(f"--import {module} without --env: the default task; --env {module}:CLASS trains a class of it")
     for place, name in enumerate(found[:-1]):
         if name in _SETTINGS:
             found[place : place + 2] = ["--set", f"{_setting(name, algo, found[place + 1])}={found[place + 1]}"]

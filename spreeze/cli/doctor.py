@@ -137,7 +137,7 @@ def _check_steps(
         # It makes three environments one after the other.
         found = in_child("check", env_id, import_module, deadline_s=timeout_s + 3.0 * probe.start_s, args=args)
     except SpreezeError as error:
-        remedy = "the environment fails after some steps: reproduce it in a plain loop"
+        remedy = "a plain loop of reset and step shows it, too; a run would go on, and lose an episode each time"
         return [Check("env speed", "fail", clean(error), remedy)], None
     memory, checks = f"{size(probe.memory_bytes)} for the first environment in a process", [_speeds(found)]
     if found["alone"] is None:

@@ -112,6 +112,8 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
     document |= {"weights": str(weights.path), "env": spec.env_id, "bytes": len(data), **found}
     text = f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}\n{_told(check, spec)}"
+    if weights.meta.get("updates") == 0:
+        text = f"{text}\nthese weights have had no update: nothing was learned yet"
     does = "calls" if in_c else "plays"
     return document, f"{text}\n{program}: a program that {does} it without Spreeze:\n\n{code}"
 

@@ -400,7 +400,9 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
         return EnvironmentError_(f"{name} comes from module '{module}': {installed}add --import {module}")
     known = [*registry, *BULLET_IDS, *OWN_IDS]
     if import_module is None:
-        hint = did_you_mean(name, known) or "; add --import MODULE if a module registers it"
+        script = name if is_script(name) else "my_robot.py"
+        hint = "" if script == name else did_you_mean(name, known)
+        hint = hint or f"; your own: --import MODULE that registers it, or --import {script} --env {script}:CLASS"
         return EnvironmentError_(f"unknown environment '{name}'{hint}")
     text = f"unknown environment '{name}': module '{import_module}' was imported, but has no such"
     if not of_module and isinstance(getattr(sys.modules[import_module], name, None), type):

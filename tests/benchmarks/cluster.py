@@ -19,20 +19,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 from common import compare, main, say
 from fault_envs import NUMBERED_ID, count_numbered
 from figures import Row, row
-from lossy_link import Ends, lossy_link
+from linked_cluster import cluster_over
+from lossy_link import lossy_link
 from sampler_cost import publish_policy, task_plan
 from whole_runs import ratio_row, time_row
 
 from spreeze.envs.task import make_task
 from spreeze.runtime.cluster.bridge import Bridge
-from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, joined, local_environment
+from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, joined
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
@@ -46,7 +46,7 @@ STEP_S, ENVS = 0.004, 4
 """A host's one sampler gives at most ``1 / STEP_S`` rows a second: it steps its environments one after the other."""
 RING_ROWS, RATE = 400_000, 20_000.0
 """``RATE``: rows a second at which the driver's processor time has a target."""
-START_S, NODE_S, RAY_PORT, VERSIONS_PER_S = 120.0, 12.0, 6379, 10.0
+START_S, VERSIONS_PER_S = 120.0, 10.0
 
 
 def env_args(sleep_s: float) -> tuple[str, ...]:
@@ -285,7 +285,7 @@ def link(args: argparse.Namespace) -> list[Row]:
     """One host behind a link, first of no delay, then as asked: its rate, and how old its weights are."""
     found: list[dict[str, Row]] = []
     for delay, loss in ((0.0, 0.0), (args.delay, args.loss)):
-        with lossy_link(delay, loss) as ends, _cluster_over(ends) as (address, environment):
+        with lossy_link(delay, loss) as ends, cluster_over(ends) as cluster:
             command = [
                 *ends.command(0),
                 sys.executable,
@@ -295,7 +295,7 @@ def link(args: argparse.Namespace) -> list[Row]:
                 "weights",
                 "scale",
                 "--address",
-                address,
+                cluster.address,
                 "--repeats",
                 str(args.repeats),
                 "--seconds",
@@ -305,7 +305,7 @@ def link(args: argparse.Namespace) -> list[Row]:
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                env=environment,
+                env=cluster.environment,
                 check=True,
                 timeout=START_S + 4 * args.repeats * args.seconds,
             )
@@ -317,47 +317,6 @@ def link(args: argparse.Namespace) -> list[Row]:
         row("rate behind the link over that without delay", "ratio", [rates[1] / rates[0]], target=">= 0.95"),
         row("age of weights behind the link, more than without", "delays", [(ages[1] - ages[0]) / args.delay]),
     ]
-
-
-@contextlib.contextmanager
-def _cluster_over(ends: Ends) -> Iterator[tuple[str, dict[str, str]]]:
-    """A Ray head at the first end of a link and a node at the other; its address, and what joins it needs."""
-    with tempfile.TemporaryDirectory(prefix=f"spz-ray-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
-        environment: dict[str, Any] = {**os.environ, **local_environment(Path(folder))}
-        del environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]  # these nodes have addresses of their own
-        address, started = f"{ends.addresses[0]}:{RAY_PORT}", []
-        common = ["--num-cpus=1", f"--object-store-memory={100 * 2**20}", "--disable-usage-stats", "--block"]
-        head = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
-        try:
-            for end, arguments in enumerate((head, [f"--address={address}"])):
-                started.append(
-                    subprocess.Popen(
-                        [
-                            *ends.command(end),
-                            sys.executable,
-                            "-m",
-                            "ray.scripts.scripts",
-                            "start",
-                            *arguments,
-                            *common,
-                            f"--node-ip-address={ends.addresses[end]}",
-                        ],
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        env=environment,
-                        start_new_session=True,
-                    )
-                )
-                time.sleep(NODE_S)
-            yield address, environment
-        finally:
-            for process in started:
-                family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-                for member in [*family, process]:
-                    with contextlib.suppress(psutil.Error, OSError):
-                        member.kill()
-                process.wait()
 
 
 def target(args: argparse.Namespace) -> list[Row]:

@@ -4,6 +4,7 @@
 
     python tests/benchmarks/quality.py faults --faults 1000 --seed 1      # runs of 100 faults each (Linux)
     python tests/benchmarks/quality.py faults --count 10000 --minutes 60  # again and again, until there are so many
+    python tests/benchmarks/quality.py faults --faults 100 --hosts        # samplers on another host, partitions too
     python tests/benchmarks/quality.py flaky tests/unit/runtime --repeats 20 --load 2
     python tests/benchmarks/quality.py suite                              # time of the quick suite
     python tests/benchmarks/quality.py page                               # the page alone
@@ -55,7 +56,8 @@ def throw_faults(args: argparse.Namespace) -> Record:
     from fault_storm import LEFT_OUT, Storm, history, shrunk
 
     record: Record = {
-        "kind": "faults", "seed": args.seed, "count": args.count, "left_out": LEFT_OUT, "thrown": {}, "violations": [],
+        "kind": "faults", "seed": args.seed, "count": args.count, "left_out": "" if args.hosts else LEFT_OUT,
+        "thrown": {}, "violations": [],
         "histories": 0, "rows": 0, "checkpoints": 0, "sessions": 0, "minutes": 0.0,
     }  # fmt: skip
     record = next((one for one in _records() if args.count and _history(one) == _history(record)), record)
@@ -63,15 +65,17 @@ def throw_faults(args: argparse.Namespace) -> Record:
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
         while (left := wanted - _single(record.get("thrown", {}))) > 0 and time.monotonic() < end_s:
             seed = record["seed"] + record["histories"]
-            report = Storm(Path(folder), print if args.verbose else lambda text: None).play(
-                history(seed, min(HISTORY_FAULTS, left)), (end_s - time.monotonic()) / 60.0
-            )
+            storm = Storm(Path(folder), print if args.verbose else lambda text: None, hosts=args.hosts)
+            faults = history(seed, min(HISTORY_FAULTS, left), hosts=args.hosts)
+            report = storm.play(faults, (end_s - time.monotonic()) / 60.0)
             record = _with_run(record, seed, report)
             if args.count and not args.no_record:
                 write_record(record)
             print(f"seed {seed}: {_single(report.thrown)} faults, {report.violations}", flush=True)
             if report.violations and args.shrink:
-                short = shrunk(report.history, lambda some: bool(Storm(Path(folder)).play(some).violations))
+                short = shrunk(
+                    report.history, lambda some: bool(Storm(Path(folder), hosts=args.hosts).play(some).violations)
+                )
                 print("  short history:", *short, sep="\n    ", flush=True)
     return record
 
@@ -91,7 +95,7 @@ def _with_run(record: Record, seed: int, report: Any) -> Record:
 
 def _history(record: Record) -> tuple[Any, ...] | None:
     """What tells a history that goes on from others; None for records of one call."""
-    return (record["kind"], record["count"], record["seed"]) if record.get("count") else None
+    return tuple(map(record.get, ("kind", "count", "seed", "left_out"))) if record.get("count") else None
 
 
 def _single(thrown: Mapping[str, int]) -> int:
@@ -199,11 +203,10 @@ def _faults_part(records: list[Record]) -> str:
          "; ".join(text[:160].replace("|", "/").replace("\n", " ") for text in r["violations"]) or "0", *_where(r)]
         for r in records
     ]  # fmt: skip
-    left_out = sorted({r["left_out"] for r in records})
     about = (
         "Faults thrown at real runs, and violations of eight invariants that a checker outside of the run saw. A "
-        "history ends with its first violation. Two: pairs of the other faults at once. Rows and checkpoints: looks at "
-        f"them. Left out: {', '.join(left_out)}."
+        "run ends with its first violation. Two: pairs of the other faults at once. Rows and checkpoints: looks at "
+        "them. Partitions: where a run has samplers on another host."
     )
     head = "faults | of each kind | sessions | rows | checkpoints | violations | date | commit | machine | versions"
     return _table("Faults", about, head, rows)
@@ -256,6 +259,7 @@ def main() -> None:
     faults.add_argument("--faults", type=int, default=1000)
     faults.add_argument("--count", type=int, help="go on with the history of this seed until it has so many")
     faults.add_argument("--seed", type=int, default=1, help="of the first run")
+    faults.add_argument("--hosts", action="store_true", help="samplers on another host, too (root, Ray)")
     faults.add_argument("--minutes", type=float, default=60.0, help="no more after that")
     faults.add_argument("--shrink", action="store_true", help="make failing histories short")
     faults.add_argument("--verbose", action="store_true", help="print each fault")

@@ -1,11 +1,16 @@
 """Commands and programs of the docs: each command is understood as printed, each program names what there is."""
 
+import argparse
 import ast
 import importlib
 import re
+import runpy
+import shlex
+import signal
+import sys
 
 import pytest
-from printed import PAGES, blocks, ours, shell_commands, spoken_commands
+from printed import PAGES, ROOT, blocks, ours, shell_commands, spoken_commands
 
 from spreeze.__main__ import module_of
 from spreeze.cli.arguments import Parser, build_parser
@@ -57,6 +62,27 @@ def test_a_printed_command_is_understood(command, monkeypatch):
 
 def _train_args(args, flags):
     return build_parser().parse_args(["--env", args.env, "--algo", args.algo, *flags])
+
+
+def _measurements():
+    """Script and arguments of each printed command that measures."""
+    spans = (span for text in PAGES.values() for span in re.findall(r"`(?:\w+=\S+ )*(python tests/[^`]+)`", text))
+    commands = [words for _, words in shell_commands()] + [shlex.split(span) for span in spans if "..." not in span]
+    return sorted({tuple(words[1:]) for words in commands if words[2:] and words[1].startswith("tests/benchmarks/")})
+
+
+@pytest.mark.parametrize("command", _measurements(), ids=lambda words: " ".join(words)[17:80])
+def test_a_printed_command_that_measures_is_understood(command, monkeypatch):
+    def parse_args(self, *args):
+        raise Understood(original(self, *args))
+
+    original = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    monkeypatch.setattr(sys, "argv", [*command])
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "benchmarks"))
+    with pytest.raises(Understood):
+        runpy.run_path(str(ROOT / command[0]), run_name="__main__")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """A history of faults, made from a seed, thrown at one real run; and how a history that fails is made short.
 
-Twelve kinds are known (``KINDS``), of which ``partition`` needs several hosts: ``tests/slow/test_cluster_link.py`` has
-it. ``Storm(folder).play(history(seed, 100))`` throws a hundred faults and returns what the checker has seen.
+Twelve kinds are known (``KINDS``), of which ``partition`` needs another host: a Ray node in a network namespace of its
+own (root, ``/dev/net/tun``). ``Storm(folder).play(history(seed, 100))`` throws a hundred faults and returns what the
+checker has seen; with that host, ``Storm(folder, hosts=True).play(history(seed, 100, hosts=True))``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,8 +26,10 @@ from fault_checker import ENDED, ENVS, HEARTBEAT, TOLD, Checker, lose_unsynced
 from fault_envs import STRUCK_ID
 from fault_page import CLOCK_S, HANG_PID, LEAK_PID, NAN_PID, SLOW_S, VARIABLE, open_page, synced_files
 from harness import SUPPORT, fill, mounted
+from linked_cluster import LinkedCluster, cluster_over
 from live_run import AttachedRun, marked
 from long_form import LIMIT_S
+from lossy_link import lossy_link
 
 from spreeze.errors import CheckpointError, SpreezeError
 from spreeze.metrics.table import Phase
@@ -35,14 +38,20 @@ from spreeze.transport.checkpoint import CheckpointStore, load
 
 KINDS = {
     "kill": 6, "stop": 3, "disk_full": 2, "clock": 2, "memory": 2, "slow_disk": 2, "power": 1, "nan": 2, "hang": 2,
-    "corrupt": 3, "two": 2,
+    "corrupt": 3, "two": 2, "partition": 3,
 }  # fmt: skip
-"""Kind of fault -> how often it comes, of 27."""
+"""Kind of fault -> how often it comes, of 30."""
 LEFT_OUT = "partition"
+"""Where there is no other host."""
 SAMPLERS = 2
 _ROUND = 50
 """Faults after which a session is stopped in order, its summary checked, and the run resumed."""
 _DISK_BYTES = 350_000_000
+_HEALTH = {
+    "RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000", "RAY_health_check_failure_threshold": "4",
+}  # fmt: skip
+"""A node that does not answer for some fifteen seconds is dead to Ray."""
 _MARK = "SPREEZE_STRESS_RUN"
 _SAMPLERS = tuple(f"sampler-{index}" for index in range(SAMPLERS))
 _VICTIMS = {
@@ -76,23 +85,26 @@ class Fault:
     """Faults of kind ``two``."""
 
 
-def history(seed: int, faults: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
+def history(seed: int, faults: int, *, hosts: bool = False) -> list[Fault]:
     """So many faults, the same for the same seed; the first ones are one of each kind."""
     dice = random.Random(seed)
+    kinds = [kind for kind in KINDS if hosts or kind != LEFT_OUT]
+    bridge = ("bridge",) if hosts else ()
     single = [kind for kind in kinds if kind not in ("two", "power")]
 
     def fault(kind: str) -> Fault:
         both: tuple[Fault, ...] = ()
         if kind == "two":
             both = tuple(fault(one) for one in dice.sample(single, 2))
-        victim = dice.choice(_CORRUPTED if kind == "corrupt" else _VICTIMS.get(kind, ("",)))
+        victims = _VICTIMS.get(kind, ("",)) + (bridge if kind in ("kill", "stop") else ())
+        victim = dice.choice(_CORRUPTED if kind == "corrupt" else victims)
         settles = dice.random() < 0.2
         return Fault(kind, victim, dice.random(), dice.uniform(0.0, 0.6), settles, both)
 
-    drawn = dice.sample(list(kinds), len(kinds))
+    drawn = dice.sample(kinds, len(kinds))
     while len(drawn) < faults:
         waits = {kind for kind in drawn[-4:] if _place(Fault(kind)) == kind}  # a second one would wait for the first
-        allowed = [kind for kind in kinds if kind not in waits] or list(kinds)
+        allowed = [kind for kind in kinds if kind not in waits] or kinds
         drawn += dice.choices(allowed, [KINDS[kind] for kind in allowed])
     return [fault(kind) for kind in drawn[:faults]]
 
@@ -142,8 +154,9 @@ class _Pending:
 class Storm:
     """Throws faults at one run below a folder, and has the checker look at it all the time."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
-        self._folder, self._say = folder.resolve(), say
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None, *, hosts: bool = False) -> None:
+        """``hosts``: the run has samplers on another host, behind a link that can be cut (root, Linux, Ray)."""
+        self._folder, self._say, self._hosts = folder.resolve(), say, hosts
         self._name = f"storm-{os.getpid()}-{time.monotonic_ns()}"
 
     def play(self, faults: list[Fault], minutes: float = 1e9) -> Report:
@@ -188,6 +201,11 @@ class Storm:
         self._disk = mounted(self._runs, _DISK_BYTES)
         if self._disk:
             stack.callback(subprocess.run, ["umount", "-l", str(self._runs)], check=False, capture_output=True)
+        self._cluster: LinkedCluster | None = None
+        if self._hosts:
+            ends = stack.enter_context(lossy_link(0.0, 0.0))
+            paths = os.pathsep.join(map(str, (SUPPORT.parents[1], SUPPORT)))
+            self._cluster = stack.enter_context(cluster_over(ends, _HEALTH | {"PYTHONPATH": paths}))
         self._checker = Checker((_MARK, self._name))
         self._run: AttachedRun | None = None
         self._pending: dict[str, _Pending] = {}
@@ -197,12 +215,16 @@ class Storm:
     def _begin(self) -> None:
         again = (self._runs / self._name).exists()
         arguments = ["--import", "fault_envs", "--seconds", "0", "--resume", self._name] if again else _COMMAND
+        before: list[str] = []
+        if self._cluster is not None:
+            arguments = [*arguments, "--cluster", self._cluster.address, "--host-samplers", "1"]
+            before = self._cluster.ends.command(0)
         paths = [str(SUPPORT / "injected"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
         saved = _newest_updates(self._runs / self._name) if again else 0
-        self._run = AttachedRun(arguments, str(self._runs), self._name, {
+        self._run = AttachedRun(arguments, str(self._runs), self._name, self._ray() | {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(self._scratch), _MARK: self._name,
             VARIABLE: str(self._page_path), "SPREEZE_TEST_CHECKSUM": "1", "SPREEZE_TEST_UNCOUNTED_CRASHES": "1000000",
-        })  # fmt: skip
+        }, before=before)  # fmt: skip
         self._run.attach()
         ring = self._run.ring
         self._run.wait(lambda: ring.sampled > 0, LIMIT_S, "the first update")
@@ -212,6 +234,11 @@ class Storm:
         updates = self._run.status.named_slots(self._run.rows["learner"], "learner")["updates"]
         if updates < saved:
             self._checker.found("counters never fall", f"updates {updates:.0f} after a checkpoint of {saved}")
+
+    def _ray(self) -> dict[str, str]:
+        """Variables with which a process joins the cluster."""
+        joins = self._cluster.environment if self._cluster is not None else {}
+        return {key: value for key, value in joins.items() if key.startswith("RAY_")}
 
     def _calm(self, seconds: float) -> None:
         """Looks for so long, and ends each fault that is over."""
@@ -423,6 +450,27 @@ class Storm:
         self._page[HANG_PID] = pid
         self._dead.add(pid)
         self._pending["hang"] = _Pending(f"a hang of {fault.victim}", told, self._zero(HANG_PID))
+
+    def _partition(self, fault: Fault) -> None:
+        """No packet passes until the host is missed, or until Ray counts it as dead and its node starts again."""
+        cluster, dies = self._cluster, fault.size > 0.7
+        assert cluster is not None
+        missed, back = self._says(r"host-0 .*died" if dies else r"host-0 .*(silent|not available|died)"), None
+
+        def over() -> bool:
+            nonlocal back
+            if back is None and missed():
+                back, pending.since_s = self._says("host-0 .*(joins|is back)"), time.monotonic()
+                cluster.ends.cut(False)
+                if dies:
+                    cluster.start(1)
+            if back is not None and not cluster.lives(1):  # dead to Ray after all, or a new node gave up
+                cluster.start(1)
+            return back is not None and back()
+
+        cluster.ends.cut()
+        pending = _Pending("a partition of a host", over, lambda: cluster.ends.cut(False))
+        self._pending["partition"] = pending
 
     def _corrupt(self, fault: Fault) -> None:
         """Damages a file in place; with a damaged checkpoint the learner dies, whose successor has to see it."""

@@ -53,8 +53,8 @@ def poll(condition, timeout_s=PATIENCE_S, what="it"):
 
 
 def shared_memory():
-    """Names in shared memory, but for multiprocessing's semaphores: a neighbour's, Spreeze makes none."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+    """Names in shared memory, but for those of multiprocessing and of Ray: neighbours' ones, Spreeze makes none."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "plasma"))}
 
 
 def descendants():

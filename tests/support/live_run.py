@@ -20,10 +20,12 @@ class AttachedRun(LiveRun):
 
     end_s = LIMIT_S
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **options):
         self.status = self.ring = None
         self.rows = {}  # name of a worker -> its row of the status table
-        super().__init__(*arguments)
+        self.shards = 0  # of this machine's samplers; those of other hosts follow
+        self.has_hosts = "--cluster" in arguments[0]
+        super().__init__(*arguments, **options)
 
     def __exit__(self, *exc):
         for memory in (self.status, self.ring):
@@ -42,13 +44,21 @@ class AttachedRun(LiveRun):
             SpreezeError: the run ended or did not start in time.
         """
         self.wait(lambda: "sampler-0" in self.workers(), LIMIT_S, "the first sampler's start")
-        spec = json.loads(self.children()["sampler-0"].cmdline()[3])
+        spec = self._spec("sampler-0")
         self.status = StatusTable.attach(self._descriptor(spec["status_fd"]), spec["status_rows"])
         replay = RingHandle.from_json(spec["job"]["replay"])
         self.ring = ReplayRing.attach(self._descriptor(replay.fds[0]), replay.spec)
-        samplers = [f"sampler-{index}" for index in range(self.ring.spec.num_shards)]
-        names = ["learner", *samplers, "evaluator", "visualizer"]
-        self.rows = {name: row for row, name in enumerate(names)}
+        self.shards, after = self.ring.spec.num_shards, []
+        if self.has_hosts:
+            self.wait(lambda: "bridge" in self.workers(), LIMIT_S, "the bridge's start")
+            job = self._spec("bridge")["job"]
+            self.shards, after = job["first_shard"], [*(f"host-{row}" for row in job["host_rows"]), "bridge"]
+        names = ["learner", *(f"sampler-{index}" for index in range(self.shards)), *after, "evaluator", "visualizer"]
+        self.rows = {name: row for row, name in enumerate(names) if not name.startswith("host-")}
+
+    def _spec(self, name):
+        """What a worker was told at its start."""
+        return json.loads(self.children()[name].cmdline()[3])
 
     def _descriptor(self, number):
         """A descriptor of our own for what the supervisor has open."""

@@ -1,7 +1,8 @@
 """Two network namespaces of this machine joined by a link that delays and loses packets (Linux, as root).
 
 The link is a process that carries packets from one TUN device to the other, since not every kernel has ``netem``:
-``python tests/support/lossy_link.py NAME DELAY_S LOSS``. It runs until its standard input is closed.
+``python tests/support/lossy_link.py NAME DELAY_S LOSS``. It runs until its standard input is closed; ``-`` there cuts
+the link, ``+`` joins it again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from spreeze.errors import ResourceError
 from spreeze.machine.processes import end_with_parent
@@ -34,6 +35,12 @@ class Ends(NamedTuple):
 
     spaces: tuple[str, str]
     addresses: tuple[str, str]
+    orders: BinaryIO
+
+    def cut(self, cut: bool = True) -> None:
+        """Loses all packets from now on, or none but those of chance."""
+        self.orders.write(b"-" if cut else b"+")
+        self.orders.flush()
 
     def command(self, end: int) -> list[str]:
         """What begins a command that runs at that end."""
@@ -48,9 +55,9 @@ def lossy_link(delay_s: float, loss: float) -> Iterator[Ends]:
         ResourceError: not as root, or the kernel has no namespaces or no TUN devices.
     """
     name = f"spz{os.getpid() % 100_000}"
-    ends = Ends((f"{name}a", f"{name}b"), _ADDRESSES)
+    spaces = f"{name}a", f"{name}b"
     with contextlib.ExitStack() as stack:
-        for space in ends.spaces:
+        for space in spaces:
             _run("ip", "netns", "add", space)
             stack.callback(subprocess.run, ["ip", "netns", "del", space], check=False, capture_output=True)
         process = subprocess.Popen(
@@ -58,9 +65,10 @@ def lossy_link(delay_s: float, loss: float) -> Iterator[Ends]:
         )
         stack.callback(_end, process)
         assert process.stdout is not None
+        assert process.stdin is not None
         if process.stdout.readline().strip() != b"up":
             raise ResourceError("no link between two network namespaces: /dev/net/tun cannot be used here")
-        yield ends
+        yield Ends(spaces, _ADDRESSES, process.stdin)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -96,7 +104,8 @@ def _device(name: str, space: str, address: str) -> int:
 
 
 def carry(first: int, second: int, delay_s: float, loss: float, until: int) -> None:
-    """Carries packets between two devices until ``until`` is readable."""
+    """Carries packets between two devices until ``until`` is at its end; orders come from there."""
+    cut = False
     dice, number = random.Random(0), 0
     waiting: list[tuple[float, int, int, bytes]] = []
     other = {first: second, second: first}
@@ -104,13 +113,15 @@ def carry(first: int, second: int, delay_s: float, loss: float, until: int) -> N
         left_s = None if not waiting else max(0.0, waiting[0][0] - time.monotonic())
         readable, _, _ = select.select([first, second, until], [], [], left_s)
         if until in readable:
-            return
+            if not (orders := os.read(until, 64)):
+                return
+            cut = orders.endswith(b"-")
         now = time.monotonic()
-        for fd in readable:
+        for fd in {*readable} - {until}:
             with contextlib.suppress(BlockingIOError):
                 for _ in range(64):
                     packet = os.read(fd, _MOST_PACKET_BYTES)
-                    if dice.random() >= loss and len(waiting) < _QUEUE_PACKETS:
+                    if not cut and dice.random() >= loss and len(waiting) < _QUEUE_PACKETS:
                         number += 1
                         heapq.heappush(waiting, (now + delay_s, number, other[fd], packet))
         while waiting and waiting[0][0] <= time.monotonic():

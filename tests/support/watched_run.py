@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -50,13 +50,18 @@ class LiveRun:
     end_s = 60.0
     """A run that was asked to end has so long."""
 
-    def __init__(self, arguments: list[str], runs_dir: str, name: str, environment: Mapping[str, str]) -> None:
-        """``name`` is that of a new run, or, with ``--resume NAME`` among the arguments, of an earlier one."""
+    def __init__(
+        self, arguments: list[str], runs_dir: str, name: str, environment: Mapping[str, str], before: Sequence[str] = ()
+    ) -> None:
+        """``name`` is that of a new run, or, with ``--resume NAME`` among the arguments, of an earlier one.
+
+        ``before`` begins the command, as ``ip netns exec SPACE`` does.
+        """
         self.path = Path(runs_dir) / name
         named = [] if "--resume" in arguments else ["--name", name]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, *named, "--json"],
+            [*before, sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, *named, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._output,

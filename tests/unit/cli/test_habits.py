@@ -19,6 +19,7 @@ def typed(text):
     ("--env Pendulum-v1 --algo SAC", "--env Pendulum-v1 --algo sac"),
     ("--total-timesteps 1000", "--env-steps 1000"),
     ("--n-timesteps=1000", "--env-steps 1000"),
+    ("--gym-packages robots --env Robot-v0", "--import robots --env Robot-v0"),
     ("--algo PPO --lr 1e-3 --gamma 0.98", "--algo ppo --set ppo.lr=1e-3 --set ppo.gamma=0.98"),
     ("--learning-rate=1e-3 --algo=dqn", "--set dqn.lr=1e-3 --algo dqn"),
     ("--set sac.gamma=0.9 --algo sac", "--set sac.gamma=0.9 --algo sac"),
@@ -43,11 +44,20 @@ def test_an_environment_without_a_version_is_its_newest_and_that_is_said(text, n
     ("--lr 1e-3", "--lr: type --set ALGO.lr=1e-3, such as --set ppo.lr=1e-3, or add --algo"),
     ("--algo sac --lr 1e-3", "--set sac.actor_lr=1e-3 --set sac.critic_lr=1e-3 --set sac.alpha_lr=1e-3"),
     ("--algo sac --clip-range 0.2", "sac has no setting clip"),
+    ("--env-kwargs push:2", "--env-kwargs: type --env-arg KEY=VALUE for each"),
+    ("--eval-episodes 20", "--set evaluation.episodes=N"),
 ])  # fmt: skip
 def test_what_can_mean_several_things_is_told_with_what_to_type(text, told):
     with pytest.raises(UsageError) as refused:
         typed(text)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("more", ["", "--env robot.py:Robot", "--resume latest"])
+def test_a_module_without_a_task_of_it_is_told_to_train_the_default_task(more):
+    _, notes = typed(f"--import robot.py {more}")
+    told = "--import robot.py without --env: the default task; --env robot.py:CLASS trains a class of it"
+    assert notes == ([] if more else [told])
 
 
 def test_the_command_line_of_a_run_takes_them_and_tells_a_refusal_in_one_line(capsys):

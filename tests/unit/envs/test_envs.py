@@ -107,6 +107,15 @@ def test_a_class_or_function_of_the_imported_module_is_an_environment_without_an
         make_env("nested_env:NestedGoal", "nested_env", args=("wrong=1",))
 
 
+def test_a_script_in_place_of_an_id_is_answered_with_how_its_class_is_named():
+    with pytest.raises(EnvironmentError_, match=r"'robot\.py'; your own: .* --import robot\.py --env robot\.py:CLASS"):
+        make_env("robot.py")
+    with pytest.raises(
+        EnvironmentError_, match=r"'Zzz'; your own: --import MODULE that registers it, or --import my_robot"
+    ):
+        make_env("Zzz")
+
+
 def test_a_misspelt_bullet_id_is_answered_even_before_its_module_was_imported():
     code = (
         "from spreeze.envs.make import make_env\n"

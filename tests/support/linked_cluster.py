@@ -1,0 +1,77 @@
+"""A Ray head at one end of a link between two network namespaces, and a node at the other that can start anew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+from lossy_link import Ends
+
+from spreeze.runtime.cluster.ray_nodes import local_environment
+
+_PORT, _NODE_S = 6379, 12.0
+"""Ray's port, and how long a first node has to come up."""
+_STORE_BYTES = 100 * 2**20
+
+
+class LinkedCluster:
+    """``address`` and ``environment`` are what a process at the first end needs to join."""
+
+    def __init__(self, ends: Ends, folder: Path, more: Mapping[str, str]) -> None:
+        """Starts both nodes; ``more`` variables for all processes."""
+        self.ends = ends
+        self.address = f"{ends.addresses[0]}:{_PORT}"
+        self.environment = {**os.environ, **local_environment(folder), **more}
+        del self.environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]  # these nodes have addresses of their own
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        for end in (0, 1):
+            self.start(end)
+            time.sleep(_NODE_S)
+
+    def start(self, end: int) -> None:
+        """Starts the node at that end, in place of an earlier one."""
+        self._end(end)
+        node = ["--head", f"--port={_PORT}", "--include-dashboard=false"] if end == 0 else [f"--address={self.address}"]
+        command = [
+            *self.ends.command(end), sys.executable, "-m", "ray.scripts.scripts", "start", *node, "--num-cpus=1",
+            f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats", "--block",
+            f"--node-ip-address={self.ends.addresses[end]}",
+        ]  # fmt: skip
+        self._nodes[end] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=self.environment, start_new_session=True,
+        )  # fmt: skip
+
+    def lives(self, end: int) -> bool:
+        return self._nodes[end].poll() is None
+
+    def _end(self, end: int) -> None:
+        process = self._nodes.pop(end, None)
+        if process is None:
+            return
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        for member in [*family, process]:
+            with contextlib.suppress(psutil.Error, OSError):
+                member.kill()
+        process.wait()
+
+    def close(self) -> None:
+        for end in (1, 0):
+            self._end(end)
+
+
+@contextlib.contextmanager
+def cluster_over(ends: Ends, more: Mapping[str, str] = {}) -> Iterator[LinkedCluster]:
+    """A Ray head at the first end of a link and a node at the other."""
+    with (
+        tempfile.TemporaryDirectory(prefix=f"spz-ray-{os.getpid()}-", ignore_cleanup_errors=True) as folder,
+        contextlib.closing(LinkedCluster(ends, Path(folder), more)) as cluster,
+    ):
+        yield cluster
