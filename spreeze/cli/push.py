@@ -68,7 +68,7 @@ def library() -> Any:
         ConfigError: it is not installed.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise ConfigError("this needs huggingface_hub: pip install -e '.[hub]' (or pip install huggingface_hub)")
+        raise ConfigError("this needs huggingface_hub: pip install 'spreeze[hub]'")
     return importlib.import_module("huggingface_hub")
 
 

@@ -60,7 +60,7 @@ def check_sinks(names: Sequence[str]) -> None:
         if found is None or found.origin is None:  # a mere folder of that name, as W&B makes one
             raise ConfigError(
                 f"--log {name}: the package {name} is not installed; install it with: "
-                f"pip install -e '.[{name}]' (or pip install {name}), or disable logging: --log ''"
+                f"pip install 'spreeze[{name}]', or disable logging: --log ''"
             )
 
 

@@ -14,10 +14,13 @@ from pathlib import Path
 import psutil
 from lossy_link import Ends
 
+from spreeze.errors import ResourceError
 from spreeze.runtime.cluster.ray_nodes import local_environment
 
-_PORT, _NODE_S = 6379, 12.0
-"""Ray's port, and how long a first node has to come up."""
+_PORT = 6379
+_READY = "session_2*/metrics_agent_port_*"
+"""What the last process of a node to come up writes: a raylet gives up where that takes long."""
+_STARTS = 10
 _STORE_BYTES = 100 * 2**20
 
 
@@ -25,15 +28,32 @@ class LinkedCluster:
     """``address`` and ``environment`` are what a process at the first end needs to join."""
 
     def __init__(self, ends: Ends, folder: Path, more: Mapping[str, str]) -> None:
-        """Starts both nodes; ``more`` variables for all processes."""
-        self.ends = ends
+        """Starts both nodes; ``more`` variables for all processes.
+
+        Raises:
+            ResourceError: a node does not come up.
+        """
+        self.ends, self._folder = ends, folder
         self.address = f"{ends.addresses[0]}:{_PORT}"
         self.environment = {**os.environ, **local_environment(folder), **more}
         del self.environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]  # these nodes have addresses of their own
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         for end in (0, 1):
+            self._start_up(end)
+
+    def _start_up(self, end: int) -> None:
+        for _ in range(_STARTS):
+            ready = len(self._ready())
             self.start(end)
-            time.sleep(_NODE_S)
+            while self.lives(end):
+                if len(self._ready()) > ready:
+                    return
+                time.sleep(0.2)
+        self.close()
+        raise ResourceError(f"a Ray node gave up {_STARTS} times: this machine is too busy for it")
+
+    def _ready(self) -> list[Path]:
+        return list(self._folder.glob(f"ray/{_READY}"))
 
     def start(self, end: int) -> None:
         """Starts the node at that end, in place of an earlier one."""

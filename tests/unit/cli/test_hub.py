@@ -248,11 +248,11 @@ def test_what_was_pulled_cannot_be_resumed_as_if_it_had_a_checkpoint(runs, hub):
 def test_without_the_package_the_remedy_is_told(runs, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert push.main(["one", "--to", "me/robot", "--runs-dir", str(runs)]) == 2
-    assert "pip install -e '.[hub]'" in capsys.readouterr().err
+    assert "pip install 'spreeze[hub]'" in capsys.readouterr().err
 
 
 def test_the_hub_s_own_library_takes_and_gives_it_over_http(runs, tmp_path):
-    pytest.importorskip("huggingface_hub", reason="pip install -e '.[hub]'")
+    pytest.importorskip("huggingface_hub", reason="pip install 'spreeze[hub]'")
     with hub_server.served() as server:
         environment = {**os.environ, "PYTHONPATH": str(REPO), "HF_ENDPOINT": server.url, "HF_TOKEN": hub_server.TOKEN,
                        "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip

@@ -580,5 +580,5 @@ def test_a_server_that_is_no_ray_head_is_refused_at_once():
 
 def test_without_ray_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '.\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'spreeze\[cluster\]'"):
         check_installed()

@@ -283,7 +283,7 @@ def test_a_run_and_its_resumption_log_what_the_store_has_though_other_sinks_hang
 @pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder of that name"])
 def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it(monkeypatch, found):
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: found)
-    with pytest.raises(ConfigError, match=r"--log mlflow: .* pip install -e '\.\[mlflow\]'"):
+    with pytest.raises(ConfigError, match=r"--log mlflow: .* pip install 'spreeze\[mlflow\]'"):
         loggers.check_sinks(["mlflow"])
 
 
