@@ -164,6 +164,15 @@ DEADLINE_S: dict[Phase, float] = {
     Phase.DONE: 30.0,
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
+
+
+def deadlines(step_s: float, start_s: float) -> dict[Phase, float]:
+    """``DEADLINE_S`` of a process with environments, whose step and start may take so long."""
+    # In these phases one may have to be made.
+    made = {phase: max(DEADLINE_S[phase], start_s) for phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)}
+    return DEADLINE_S | made | {Phase.STEP: step_s, Phase.INIT: start_s}
+
+
 DEADLINE_SETTINGS: dict[Phase, str] = {
     Phase.STEP: "sampling.step_deadline_s", Phase.INIT: "sampling.start_deadline_s",
     Phase.RESET: "sampling.start_deadline_s",

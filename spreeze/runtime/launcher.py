@@ -18,7 +18,7 @@ from typing import IO, Any, Self, TypedDict
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.logs import KeptLog, Log, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
-from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.metrics.table import DEADLINE_S, Phase, deadlines
 from spreeze.run_directory import new_nonce
 from spreeze.transport.shared_memory import inherited_fds, readable
 from spreeze.transport.status_table import StatusTable
@@ -50,6 +50,11 @@ class WorkerSpec:
     @property
     def role(self) -> Role:
         return ROLES[self.address.role]
+
+    def deadline_s(self, phase: Phase) -> float:
+        """Silence after which the worker counts as hung in that phase."""
+        with_envs = self.role.has_envs or phase is Phase.STEP  # in which an inference worker is, too
+        return (deadlines(self.step_deadline_s, self.start_deadline_s) if with_envs else DEADLINE_S)[phase]
 
 
 @dataclass(frozen=True, kw_only=True)

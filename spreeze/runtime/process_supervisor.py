@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import time
 from collections import deque
@@ -46,20 +47,8 @@ class WorkerHandle:
     oom_kills: int | None = None  # of the machine when its process began
 
 
-def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
-    """The messages of a worker that have arrived; notes the error that it reports."""
-    messages = handle.process.read_messages() if handle.process else []
-    for message in messages:
-        if message.get("kind") == "error":
-            handle.reported = str(message.get("error"))
-    return messages
-
-
 class ProcessSupervisor:
-    """Starts, watches, restarts and stops workers.
-
-    ``uncounted_crashes`` of each worker are restarted at once and do not count toward its limit.
-    """
+    """Starts, watches, restarts and stops workers."""
 
     def __init__(
         self,
@@ -68,18 +57,16 @@ class ProcessSupervisor:
         on_event: Callable[[str, str], None],
         launcher: Launcher = FRESH,
         clock: Callable[[], float] = AWAKE,
-        uncounted_crashes: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, run_context.status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
-        self._uncounted = uncounted_crashes
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
         self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
         """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
-        restarts = Restarts(spec.limit or spec.role.limit, self._uncounted)
+        restarts = Restarts(spec.limit or spec.role.limit)
         self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=restarts)
         self._launch(handle)
 
@@ -115,10 +102,19 @@ class ProcessSupervisor:
         """Waits for messages for at most ``seconds``; returns them. ``meanwhile``: see ``Launcher.wait``."""
         by_fd = {handle.process.message_fd: handle for handle in self.handles.values() if handle.process}
         ready = self._launcher.wait(by_fd, seconds, meanwhile)
-        messages = [message for fd in ready for message in _read(by_fd[fd])]
+        messages = [message for fd in ready for message in self._read(by_fd[fd])]
         if ready and not messages:
             # Only closed pipes of ending workers: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
+        return messages
+
+    def _read(self, handle: WorkerHandle) -> list[dict[str, Any]]:
+        """The messages of a worker that have arrived; notes the error that it reports."""
+        messages = handle.process.read_messages() if handle.process else []
+        for message in messages:
+            if message.get("kind") == "error":
+                handle.reported = str(message.get("error"))
+                self.note_error(handle.spec.name, handle.reported[:1000])
         return messages
 
     def signal_all(self, number: signal.Signals) -> None:
@@ -137,7 +133,7 @@ class ProcessSupervisor:
     def watch(self) -> list[dict[str, Any]]:
         """Reaps, checks deadlines, restarts; returns the last messages of ended workers.
 
-        Raises a WorkerError if a worker that the run needs was given up (see ``Role.lost``).
+        Raises a WorkerError if a worker that the run needs was given up (see ``Role.on_loss``).
         """
         now = self._clock()
         messages: list[dict[str, Any]] = []
@@ -148,7 +144,7 @@ class ProcessSupervisor:
             if handle.process is not None:
                 messages += self._check(handle, handle.process, now, look_at_memory)
             elif handle.restarts.due(now):
-                self._restart(handle)
+                self._restart(handle, now)
         self._check_lost()
         return messages
 
@@ -157,36 +153,34 @@ class ProcessSupervisor:
         code = process.poll()
         if code is not None:
             return self._ended(handle, code, now)
-        spec, phase = handle.spec, self._note_heartbeat(handle, now)
-        silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
-        starts, deadline_s = phase in _STARTING and spec.role.has_envs, _deadline_s(spec, phase)
-        if starts and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
+        phase = self._note_heartbeat(handle, now)
+        silent_s, deadline_s = now - handle.heartbeat_seen_s, handle.spec.deadline_s(phase)
+        if silent_s > deadline_s:
+            reason = _hung_text(handle.spec, phase, silent_s, deadline_s)
+            process.signal_group(signal.SIGUSR1)
+            time.sleep(_STACK_S)
+        else:
+            self._say_slow_start(handle, phase, silent_s, deadline_s)
+            too_large = _too_large_text(handle.spec, process) if look_at_memory else None
+            if too_large is None:
+                return []
+            reason = too_large
+        self._kill([handle])
+        messages, _ = self._close(handle)
+        self._failed(handle, reason, now)
+        handle.ended_s = now
+        return messages
+
+    def _say_slow_start(self, handle: WorkerHandle, phase: Phase, silent_s: float, deadline_s: float) -> None:
+        """Says once that an environment of a sampler takes long to start."""
+        spec = handle.spec
+        if phase in _STARTING and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
             handle.waited_for = True
             self.on_event(
                 "info",
-                f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at "
-                f"most {deadline_s:g} s (--start-deadline-s)",
+                f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at most "
+                f"{deadline_s:g} s (--start-deadline-s)",
             )
-        if silent_s > deadline_s:
-            why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log" + (
-                f"; for slow environments set --start-deadline-s {2 * deadline_s:g}"
-                if starts
-                else ""
-                if phase in _STARTING
-                else deadline_text(phase, deadline_s)
-            )
-            process.signal_group(signal.SIGUSR1)
-            time.sleep(_STACK_S)
-        elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
-            # Before the system kills a process of its choice.
-            why = (
-                f"terminated: it used {size(used)} of memory, above its limit of {size(limit)} "
-                "(does the environment leak memory?)"
-            )
-        else:
-            return []
-        self._kill([handle])
-        return self._ended(handle, -int(signal.SIGKILL), now, why)
 
     def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
         """Notes when the heartbeat last changed; returns the phase."""
@@ -204,54 +198,48 @@ class ProcessSupervisor:
         process = handle.process
         assert process is not None
         process.signal_group(signal.SIGKILL)
-        messages = _read(handle)
+        messages = self._read(handle)
         process.close()
         handle.process = None
         return messages, Phase(int(self._status.control(handle.spec.row)[status_words.PHASE]))
 
-    def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+    def _ended(self, handle: WorkerHandle, code: int, now: float) -> list[dict[str, Any]]:
         log = handle.process.log if handle.process is not None else None
         messages, phase = self._close(handle)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
             return messages
-        last_words = "" if why or handle.reported or log is None else log.last_words
-        reason = why or _exit_text(code, phase, handle.oom_kills) + (f": {last_words}" if last_words else "")
-        handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
-        self.note_error(handle.spec.name, handle.failures[-1])
-        handle.restarts.failed(now)
+        last_words = "" if handle.reported or log is None else log.last_words
+        self._failed(handle, _exit_text(code, phase, handle.oom_kills) + (f": {last_words}" if last_words else ""), now)
         handle.ended_s = now
-        given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
-        outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
-        self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")
         return messages
 
-    def _restart(self, handle: WorkerHandle) -> None:
+    def _restart(self, handle: WorkerHandle, now: float) -> None:
         try:
             self._launch(handle)
         except OSError as error:
-            handle.restarts.failed(self._clock())
-            self.on_event("error", f"{handle.spec.name} could not be started: {error}")
+            handle.reported = None
+            self._failed(handle, f"could not be started: {error}", now)
             return
         handle.restarts.restarted()
+
+    def _failed(self, handle: WorkerHandle, reason: str, now: float) -> None:
+        """Notes a failure, decides when to start the worker again, and says both."""
+        handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
+        self.note_error(handle.spec.name, handle.failures[-1])
+        handle.restarts.failed(now)
+        given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
+        outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
+        self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")
 
     def _check_lost(self) -> None:
         """Raises a WorkerError if the run cannot go on without the workers that are lost."""
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
-            for handle in handles if role.on_loss is FailurePolicy.ANY else ():
-                if handle.restarts.given_up:
-                    who = f"the {handle.spec.name}" if handle.spec.name == role.name else handle.spec.name
-                    raise WorkerError(f"{who} failed {len(handle.failures)} times; the last: {handle.failures[-1]}")
-            for group in (
-                {handle.spec.address.group for handle in handles} if role.on_loss is FailurePolicy.MOST else ()
-            ):
-                own = [handle for handle in handles if handle.spec.address.group == group]
-                lost = [handle for handle in own if handle.restarts.quarantined and handle.process is None]
-                if 2 * len(lost) > len(own):
-                    raise WorkerError(
-                        f"{len(lost)} of {len(own)} {role.name}s keep failing; {lost[0].spec.name}: "
-                        f"{lost[0].failures[-1]}"
-                    )
+            if role.on_loss is FailurePolicy.ANY:
+                _check_each(handles)
+            elif role.on_loss is FailurePolicy.MOST:
+                for group in {handle.spec.address.group for handle in handles}:
+                    _check_most([handle for handle in handles if handle.spec.address.group == group])
 
     def stop(
         self,
@@ -311,14 +299,45 @@ class ProcessSupervisor:
         return messages
 
 
-def _deadline_s(spec: WorkerSpec, phase: Phase) -> float:
-    """Silence after which a worker in that phase counts as hung."""
-    if phase is Phase.STEP:
-        return spec.step_deadline_s
-    if phase is Phase.INIT and spec.role.has_envs:
-        return spec.start_deadline_s
-    again = spec.role.has_envs and phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)  # one may have to be made there
-    return max(DEADLINE_S[phase], spec.start_deadline_s if again else 0.0)
+def _check_each(handles: list[WorkerHandle]) -> None:
+    """Raises a WorkerError if one of these workers was given up."""
+    for handle in handles:
+        if handle.restarts.given_up:
+            name, role = handle.spec.name, handle.spec.role
+            raise WorkerError(
+                f"{f'the {name}' if name == role.name else name} failed {len(handle.failures)} times and is not "
+                f"started again; the last failure: {handle.failures[-1]}; see logs/{name}.log of the run"
+            )
+
+
+def _check_most(handles: list[WorkerHandle]) -> None:
+    """Raises a WorkerError if more than half of these workers, of one role and group, do not run: they keep failing."""
+    lost = [handle for handle in handles if handle.restarts.quarantined and handle.process is None]
+    if 2 * len(lost) > len(handles):
+        name, role = lost[0].spec.name, lost[0].spec.role
+        raise WorkerError(
+            f"{len(lost)} of {len(handles)} {role.name}s keep failing; {name}: {lost[0].failures[-1]}; see "
+            f"logs/{name}.log of the run"
+        )
+
+
+def _hung_text(spec: WorkerSpec, phase: Phase, silent_s: float, deadline_s: float) -> str:
+    """Says that a worker is hung, and which setting gives it more time."""
+    text = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
+    if phase not in _STARTING:
+        return text + deadline_text(phase, deadline_s)
+    return f"{text}; for slow environments set --start-deadline-s {2 * deadline_s:g}" if spec.role.has_envs else text
+
+
+def _too_large_text(spec: WorkerSpec, process: Worker) -> str | None:
+    """Says that a worker uses more memory than it may, before the system kills a process of its choice; else None."""
+    limit = spec.memory_limit_bytes
+    if limit is None or (used := tree_memory_bytes(process.pid)) <= limit:
+        return None
+    return (
+        f"terminated: it used {size(used)} of memory, above its limit of {size(limit)} (does the environment leak "
+        "memory?)"
+    )
 
 
 def _exit_text(code: int, phase: Phase, oom_kills_before: int | None = None) -> str:
@@ -335,7 +354,8 @@ class Restarts:
     """The failures of one worker."""
 
     limit: RestartLimit
-    forgiven: int = 0  # failures that are restarted at once and do not count toward the limit
+    forgiven: int = field(default_factory=lambda: int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0")))
+    """Failures that are restarted at once and do not count toward the limit; only tests forgive any."""
     total: int = 0
     due_s: float | None = None  # monotonic time of the next start; None while it runs or after it was given up
     quarantined: bool = False
@@ -356,11 +376,9 @@ class Restarts:
             self._times.popleft()
         recent = len(self._times)
         self.quarantined = recent >= self.limit.failures
-        if self.quarantined and self.limit.quarantine_s is None:
-            self.given_up, self.due_s = True, None
-            return
         if self.quarantined:
-            self.due_s = now_s + (self.limit.quarantine_s or 0.0)
+            rest_s = self.limit.quarantine_s
+            self.given_up, self.due_s = rest_s is None, None if rest_s is None else now_s + rest_s
         elif recent == 1:
             self.due_s = now_s + self.limit.first_delay_s
         else:

@@ -123,12 +123,11 @@ class _RunLoop:
         if plan.config.tuning.govern and any(spec.role.pausable for spec in run.specs.values()):
             self._governing = GovernorLoop(plan, run.status, recorder.event)
         self._watching = self._governing or LoadWatch()
-        gives_way, crashes = plan.config.tuning.give_way, int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0"))
+        gives_way = plan.config.tuning.give_way
         self._workers = ProcessSupervisor(
             RunContext(run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs),
             on_event=recorder.event,
             launcher=launcher,
-            uncounted_crashes=crashes,
         )
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
@@ -313,8 +312,6 @@ class _RunLoop:
             kind, source = message.get("kind"), str(message.get("from", "?"))
             if kind == "event":
                 self._recorder.event(str(message.get("level", "info")), str(message.get("text", ""))[:2000], source)
-            elif kind == "error":
-                self._workers.note_error(source, str(message.get("error", ""))[:1000])
             elif kind == "evaluation":
                 self._recorder.evaluation(message)
                 self._watch_falls()

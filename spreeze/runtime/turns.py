@@ -15,7 +15,7 @@ from spreeze.errors import ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import DEATH_S, own_mark
-from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
+from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text, deadlines
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, log_file
@@ -55,12 +55,7 @@ class HangWatch:
     ) -> None:
         """``stopping``: whether the run was asked to stop in another way than by a signal."""
         self._interrupts, self._log, self._stopping = interrupts, run_dir / "logs" / f"{RUN}.log", stopping
-        self._deadline_s = DEADLINE_S | {
-            Phase.STEP: step_deadline_s,
-            Phase.INIT: start_deadline_s,
-            Phase.RESET: max(start_deadline_s, DEADLINE_S[Phase.RESET]),
-            Phase.EVALUATE: max(start_deadline_s, DEADLINE_S[Phase.EVALUATE]),
-        }
+        self._deadline_s = deadlines(step_deadline_s, start_deadline_s)
         self._phase: Phase | None = None
         self._calls = 0
         self._seen, self._seen_s = -1, AWAKE()

@@ -50,6 +50,8 @@ class Role:
     with one other, at 15 a thirtieth."""
     oom_score: int = 0
     """When memory runs out, Linux kills the process with the highest score first."""
+    has_envs: bool = False
+    """True if its workers make environments."""
     steps: bool = False
     """True if it steps environments to collect training data."""
     may_end: bool = False
@@ -64,11 +66,6 @@ class Role:
     """
     pausable: bool = False
     """The governor may pause it while other programs need its core."""
-
-    @property
-    def has_envs(self) -> bool:
-        """Its workers make environments: samplers, evaluator, visualizer."""
-        return self.steps or self.may_end
 
     @property
     def slots(self) -> str:
@@ -118,6 +115,7 @@ _ALL = (
     Role(
         name="sampler",
         several=True,
+        has_envs=True,
         steps=True,
         pausable=True,
         oom_score=500,
@@ -129,6 +127,7 @@ _ALL = (
         name="rollout-sampler",
         label="sampler",
         several=True,
+        has_envs=True,
         steps=True,
         oom_score=500,
         on_loss=FailurePolicy.ANY,
@@ -150,8 +149,24 @@ _ALL = (
         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
     ),
     # Keeps to its share of a core by pausing; at nice 15 a score of Pendulum came seconds after its policy.
-    Role(name="evaluator", nice=5, oom_score=300, may_end=True, on_loss=FailurePolicy.NEVER, limit=_WATCHER),
-    Role(name="visualizer", nice=15, oom_score=300, may_end=True, on_loss=FailurePolicy.NEVER, limit=_WATCHER),
+    Role(
+        name="evaluator",
+        nice=5,
+        oom_score=300,
+        has_envs=True,
+        may_end=True,
+        on_loss=FailurePolicy.NEVER,
+        limit=_WATCHER,
+    ),
+    Role(
+        name="visualizer",
+        nice=15,
+        oom_score=300,
+        has_envs=True,
+        may_end=True,
+        on_loss=FailurePolicy.NEVER,
+        limit=_WATCHER,
+    ),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
 """Roles by name. Supervision is one-for-one as in Erlang: a failed worker is restarted alone."""

@@ -202,8 +202,6 @@ class HostSamplers(threading.Thread):
         for message in messages:
             if message.get("kind") == "event":
                 self._note(str(message.get("level", "info")), f"{message.get('from')}: {message.get('text')}")
-            elif message.get("kind") == "error" and self._workers is not None:
-                self._workers.note_error(str(message.get("from")), str(message.get("error"))[:500])
 
     def _note(self, level: str, text: str) -> None:
         if level != "info":

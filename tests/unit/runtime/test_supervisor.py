@@ -188,6 +188,9 @@ def test_the_deadline_of_an_env_step_is_the_workers_own(stage):
     assert scene.workers.restarts == 1
     told = "sampler-0 silent for 6 s in phase STEP; its stack is in logs/sampler-0.log (sampling.step_deadline_s = 5)"
     assert told in scene.events[0]
+    scene.heartbeat("sampler-0", Phase.STEP)
+    scene.workers.watch()
+    assert any("sampler-0 is back after" in event for event in scene.events)
 
 
 def test_a_stopped_process_that_beats_again_in_time_is_left_alone(stage):
@@ -236,7 +239,7 @@ def test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words(stage):
         child.say(kind="error", error=f"ValueError: bad {count}", **{"from": "learner"})
         child.code = 1
         if count == 2:
-            with pytest.raises(WorkerError, match=r"the learner failed 3 times; the last: .*ValueError: bad 2"):
+            with pytest.raises(WorkerError, match=r"the learner failed 3 times .*; the last .*ValueError: bad 2"):
                 scene.workers.watch()
         else:
             scene.pass_time(2)
@@ -291,6 +294,16 @@ def test_a_process_that_cannot_be_started_counts_as_a_failure(stage):
     scene.refuse = False
     scene.pass_time(5, [("sampler-1", Phase.STEP), ("sampler-2", Phase.STEP)])
     assert scene.workers.alive(ROLES["sampler"]) == 3
+
+
+def test_a_learner_that_cannot_be_started_again_ends_the_run_with_that_as_the_reason(stage):
+    scene = stage("learner")
+    scene.child("learner").code = -signal.SIGKILL
+    scene.workers.watch()
+    scene.refuse = True
+    with pytest.raises(WorkerError, match=r"failed 3 times .*; the last failure: could not be started: no more proc"):
+        scene.pass_time(5)
+    assert scene.events[-1] == "error: learner could not be started: no more processes; given up"
 
 
 def test_messages_arrive_and_the_last_ones_of_the_dead_too(stage):
