@@ -551,7 +551,8 @@ def verdicts(found: Report) -> list[str]:
     for env in dict.fromkeys(group.group.env for group in found.groups):
         groups = [group for group in found.groups if group.group.env == env]
         if len(groups) > 1:
-            sentences += [_standing_text(found.standings[env])] if env in found.standings else []
+            at_limit = found.rules.limit_s is not None
+            sentences += [_standing_text(found.standings[env], at_limit)] if env in found.standings else []
             sentences += [
                 _verdict(env, target, i, groups, found.rules.policies) for i, target in enumerate(found.rules.targets)
             ]
@@ -575,11 +576,13 @@ def _standing(found: Report, env: str) -> Standing | None:
     return Standing(first.group, second.group, best, next_best, mine[0].limit_s, chance, needed, apart)
 
 
-def _standing_text(found: Standing) -> str:
+def _standing_text(found: Standing, at_limit: bool) -> str:
+    """``at_limit``: the user chose the time; some runs may have ended before."""
     first, best, next_best = found.first, found.best, found.next_best
+    time = "the time limit" if at_limit else "the time that all runs have"
     text = (
-        f"{first.env}, after {_told(found.limit_s)}, the time that all runs have: {first.label} has a return of "
-        f"{spread_text(best)}, {found.second.label} {spread_text(next_best)}"
+        f"{first.env}, after {_told(found.limit_s)}, {time}: {first.label} has a return of {spread_text(best)}, "
+        f"{found.second.label} {spread_text(next_best)}"
     )
     seeds = min(best.seeds, next_best.seeds)
     if seeds < FEWEST_RUNS:
@@ -611,11 +614,12 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport],
     if not times:
         return f"{env}: no group reached {number(target)}{mean} in every run"
     (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
-    sentence = f"{env}: {first} was first at {number(target)}{mean}, after {_told(least_s)}"
+    level = [label for label, time_s in others if time_s <= 1.05 * least_s]
+    who = f"{' and '.join([first, *level])} were level" if level else f"{first} was first"
+    sentence = f"{env}: {who} at {number(target)}{mean}, after {_told(least_s)}"
     after = [
-        f"{label} took {_told(time_s)}, "
-        + (f"{time_s / least_s:.1f} times as long" if time_s > 1.05 * least_s > 0.0 else "about as long")
-        for label, time_s in others
+        f"{label} took {_told(time_s)}" + (f", {time_s / least_s:.1f} times as long" if least_s else "")
+        for label, time_s in others[len(level) :]
     ]
     sentence = "; ".join([sentence, *after, *late])
     if min(group.runs for group in groups) < FEWEST_RUNS:

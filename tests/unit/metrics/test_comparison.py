@@ -148,6 +148,16 @@ def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
     assert verdicts(report(curves[:2], Rules(policies=1, targets=(9.0,)))) == []
 
 
+def test_groups_at_a_target_at_about_the_same_time_are_level():
+    curves = [
+        *(curve(HTS, seed, (1, 0.0), (50, 9.0)) for seed in (1, 2, 3)),
+        *(curve(SERIAL, seed, (1, 0.0), (51, 9.0)) for seed in (1, 2, 3)),
+    ]
+    assert verdicts(report(curves, Rules(policies=1, targets=(9.0,))))[1:] == [
+        f"{HTS.env}: {HTS.label} and {SERIAL.label} were level at 9, after 50 s"
+    ]
+
+
 @pytest.mark.parametrize(
     ("seeds", "gap", "ending"),
     [
@@ -171,6 +181,8 @@ def test_a_group_is_called_better_only_where_the_intervals_at_equal_time_part_it
     sentence = verdicts(report(curves, Rules(policies=1)))[0]
     assert sentence.startswith(f"{HTS.env}, after 20 s, the time that all runs have: {HTS.label} has a return of ")
     assert sentence.endswith(ending)
+    sentence = verdicts(report(curves, Rules(policies=1, limit_s=1000.0)))[0]
+    assert sentence.startswith(f"{HTS.env}, after 16:40, the time limit: ")
 
 
 def test_a_run_that_was_ended_for_reaching_a_return_has_reached_it():
