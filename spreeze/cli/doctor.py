@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import shlex
@@ -33,7 +32,7 @@ from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithm_settings import ReplayConfig
 from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent, rows
-from spreeze.envs.make import FALLBACK_ID, default_env_id, has_display, is_bullet
+from spreeze.envs.make import FALLBACK_ID, MUJOCO_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
@@ -66,6 +65,11 @@ class Check:
 def _finding(name: str, text: str, remedy: str | None = None) -> Check:
     """A finding that is a warning where it has a remedy."""
     return Check(name, "ok" if remedy is None else "warn", text, remedy)
+
+
+def _ok(name: str, text: str, hint: str | None) -> Check:
+    """A finding that is as it should be, with what follows from it."""
+    return Check(name, "ok", text, hint)
 
 
 _GPU_BUSY, _GPU_HELD = 0.10, 0.25  # shares of a GPU's time and memory above which other programs are at work on it
@@ -264,8 +268,8 @@ _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
-    remedy = "the Bullet tasks need Python 3.11; MuJoCo is used by default instead" if version[:2] > (3, 11) else None
-    return _finding("Python", ".".join(str(part) for part in version), remedy)
+    hint = "the Bullet tasks need Python 3.11; MuJoCo is used by default instead" if version[:2] > (3, 11) else None
+    return _ok("Python", ".".join(str(part) for part in version), hint)
 
 
 def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) -> Check:
@@ -280,8 +284,10 @@ def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) ->
         remedy = "a build with CUDA would use the GPU" if has_gpu else None
         return _finding("PyTorch", f"{version}, built for CPU", remedy)
     if not devices:
-        remedy = "without a usable GPU the CPU build is smaller; with one, update the NVIDIA driver"
-        return _finding("PyTorch", f"{version}, CUDA {cuda}, sees no GPU", remedy)
+        text = f"{version}, CUDA {cuda}, sees no GPU"
+        if has_gpu:
+            return _finding("PyTorch", text, "update the NVIDIA driver")
+        return _ok("PyTorch", text, "without a GPU the build for CPU is enough, and smaller")
     return _finding("PyTorch", f"{version}, CUDA {cuda}, {devices} GPU(s)")
 
 
@@ -297,6 +303,10 @@ def check_packages() -> Check:
     return _finding("libraries", ", ".join(found))
 
 
+_PACKAGE_OF = {MUJOCO_ID: "'gymnasium[mujoco]'", FALLBACK_ID: "gymnasium"}
+"""What the default tasks without Bullet need."""
+
+
 def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
     """The default task: a real reset and steps in a child process."""
     choice = default_env_id()
@@ -304,7 +314,7 @@ def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
     try:
         probe = probe_env(env_id, deadline_s=timeout_s, steps=300)
     except SpreezeError as error:
-        remedy = "pip install --force-reinstall " + ("pybullet==3.2.7" if is_bullet(env_id) else "'gymnasium[mujoco]'")
+        remedy = f"pip install --force-reinstall {'pybullet==3.2.7' if is_bullet(env_id) else _PACKAGE_OF[env_id]}"
         return Check("default task", "fail", clean(error), remedy)
     if env_id == FALLBACK_ID:
         return _finding("default task", f"{choice.reason}; {speed(probe)}", "pip install 'gymnasium[mujoco]'")
@@ -337,16 +347,6 @@ def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
         remedy = "close other programs, or lower --replay-capacity and --samplers"
         return Check("memory", "fail", f"{text}{size(need)}", remedy)
     return _finding("memory", f"{text}{size(need)}")
-
-
-def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool = hasattr(os, "memfd_create")) -> Check:
-    """Room for the replay ring; a memfd is limited by main memory only, not by /dev/shm."""
-    need, free = replay_bytes(replay), machine.shared_memory_free_bytes
-    text = f"replay of {replay.capacity:,} rows needs {size(need)}; /dev/shm has {size(free)} free"
-    if nameless:
-        return _finding("shared memory", f"{text} (not needed: main memory alone limits replay)")
-    remedy = "docker run --shm-size=1g, or lower --replay-capacity"
-    return _finding("shared memory", text, remedy if free is not None and free < need else None)
 
 
 def check_disk(runs_dir: Path) -> Check:
@@ -382,7 +382,7 @@ def check_sqlite(runs_dir: Path) -> Check:
 
 def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
-        return _finding("GPU", machine.gpu_reason, "nothing to do: the learner runs on the CPU")
+        return _ok("GPU", machine.gpu_reason, "the learner runs on the CPU")
     text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
     busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
     names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
@@ -410,8 +410,8 @@ def check_device_physics(machine: Machine) -> Check:
     """Where mode ``device`` steps environments: on a GPU, or on the CPU for tests."""
     place = "a GPU" if machine.gpus else "the CPU, which is for tests"
     try:
-        engine = f"warp:ID by MuJoCo Warp {importlib.metadata.version('mujoco-warp')}"
-    except importlib.metadata.PackageNotFoundError:
+        engine = f"warp:ID by MuJoCo Warp {metadata.version('mujoco-warp')}"
+    except metadata.PackageNotFoundError:
         engine = "warp:ID once 'spreeze[warp]' is installed"
     return _finding("device physics", f"--mode device steps vector:ID, and {engine}, on {place}")
 
@@ -420,7 +420,7 @@ def check_display() -> Check:
     if has_display():
         found = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
         return _finding("display", clean(found or "native", 60))
-    return _finding("display", "none", "spreeze play writes a clip instead of opening a window")
+    return _ok("display", "none", "spreeze play writes a clip instead of opening a window")
 
 
 def check_power(machine: Machine) -> Check:
@@ -450,7 +450,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
             told = partial(say, as_json=True)
             asked = pool.submit(check_env, args.env, args.import_module, env_args, args.start_deadline_s, told)
         quick = [
-            check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
+            check_cores(machine), check_memory(machine, replay),
             check_gpus(machine), check_device_physics(machine), check_disk(runs_dir), check_sqlite(runs_dir),
             check_display(), check_power(machine), check_other_runs(runs_dir),
         ]  # fmt: skip
