@@ -174,8 +174,8 @@ def plain_line(snapshot: Snapshot) -> str:
         parts.append(_active(snapshot))
     parts += _more(snapshot)
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
-    if snapshot.progress is not None:
-        parts.append(f"{percent(snapshot.progress)}, {duration(snapshot.eta_s)} left")
+    if (time_left := snapshot.time_left) is not None:
+        parts.append(time_left)
     return " | ".join(parts)
 
 
@@ -209,7 +209,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
     if snapshot.bottleneck:
         rows.append(Text(clean(snapshot.bottleneck), style="italic"))
     if snapshot.progress is not None:
-        text = f" {percent(snapshot.progress)}, {duration(snapshot.eta_s)} left"
+        text = f" {snapshot.time_left}"
         rows.append(_labelled("progress", _bar(snapshot.progress, inner - 10 - len(text), "cyan", ascii_only), text))
     rows += [Text(clean(event, 200), style="dim", overflow="ellipsis", no_wrap=True) for event in snapshot.events[-3:]]
     return Panel(

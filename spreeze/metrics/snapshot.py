@@ -9,7 +9,7 @@ from typing import Any
 
 from spreeze.config.layers import SAMPLES_PER_INSERT_BOUNDS
 from spreeze.config.modes import DataFlow
-from spreeze.formatting import DASH, clean, size
+from spreeze.formatting import DASH, clean, duration, percent, size
 from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.run_directory import finite_number, whole_number
 
@@ -113,10 +113,20 @@ class Snapshot:
     progress: float | None = None
     """Share of the nearest stop condition, 0 to 1; None without one."""
     eta_s: float | None = None
+    may_end_earlier: bool = False
+    """A return may end it before ``progress`` is 1."""
     first_error: tuple[str, str] | None = None
     """(process name, text) of the first exception in any worker."""
     events: tuple[str, ...] = ()
     """Latest events, oldest first."""
+
+    @property
+    def time_left(self) -> str | None:
+        """Share that is done, and how long the rest will take; None if unknown."""
+        if self.progress is None:
+            return None
+        most = "at most " if self.may_end_earlier else ""
+        return percent(self.progress) + ("" if self.eta_s is None else f", {most}{duration(self.eta_s)} left")
 
     @property
     def learner_busy(self) -> float | None:
@@ -198,6 +208,7 @@ def snapshot_of(
         "samplers_wanted": whole_number(config.get("sampling" if lag is None else "rollout", {}).get("samplers")),
         "samplers_alive": len(active) or None,
         "env_errors": int(sum(errors)) if errors else None,
+        "may_end_earlier": ends_at_return(config.get("stop", {})),
         "learner_device": device if device != "auto" else ("cuda:0" if gpus else "cpu"),
         "env_steps": _integer(values.get("env_steps")),
         "updates": _integer(values.get("updates")),
@@ -208,6 +219,17 @@ def snapshot_of(
         "learner_shares": split_of(values, "learner", on_policy=on_policy, table=table),
     }
     return Snapshot(**found | own)
+
+
+_LIMITS = ("seconds", "env_steps", "updates", "target_return")
+"""Stop conditions of which a run has at least one, unless it decides itself when it ends."""
+
+
+def ends_at_return(stop: Mapping[str, Any]) -> bool:
+    """True if a return may end a run with these settings of ``stop``."""
+    if all(stop.get(name) is None for name in _LIMITS):
+        return True
+    return stop.get("target_return") is not None and stop.get("target_evaluations") != 0
 
 
 def split_of(

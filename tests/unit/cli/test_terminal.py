@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spreeze import formatting
 from spreeze.cli.terminal import PlainView, Screen, TerminalView, open_view, panel, plain_line, sparkline
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, snapshot_of
 
 FULL = Snapshot(
     env_id="Walker2DBulletEnv-v0",
@@ -64,6 +64,25 @@ def test_panel_shows_every_number_with_its_name():
         "best 1301", "▁▁▄█", "Learner is the limit", "31 %, 30:00 left", "four",
     ):  # fmt: skip
         assert words in text
+
+
+def test_the_time_left_is_the_longest_where_a_return_may_end_the_run():
+    found = dataclasses.replace(FULL, may_end_earlier=True)
+    assert "31 %, at most 30:00 left" in _text(found)
+    assert plain_line(found).endswith("31 %, at most 30:00 left")
+
+
+@pytest.mark.parametrize(
+    ("stop", "earlier"),
+    [
+        ({}, True),
+        ({"seconds": 60.0}, False),
+        ({"seconds": 60.0, "target_return": 1.0, "target_evaluations": 1}, True),
+        ({"seconds": 60.0, "target_return": 1.0, "target_evaluations": 0}, False),
+    ],
+)
+def test_a_return_that_is_only_reported_ends_nothing_earlier(stop, earlier):
+    assert snapshot_of({}, {"stop": stop}, {}, None, state="running").may_end_earlier is earlier
 
 
 def test_first_error_stands_at_the_top_with_its_process_and_is_plain_text():
