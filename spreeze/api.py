@@ -492,9 +492,8 @@ class TrainedPolicy:
             return array[None], True
         if array.shape[1:] != shape or not len(array):
             kind = "; policy.make_env() stacks frames so" if images else ""
-            raise UsageError(
-                f"observation of shape {array.shape}: expected {shape}, or (N, {str(shape)[1:]} for several{kind}"
-            )
+            several = ", ".join(map(str, ("N", *shape)))
+            raise UsageError(f"observation of shape {array.shape}: expected {shape}, or ({several}) for several{kind}")
         return array, False
 
     def _structures(self, obs: Any) -> tuple[list[Any], bool]:

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
     _as_json = False
     trains = False
-    """True for the flags of ``spreeze.train``, which may be typed as other libraries have them (``habits``)."""
+    """True for the flags of ``spreeze.train``, which may be typed as other libraries have them (``translated``)."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = list(sys.argv[1:] if args is None else args)

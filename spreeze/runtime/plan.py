@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
+from spreeze.config.algorithms import OFF_POLICY
 from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
@@ -274,8 +275,8 @@ class RunPlan:
             )
         if learners > self.samplers:
             raise ConfigError(
-                f"run.learners = {learners}: each needs its own sampler, but sampling.samplers = "
-                f"{self.samplers}; use --samplers {learners} or more"
+                f"run.learners = {learners}: each needs its own sampler, but there are {self.samplers}; use "
+                f"--samplers {learners} or more"
             )
         self._check_hosts()
         flow, on_policy = self.config.data_flow, self.config.on_policy is not None
@@ -300,8 +301,8 @@ class RunPlan:
         given = {"her": replay.her != "off", "demonstrations": replay.demonstrations, "offline": replay.offline}
         if (name := next((name for name, wrong in given.items() if wrong), None)) is not None:
             raise ConfigError(
-                f"replay.{name} = {getattr(replay, name)}: {self.config.run.algo} learns without replay; use sac, td3, "
-                f"ddpg or dqn, or remove it"
+                f"replay.{name} = {getattr(replay, name)}: {self.config.run.algo} learns without replay; use "
+                f"{', '.join(OFF_POLICY)}, or remove it"
             )
         if part.inference_workers and self.config.data_flow.asynchronous:
             raise ConfigError(

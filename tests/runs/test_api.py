@@ -348,6 +348,11 @@ def test_an_observation_that_does_not_fit_is_refused(tmp_path, obs):
         load_policy(_weights(tmp_path, SPEC)).predict(obs)
 
 
+def test_the_shapes_of_observations_that_fit_are_named(tmp_path):
+    with pytest.raises(UsageError, match=r"shape \(1,\): expected \(2,\), or \(N, 2\) for several"):
+        load_policy(_weights(tmp_path, SPEC)).predict([0.0])
+
+
 def test_nested_observations_one_stacked_or_listed(tmp_path):
     env = gymnasium.make("nested_env:NestedGoal-v0")
     spec = dataclasses.replace(describe(env), env_id="NestedGoal-v0", import_module="nested_env")
