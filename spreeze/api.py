@@ -414,11 +414,10 @@ class TrainedPolicy:
         """Masks as the network takes them, float32 [count, K]."""
         choice = self.spec.choices
         if not self.spec.action_mask or choice is None:
-            raise UsageError(f"action_mask: {self.spec.env_id} gives none; leave it out")
+            raise UsageError(f"action_mask: {self.spec.env_id} gives none; remove it")
         if mask is None:
             raise UsageError(
-                f"{self.spec.env_id} allows some actions at a time: predict needs action_mask, which is "
-                "info['action_mask'] of reset and step"
+                f"{self.spec.env_id} masks actions: pass action_mask=info['action_mask'] from reset() or step()"
             )
         try:
             found = np.atleast_2d(np.asarray(joined_mask(mask, choice, self.spec.action_parts), np.float32))
@@ -566,7 +565,7 @@ def _callback_flag(callback: Any) -> str:
         made, arguments = called_by(callback)
         if not (isinstance(made, type) and issubclass(made, BaseCallback)):
             kind = " ".join(repr(made).split())[:80]
-            raise UsageError(f"callbacks: {kind} is no class of spreeze.BaseCallback")
+            raise UsageError(f"callbacks: {kind} is not a subclass of spreeze.BaseCallback")
         name, module = name_of(cast("Any", made))
     except UsageError as error:
         text = str(error).replace("env = ", "callbacks: ", 1)

@@ -221,7 +221,7 @@ def build_parser() -> Parser:
     )
     parser.trains = True
     parser.set_defaults(compared=False)  # True once algorithms were compared, on whose result the run goes on
-    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, not only those needed first")
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags")
     for title in _GROUPS:
         parser.add_argument_group(title)
     added = set()
@@ -274,7 +274,10 @@ def _add(parser: Parser, flag: str, key: str) -> None:
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
-        text = f"do not {doc} (default: it does)" if item.default else f"{doc} (default: off)"
+        if item.default and not item.metadata["inverse"]:
+            text = f"do not {doc} (default: it does)"
+        else:
+            text = f"{item.metadata['inverse'] or doc} (default: off)"
         group = parser.group_of(key)
         group.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return

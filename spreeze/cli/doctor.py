@@ -299,7 +299,7 @@ def check_packages() -> Check:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Check("libraries", "fail", f"missing: {', '.join(missing)}", "pip install -e .")
+        return Check("libraries", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return _finding("libraries", ", ".join(found))
 
 

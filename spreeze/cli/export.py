@@ -300,7 +300,7 @@ def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
         ]
     if spec.import_module is not None:
         if not all(part.isidentifier() and not keyword.iskeyword(part) for part in spec.import_module.split(".")):
-            raise ConfigError(f"the environment comes from {spec.import_module!r}, which is no module name")
+            raise ConfigError(f"the environment comes from {spec.import_module!r}, which is not the name of a module")
         return [f"import {spec.import_module}  # registers the environment"]
     if plain_id in OWN_IDS:
         return [f"import {OWN_IDS[plain_id]}  # an environment of Spreeze's own"]

@@ -164,7 +164,10 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
     """
     weights_file = run / POLICY
     if not weights_file.is_file() or not (run / "config.toml").is_file():
-        raise RunError(f"{run.name} has no {POLICY} with settings yet: it ended before its first evaluation")
+        raise RunError(
+            f"{run.name} has no evaluated policy to push; train it until its first evaluation: python -m spreeze.train "
+            f"--resume {run.name}"
+        )
     _, spec = read_policy(weights_file)
     (folder / POLICY).parent.mkdir()
     shutil.copyfile(weights_file, folder / POLICY)

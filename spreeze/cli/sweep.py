@@ -113,13 +113,14 @@ def _sweep(args: argparse.Namespace) -> int:
             _refuse_changes(args)
         return search(args, runs_dir, _common(args))
     if args.trials is not None or args.search:
-        raise ConfigError("--trials and --search are for a search; remove them, or start one with --search")
+        flag, more = "--search" if args.search else "--trials", "" if args.resume else "add --search, or "
+        raise ConfigError(f"{flag}: this sweep is not a search; {more}remove {flag}")
     sweep = _continued(args, runs_dir) if args.resume else _new(args, runs_dir)
     left = [run for run in sweep.runs if run.state != "finished"]
     if sweep.side_by_side > 1 and sweep.tunes:
         raise ConfigError(
             f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
-            "the whole machine; " + ("add --side-by-side 1" if args.resume else "leave one of them out")
+            "the whole machine; " + ("add --side-by-side 1" if args.resume else "remove one of them")
         )
     shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
     check_disk(runs_dir, len(left))

@@ -22,16 +22,21 @@ from spreeze.types import EnvSpec, RowLayout, SequenceShape
 class AlgorithmConfig(Section):
     """Settings of all off-policy algorithms."""
 
-    hidden_sizes: tuple[int, ...] = setting((256, 256), "units per layer", unit="units", low=1, high=4096, fixed=True)
+    hidden_sizes: tuple[int, ...] = setting(
+        (256, 256), "number of units in each hidden layer", low=1, high=4096, fixed=True
+    )
     network: str = setting(
-        "", "network of the --import module, not hidden_sizes, activation and layer norm; empty: none", fixed=True
+        "",
+        "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalisation "
+        "describe; empty: none",
+        fixed=True,
     )
     activation: str = setting("relu", "activation of all networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
     gamma: float = setting(0.99, "discount factor per env step", low=0.0, high=1.0)
     tau: float = setting(0.02, "Polyak coefficient: share of online weights in each target update", low=0.0, high=1.0)
     n_step: int = setting(1, "n of n-step returns", unit="env steps", low=1, high=64)
     weight_decay: float = setting(0.0, "decoupled weight decay (AdamW, arXiv 1711.05101)", low=0.0, high=10.0)
-    adam_beta1: float = setting(0.9, "share of its mean gradient that a step of Adam keeps", low=0.0, high=0.999999)
+    adam_beta1: float = setting(0.9, "beta1 of Adam: decay of the running mean of gradients", low=0.0, high=0.999999)
     lr_schedule: str = setting(
         "constant",
         "linear or cosine: decay all learning rates to lr_end times their value at the first stop condition; "
@@ -87,7 +92,7 @@ class ActorCriticConfig(AlgorithmConfig):
     actor_lr: float = setting(1e-3, "learning rate of the actor (Adam)", low=0.0, high=1.0)
     critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting(
-        (), "units per layer of the actor, in samplers; empty: hidden_sizes", unit="units", low=1, high=4096, fixed=True
+        (), "number of units in each hidden layer of the actor; empty: hidden_sizes", low=1, high=4096, fixed=True
     )
     actor_layer_norm: bool = setting(False, "layer normalisation in the actor (arXiv 1607.06450)", fixed=True)
     critic_layer_norm: bool = setting(False, "layer normalisation in the critics (arXiv 1607.06450)", fixed=True)
@@ -106,7 +111,7 @@ class ActorCriticConfig(AlgorithmConfig):
     )
     random_shift: int = setting(
         4,
-        "pixels by which images of drawn batches are moved at random, up to (DrQ-v2, arXiv 2107.09645); 0: none",
+        "images: largest random shift of the images in a batch (DrQ-v2, arXiv 2107.09645); 0: no shift",
         unit="pixels",
         low=0,
         high=64,
@@ -158,8 +163,8 @@ class RecurrentReplayConfig(Section):
     )
     burn_in: int = setting(
         16,
-        "recurrent: env steps before each sequence over which every update computes the state anew, from the one that "
-        "the sampler had; 0: the sampler's state at the sequence itself",
+        "recurrent: env steps replayed before each sequence to refresh the hidden state; 0: use the state that the "
+        "sampler stored",
         unit="env steps",
         low=0,
         high=4096,
@@ -180,7 +185,7 @@ class RecurrentReplayConfig(Section):
             "with action masks it is built for on-policy algorithms alone": spec.action_mask,
         }
         if self.recurrent != "none" and (why := next((text for text, wrong in reasons.items() if wrong), None)):
-            raise ConfigError(f"recurrent = {self.recurrent}: {why}; leave it out")
+            raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +246,9 @@ class DistributionalConfig(ReturnRange, ActorCriticConfig):
 class ActionValueConfig(AlgorithmConfig):
     """Settings of the algorithms that take the action of the highest value."""
 
-    hidden_sizes: tuple[int, ...] = setting((128, 128), "units per layer", unit="units", low=1, high=4096, fixed=True)
+    hidden_sizes: tuple[int, ...] = setting(
+        (128, 128), "number of units in each hidden layer", low=1, high=4096, fixed=True
+    )
     lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
     n_step: int = setting(3, "n of n-step returns", unit="env steps", low=1, high=64)
     max_grad_norm: float = setting(10.0, "gradients are clipped to this norm", low=1e-6, high=1e9)
@@ -260,13 +267,22 @@ class OnPolicyConfig(Section):
     """Least env steps of an environment in a rollout whose interval is not set."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (64, 64), "units per hidden layer, of policy and value network each", unit="units", low=1, high=4096, fixed=True
+        (64, 64),
+        "number of units in each hidden layer, for policy and value network alike",
+        low=1,
+        high=4096,
+        fixed=True,
     )
     network: str = setting(
-        "", "network of the --import module, not hidden_sizes, activation and layer norm; empty: none", fixed=True
+        "",
+        "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalisation "
+        "describe; empty: none",
+        fixed=True,
     )
     activation: str = setting("tanh", "activation of networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
-    layer_norm: bool = setting(False, "layer norm in both networks (arXiv 1607.06450); not with images", fixed=True)
+    layer_norm: bool = setting(
+        False, "layer normalisation in both networks (arXiv 1607.06450); not with images", fixed=True
+    )
     cnn: str = setting("nature", "shared trunk for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True)
     recurrent: str = setting(
         "none",
@@ -285,8 +301,8 @@ class OnPolicyConfig(Section):
     )
     burn_in: int = setting(
         0,
-        "recurrent: env steps before each sequence, at most its length, over which every update computes the state "
-        "anew; 0: the state by the parameters before the first update from the rollout",
+        "recurrent: env steps replayed before each sequence (at most its length) to refresh the hidden state; 0: use "
+        "the state by the parameters before the rollout's first update",
         unit="env steps",
         low=0,
         high=2**20,
@@ -339,7 +355,7 @@ class OnPolicyConfig(Section):
         """Raises a ConfigError if there can be no recurrent network where one is asked for."""
         if self.recurrent != "none" and (spec.frames is not None or self.network):
             why = "over images it is not built" if spec.frames is not None else f"network = {self.network} stands alone"
-            raise ConfigError(f"recurrent = {self.recurrent}: {why}; leave it out")
+            raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
         """Equal minibatches into which the algorithm cuts ``rows`` env steps, ``steps`` of each environment."""
@@ -424,10 +440,14 @@ class ReplayConfig(Section):
         5_000, "env steps with uniformly random actions before the first update", unit="env steps", low=0, high=10**9
     )
     samples_per_insert_min: float = setting(
-        8.0, "samplers wait while fewer transitions than this were drawn per transition inserted", low=0.0, high=1e6
+        8.0,
+        "lower bound of the replay ratio (transitions trained on / transitions collected): below it samplers wait",
+        unit="ratio",
+        low=0.0,
+        high=1e6,
     )
     samples_per_insert_max: float = setting(
-        512.0, "the learner waits while more transitions than this were drawn per inserted one", low=0.0, high=1e9
+        512.0, "upper bound of the replay ratio: above it the learner waits", unit="ratio", low=0.0, high=1e9
     )
     save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
     demonstrations: str = setting(

@@ -106,7 +106,10 @@ class EnvConfig(Section):
         default_text="Walker2DBulletEnv-v0; Walker2d-v5 without Bullet; Pendulum-v1 without MuJoCo",
     )
     import_module: str | None = setting(
-        None, "module to import first, with your environments, algorithms", flag="--import", command_line_only=True
+        None,
+        "Python module or script that registers your environments, algorithms or networks",
+        flag="--import",
+        command_line_only=True,
     )
     plain: bool = setting(False, "use the pybullet package's own tasks, not Spreeze's faster ones", flag="--plain-env")
     args: tuple[str, ...] = setting(
@@ -157,7 +160,9 @@ class SamplingConfig(Section):
         8, "environments per sampler process", low=1, high=65536, flag="--envs-per-sampler", machine=True, read=_replay
     )
     nan_policy: str = setting(
-        "drop", "at a non-finite observation or reward: drop the transition, or fail", choices=("drop", "fail")
+        "drop",
+        "what to do with a NaN or infinite observation or reward: drop the transition, or fail the run",
+        choices=("drop", "fail"),
     )
     step_deadline_s: float = setting(
         30.0, "an env step that takes longer counts as hung, and its sampler is restarted", unit="s", low=0.5, high=1e6
@@ -251,8 +256,8 @@ class GalaConfig(Section):
 
     topology: str = setting(
         "ring",
-        "which learners send their parameters to a learner: ring: its predecessor; exponential: those 1, 2, "
-        "4, ... before it; full: all",
+        "who sends parameters to a learner: ring: the learner before it; exponential: those 1, 2, 4, ... places "
+        "before it; full: all others",
         choices=("ring", "exponential", "full"),
         flag="--topology",
     )
@@ -312,10 +317,19 @@ class LearnerConfig(Section):
         machine=True,
         read=_replay,
     )
-    overlap: bool = setting(False, "update the actor by the last critics: two devices work at once", read=_replay)
+    overlap: bool = setting(
+        False,
+        "update the actor with the previous critics, so that actor and critics train in parallel on two devices",
+        read=_replay,
+    )
     gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as far as fits", read=_replay)
     updates_per_launch: int = setting(
-        1, "updates per CUDA graph, with gpu_replay; 0: no CUDA graphs", unit="updates", low=0, high=64, read=_replay
+        1,
+        "with gpu_replay: updates in one CUDA graph; 0: use no CUDA graphs",
+        unit="updates",
+        low=0,
+        high=64,
+        read=_replay,
     )
     compile: bool = setting(False, "fuse kernels by torch.compile, in up to a minute; a GPU needs Triton", read=_replay)
     average_interval: int = setting(
@@ -350,8 +364,8 @@ class ClusterConfig(Section):
     )
     learners: int | None = setting(
         None,
-        "gala, tianji: learners of all hosts together, one on each other host; not set: run.learners and "
-        "one for each host of local:N, or three more with other addresses",
+        "modes gala and tianji: learners of all hosts together, one on each other host; default: run.learners plus "
+        "one for each host of local:N; with any other address, plus three",
         unit="learners",
         low=2,
         high=64,
@@ -367,7 +381,9 @@ class EvaluationConfig(Section):
     enabled: bool = setting(True, "evaluate the policy during training and at the end", flag="--no-evaluator")
     episodes: int = setting(10, "episodes per evaluation, each from a fresh reset", low=1, high=10_000)
     seed: int = setting(10_000, "base seed of all evaluation episodes", low=0, high=2**31 - 1)
-    cpu_share: float = setting(0.15, "share of a core for the evaluator while none is free", low=0.01, high=1.0)
+    cpu_share: float = setting(
+        0.15, "share of one core that the evaluator may use while all cores are busy", low=0.01, high=1.0
+    )
     interval_updates: int | None = setting(
         None,
         "mode serial: updates between evaluations, which makes curves independent of the load; default: by "
@@ -377,7 +393,10 @@ class EvaluationConfig(Section):
         high=10**9,
     )
     keep_episodes: int = setting(
-        60, "evaluations whose best, median and worst episode are kept for the page; 0: none", low=0, high=10_000
+        60,
+        "evaluations whose best, median and worst episodes can be viewed in the dashboard; 0: none",
+        low=0,
+        high=10_000,
     )
     keep_episodes_mb: float = setting(100.0, "disk space of kept episodes", unit="MB", low=1, high=1e6)
 
@@ -392,7 +411,9 @@ class VisualizerConfig(Section):
     frames_per_s: float = setting(8.0, "maximum frame rate of the live picture", unit="1/s", low=0.1, high=60)
     clip_interval_s: float = setting(120.0, "time between video clips", unit="s", low=1, high=1e6)
     clip_length_s: float = setting(10.0, "playing time of a clip", unit="s", low=0.5, high=600)
-    cpu_share: float = setting(0.10, "share of a core for the visualizer while none is free", low=0.01, high=1.0)
+    cpu_share: float = setting(
+        0.10, "share of one core that the visualizer may use while all cores are busy", low=0.01, high=1.0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,8 +446,8 @@ class TuningConfig(Section):
     budget_s: float = setting(60.0, "longest time that the tuner measures", unit="s", low=5.0, high=600.0, tuner=True)
     algorithm_share: float = setting(
         0.1,
-        "share of the run's time, and at most 5 min, that the comparison of algorithms may cost on a task without a "
-        "profile: the training time of all but the best; 0: the default algorithm",
+        "with --auto on a task without a profile: share of the run's time (at most 5 min) for training the algorithms "
+        "that are compared but not chosen; 0: use the default algorithm",
         low=0.0,
         high=0.5,
         tuner=True,
@@ -436,10 +457,13 @@ class TuningConfig(Section):
         "measure on the running workers while they train, where they can change these settings; else before the run, "
         "which then waits up to a minute",
         flag="--tune-first",
+        inverse="tune before training starts (up to a minute) instead of during it",
         read=_replay,
         tuner=True,
     )
-    govern: bool = setting(True, "pause samplers as leave_free and give_way ask", flag="--no-governor", read=_governed)
+    govern: bool = setting(
+        True, "pause samplers to keep cores free (see leave_free, give_way)", flag="--no-governor", read=_governed
+    )
     leave_free: float = setting(
         0.0, "share of cores to leave free for other programs", low=0.0, high=0.9, flag="--leave-free", read=_processes
     )
@@ -490,12 +514,16 @@ class StopConfig(Section):
     )
     target_return: float | None = setting(
         None,
-        "stop once the lower confidence bound of an evaluation reaches this mean return, or that of a second "
-        "evaluation with 20 to 100 episodes",
+        "stop once the policy reaches this mean return with confidence; 20 to 100 further episodes confirm it where "
+        "one evaluation cannot",
         flag="--target-return",
     )
     target_evaluations: int = setting(
-        1, "consecutive evaluations to reach target_return; 0: report only", unit="evaluations", low=0, high=10**9
+        1,
+        "evaluations in a row that must reach target_return; 0: report it, do not stop",
+        unit="evaluations",
+        low=0,
+        high=10**9,
     )
 
     budget_s: float = setting(
@@ -592,7 +620,7 @@ class Config:
         """Data flow of the chosen mode and algorithm; a ConfigError if the mode does not support it."""
         data_flow = self.mode.data_flow(on_policy=self.on_policy is not None)
         if data_flow is None or data_flow.asynchronous != isinstance(self.on_policy, AsyncOnPolicyConfig):
-            raise ConfigError(f"--mode {self.run.mode} does not run --algo {self.run.algo}")
+            raise ConfigError(f"--mode {self.run.mode} does not run --algo {self.run.algo}; change one of them")
         return data_flow
 
     @property

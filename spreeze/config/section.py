@@ -32,6 +32,7 @@ def setting(
     high: float | None = None,
     choices: tuple[str, ...] | None = None,
     flag: str = "",
+    inverse: str = "",
     default_text: str = "",
     read: Condition | None = None,
     fixed: bool = False,
@@ -43,7 +44,8 @@ def setting(
     """A dataclass field: all that is known of a setting, for checks, the command line and the page.
 
     ``doc`` says of a switch what is done while it is on. ``low`` and ``high`` are themselves allowed. The ``flag`` of a
-    switch inverts its default (``--no-...`` if the default is on). ``default_text`` is what the command line says of
+    switch inverts its default (``--no-...`` if the default is on); ``inverse`` is what that does, where "do not DOC"
+    would not say it. ``default_text`` is what the command line says of
     a default that other settings decide.
 
     ``read`` says which runs it makes a difference to, where they are not those of its section. A ``fixed`` one cannot
@@ -139,7 +141,7 @@ _NAMES = {"true": True, "false": False, "null": None, "inf": _INF, "Infinity": _
 _MEANT = {"True": ("true", "yes", "on"), "False": ("false", "no", "off"), "None": ("none", "null", "nil")}
 _WORDS = {word: meant for meant, words in _MEANT.items() for word in words}
 """Words, in small letters, that would be texts and so count as true, and what is probably meant."""
-_BRACKETS = {"[": "a list", "{": "a dictionary", "(": "a tuple", '"': "a text", "'": "a text"}
+_BRACKETS = {"[": "list", "{": "dictionary", "(": "tuple", '"': "string", "'": "string"}
 
 
 def literal(text: str) -> Any:
@@ -187,8 +189,8 @@ def literal_or_text(text: str) -> Any:
         )
     if raw[:1] in _BRACKETS and raw:
         raise ConfigError(
-            f"begins as {_BRACKETS[raw[0]]} and is none in Python or JSON: texts within need quotes, and "
-            'the whole needs some for the shell, such as \'tasks=["a", "b"]\''
+            f"not a valid {_BRACKETS[raw[0]]}: quote the strings in it and, for the shell, the whole argument, such as "
+            '\'tasks=["a", "b"]\''
         )
     return raw
 
@@ -227,7 +229,7 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     if callable(getattr(value, "tolist", None)):  # of NumPy or Torch
         return _plain(value.tolist())
-    raise TypeError(f"a {type(value).__name__} is none")
+    raise TypeError(f"{type(value).__name__} objects cannot be sent to another process")
 
 
 def split_values(text: str) -> list[str]:

@@ -40,8 +40,8 @@ def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation
     if found := [leaf for leaf in leaves if _sides(leaf.space) and _bounds(leaf.space)]:
         return tuple(_picture(leaf, wanted=True) for leaf in found)
     raise EnvironmentError_(
-        f"env.image = true: {what} has no image: expected a bounded Box of at least {MIN_SIDE} x {MIN_SIDE} pixels; "
-        f"found {', '.join(leaf.text() for leaf in leaves)[:200] or 'no part'}"
+        f"env.image = true: {what} has no image (a bounded Box of at least {MIN_SIDE} x {MIN_SIDE} pixels), but "
+        f"{', '.join(leaf.text() for leaf in leaves)[:200] or 'no part'}; remove it"
     )
 
 

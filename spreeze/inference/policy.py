@@ -143,7 +143,9 @@ class Policy:
         cell = Cell(arrays, meta) if "recurrent" in meta else None
         inputs = trunk.features if trunk else int(meta["obs_dim"])
         if cell is not None and cell.inputs != inputs:
-            raise WeightsError(f"weights do not fit each other: the cell takes {cell.inputs}, gets {inputs}")
+            raise WeightsError(
+                f"the weights are inconsistent: the recurrent cell has {cell.inputs} inputs, expected {inputs}"
+            )
         fan_ins = [inputs if cell is None else cell.size, *(weight.shape[1] for weight, _ in layers)]
         for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
             if weight.shape[0] != fan_in:

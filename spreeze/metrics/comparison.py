@@ -466,7 +466,7 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     found = {path: read_curve(path) for path in paths}
     for path, curve in found.items():
         if curve is None:
-            raise RunError(f"{path.name} has no evaluation yet; wait for one, or omit the run")
+            raise RunError(f"{path.name} has no evaluation yet; wait for one, or remove the run")
     curves = [curve for curve in found.values() if curve is not None]
     known = sorted({name for curve in curves for name in curve.settings})
     for key in by or ():

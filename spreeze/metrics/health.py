@@ -61,7 +61,8 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
             "dead_units",
             MOST_DEAD,
             "of the hidden units are 0 on the whole batch",
-            ", and no gradient revives them; start again with a lower learning rate, layer norm or another activation",
+            ", and no gradient revives them; start again with a lower learning rate, layer normalisation or another "
+            "activation",
             "only hidden units with ReLU can be dead, and some networks do not tell",
         ),
         _terminated(values, falls=can_fall(env_id)),
@@ -120,7 +121,7 @@ def _bias(values: Mapping[str, float]) -> _Found:
     if values.get("updates", 0.0) < SETTLED_UPDATES:
         return text, Health.UNKNOWN, f"{told}: too early to judge, values take {SETTLED_UPDATES:,} updates to settle."
     if bias > 0.0:
-        remedy = "lower the learning rate or the samples per insert, or set the layer norm of the critics"
+        remedy = "lower the learning rate or the samples per insert, or use layer normalisation in the critics"
         return text, Health.AMBER, f"{told}: it is overestimated; {remedy}."
     remedy = "train on, and if it stays, look whether rewards are rare or far larger than the reward scale"
     return text, Health.AMBER, f"{told}: it is underestimated; {remedy}."

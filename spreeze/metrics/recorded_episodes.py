@@ -152,7 +152,7 @@ def read_recording(run_dir: Path, key: EvaluationKey) -> Recording:
             with zipfile.ZipFile(file) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
             if size > _MOST_BYTES:
-                raise RunError(f"{path} unpacks to {size} bytes, more than {_MOST_BYTES}: it is no recording")
+                raise RunError(f"{path} unpacks to {size} bytes, more than {_MOST_BYTES}: it is not a recording")
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 facts = json.loads(arrays["facts"].tobytes())
@@ -246,7 +246,7 @@ def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
         RunError: an unknown kind.
     """
     if kind not in KINDS:
-        raise RunError(f"'{kind[:20]}' is no kind of episode; there are {', '.join(KINDS)}")
+        raise RunError(f"kind of episode '{kind[:20]}': expected {', '.join(KINDS)}")
     return run_dir / FOLDER / f"{key.id}-{kind}{FRAMES}"
 
 

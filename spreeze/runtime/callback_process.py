@@ -24,14 +24,14 @@ def open_callbacks(text: str) -> list[BaseCallback]:
     """The callback of ``MODULE:CLASS`` or ``MODULE:CLASS(name=value, ...)``; those of ``MODULE:CALLBACKS``.
 
     Raises:
-        ConfigError: there is no such class, it is no callback, or its arguments are no plain values.
+        ConfigError: no such class, not a callback, or arguments that are not plain values.
     """
     module, _, rest = text.partition(":")
     if rest == DECLARED:
         rows = getattr(import_named(module), DECLARED, ())
         found = [row() if isinstance(row, type) else row for row in rows]
         if not all(isinstance(row, BaseCallback) for row in found):
-            raise ConfigError(f"{module}: {DECLARED} holds what is no spreeze.BaseCallback")
+            raise ConfigError(f"{module}: {DECLARED} may only hold subclasses or instances of spreeze.BaseCallback")
         return found
     name, bracket, arguments = rest.partition("(")
     try:

@@ -181,15 +181,15 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     why = f"there can be one {env_id} {where}at a time (a second one: {probe.alone})"
     reasons = {}
     if each > 1 and settings.sources.get(f"{part}.envs_per_sampler") == USER:
-        raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or leave it out")
+        raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or remove it")
     reasons[f"{part}.envs_per_sampler"] = f"1: {why}"
     values: Values = {part: {"envs_per_sampler": 1}}
     if probe.alone_in_process and not (config.data_flow.serial and samplers == 1):
         return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, room=1)
     if samplers > 1 and samplers_are_set:
-        raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or leave it out")
+        raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or remove it")
     if config.run.learners > 1:
-        raise ConfigError(f"run.learners = {config.run.learners}: each needs a sampler, and {why}; leave it out")
+        raise ConfigError(f"run.learners = {config.run.learners}: each needs a sampler, and {why}; remove it")
     reasons[f"{part}.samplers"] = "1: as for envs_per_sampler"
     if config.evaluation.enabled:
         reasons["evaluation.enabled"] = "by the sampler, in turn with sampling, in the one environment"

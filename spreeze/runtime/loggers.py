@@ -59,8 +59,8 @@ def check_sinks(names: Sequence[str]) -> None:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a mere folder of that name, as W&B makes one
             raise ConfigError(
-                f"--log {name}: the package {name} is not installed; install it with: "
-                f"pip install 'spreeze[{name}]', or disable logging: --log ''"
+                f"--log {name}: the package {name} is not installed: pip install 'spreeze[{name}]', or disable "
+                "logging: --log ''"
             )
 
 

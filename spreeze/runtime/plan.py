@@ -163,7 +163,8 @@ class RunPlan:
         if config.replay.capacity < smallest:
             raise ConfigError(
                 f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
-                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
+                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}; use "
+                f"--replay-capacity {smallest}, or fewer samplers"
             )
         if config.replay.learning_starts * rows > config.replay.capacity:
             of_each = "" if rows == 1 else f", {rows} rows each,"
@@ -190,7 +191,8 @@ class RunPlan:
         if (name := next((name for name, wrong in asked.items() if wrong), None)) is not None:
             recurrent = getattr(config.algorithm, "recurrent", "none")
             raise ConfigError(
-                f"{name}: it is not built for replay of sequences ({algo}.recurrent = {recurrent}); remove one of them"
+                f"{name} cannot be combined with {algo}.recurrent = {recurrent}, whose replay stores sequences; remove "
+                "one of them"
             )
 
     def _check_device(self) -> None:
@@ -335,10 +337,8 @@ class RunPlan:
             )
         learner = self.config.learner
         if learner.overlap or "+" in learner.device or learner.device == "split":
-            raise ConfigError(
-                f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}: "
-                f"{self.config.run.algo} has one network on one device"
-            )
+            wrong = "learner.overlap = true" if learner.overlap else f"learner.device = {learner.device}"
+            raise ConfigError(f"{wrong}: {self.config.run.algo} trains one network on one device; remove it")
         if learner.precision != "float32" and not self.config.data_flow.asynchronous:
             raise ConfigError(
                 f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in float32, so that "

@@ -271,7 +271,7 @@ def test_no_action_is_taken_that_a_mask_forbids(tmp_path):
     assert policy.predict([3.0, 1.0], action_mask=np.array([False, True])) == 1
     assert policy.predict([[3.0, 1.0], [1.0, 3.0]], action_mask=[[0, 1], [1, 0]]).tolist() == [1, 0]
     for mask, told in (
-        (None, "needs action_mask"),
+        (None, "pass action_mask=info"),
         ([1], "shape"),
         ([], "shape"),
         ([[1, 0], [1]], "array of"),

@@ -138,8 +138,8 @@ def test_train_takes_callbacks_of_the_calling_script(tmp_path):
     assert done.returncode == 0, done.stderr
     instance, number, text, several, result = done.stdout.splitlines()
     assert "callbacks: an instance of Own cannot be sent to another process; give Own itself" in instance
-    assert number == "callbacks: 3 is no class of spreeze.BaseCallback"
+    assert number == "callbacks: 3 is not a subclass of spreeze.BaseCallback"
     assert text == "--callback 'nonsense': expected MODULE:CLASS, such as my_callbacks:Curriculum"
     assert "<lambda>" in several
-    assert several.endswith("is no class of spreeze.BaseCallback")
+    assert several.endswith("is not a subclass of spreeze.BaseCallback")
     assert result == "3.5 stop request"

@@ -163,8 +163,8 @@ SPEC = EnvSpec(env_id="Any-v0", import_module=None, obs_dim=3, action=Box((-1.0,
 
 @pytest.mark.parametrize(("values", "inference_workers", "words"), [
     ({}, 3, "rollout.inference_workers = 3: more than the 2 samplers"),
-    ({"learner": {"device": "cpu+cpu"}}, 1, "ppo has one network on one device"),
-    ({"learner": {"overlap": True}}, 1, "ppo has one network on one device"),
+    ({"learner": {"device": "cpu+cpu"}}, 1, "ppo trains one network on one device"),
+    ({"learner": {"overlap": True}}, 1, "ppo trains one network on one device"),
     ({"learner": {"precision": "bfloat16"}}, 1, "learner.precision = bfloat16: mode hts learns in float32"),
 ])  # fmt: skip
 def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, inference_workers, words):

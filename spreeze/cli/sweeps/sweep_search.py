@@ -593,7 +593,9 @@ def _around(key: str, config: Config) -> Axis:
         return Axis(key, choices=tuple(choices))
     least, most = item.metadata["low"], item.metadata["high"]
     if kind not in (int, float) or not value or value < 0.0:
-        raise ConfigError(f"--set {key}: it is {value!r}, around which there is no range; type {key}=LOW:HIGH or A,B")
+        raise ConfigError(
+            f"--set {key}: no default range, because its current value is {value!r}; give {key}=LOW:HIGH or {key}=A,B"
+        )
     if kind is int:
         return _range(
             key, max(least or 1, value // _WHOLE_FACTOR, 1), min(most or math.inf, value * _WHOLE_FACTOR), config
@@ -618,7 +620,7 @@ def _range(key: str, low: float, high: float, config: Config) -> Axis:
     item, kind, _ = _field(key, config)
     least, most = item.metadata["low"], item.metadata["high"]
     if kind not in (int, float):
-        raise ConfigError(f"--set {key}: it is no number; give its choices, as {key}=A,B")
+        raise ConfigError(f"--set {key}: it is not a number; give its choices, as {key}=A,B")
     if not low < high or (least is not None and low < least) or (most is not None and high > most):
         allowed = f"{'-inf' if least is None else f'{least:g}'} to {'inf' if most is None else f'{most:g}'}"
         raise ConfigError(f"--set {key}={low:g}:{high:g}: expected LOW:HIGH with LOW below HIGH, within {allowed}")

@@ -77,7 +77,7 @@ def check_installed() -> None:
     """A ConfigError that says what to install if Ray is not here."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "--cluster: Ray is not installed in this Python; pip install 'spreeze[cluster]', or omit --cluster: a "
+            "--cluster: Ray is not installed in this Python: pip install 'spreeze[cluster]', or remove --cluster: a "
             "single machine needs no Ray"
         )
 
