@@ -77,7 +77,7 @@ class ProcessSupervisor:
         handle.waited_for, handle.oom_kills = False, oom_kills()
 
     @property
-    def restarts(self) -> int:
+    def restart_count(self) -> int:
         """Workers started again so far."""
         return sum(handle.restarts.total for handle in self.handles.values())
 

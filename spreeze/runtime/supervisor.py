@@ -4,46 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent
-from spreeze.machine.awake import AWAKE
-from spreeze.machine.logs import LogKeeper, ending, oom_kills
-from spreeze.machine.processes import (
-    CLOSING_S,
-    LOW_PRIORITY,
-    OrphanWatch,
-    end_orphans,
-    kill_and_wait,
-    left_behind,
-    mark,
-    signals_blocked,
-)
+from spreeze.machine.logs import LogKeeper
+from spreeze.machine.processes import OrphanWatch
 from spreeze.metrics.progress import MOST_RETURNS, FallWatch
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
-from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
+from spreeze.runtime.assembly import Assemble, Assembly, assembled
 from spreeze.runtime.callback_links import EnvironmentArguments
 from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
+from spreeze.runtime.final_evaluation import evaluate_at_the_end
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import (
-    FRESH,
-    Launcher,
-    RunContext,
-    WorkerSpec,
-    begin_log,
-    child_environment,
-    group_arguments,
-    open_log,
-)
+from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.rates import CounterSample
@@ -51,12 +30,9 @@ from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.runtime.timeline import FIRST_S, Timeline
 from spreeze.transport import status_table as status_words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.shared_memory import readable
 from spreeze.workers.roles import ROLES, Address
 
 _LOOK_S = 0.05
-_FINAL_EVALUATION_S = 6.0
-_EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 s remain for closing files
 _TUNER_AFTER_S = 5.0  # from the first update to the tuner, so that a short run is over before it begins
 _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, whose imports would delay the first ones
 
@@ -87,17 +63,7 @@ def run_workers(
                 loop.run()
             finally:
                 loop.stop()
-        budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - loop.stopping_s)
-        wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
-        if plan.start_s > 0.5 * _FINAL_EVALUATION_S:  # worth the wait where there is no score at all
-            wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
-            budget_s += 2.0 * plan.start_s
-        if wanted and not interrupts.urgent and budget_s >= 1.0:
-            record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder, logs)
-            if record is not None:
-                recorder.evaluation(record, final=True)
-            elif not interrupts.urgent:
-                recorder.no_final_evaluation(budget_s)
+        evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
         watch.end()
         logs.close()
@@ -118,11 +84,11 @@ class _RunLoop:
         logs: LogKeeper,
     ) -> None:
         plan = run.plan
-        self._run_dir, self._recorder, self._interrupts, self._run = run_dir, recorder, interrupts, run
-        self._governing: GovernorLoop | None = None
+        self._run_dir, self._recorder, self._interrupts, self._assembly = run_dir, recorder, interrupts, run
+        self._governor: GovernorLoop | None = None
         if plan.config.tuning.govern and any(spec.role.pausable for spec in run.specs.values()):
-            self._governing = GovernorLoop(plan, run.status, recorder.event)
-        self._watching = self._governing or LoadWatch()
+            self._governor = GovernorLoop(plan, run.status, recorder.event)
+        self._load = self._governor or LoadWatch()
         gives_way = plan.config.tuning.give_way
         self._workers = ProcessSupervisor(
             RunContext(run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs),
@@ -132,7 +98,7 @@ class _RunLoop:
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
         self._env_args = EnvironmentArguments(plan, run_dir, recorder.event)
-        run.status.header[status_words.ENV_ARGS] = self._env_args.version
+        self._post_header()
         self._timeline = Timeline(
             run.status, {name: spec.row for name, spec in run.specs.items()}, run_dir.path, lambda: recorder.wall_s
         )
@@ -143,8 +109,8 @@ class _RunLoop:
 
     def start(self) -> None:
         """Starts all workers but the visualizer and the samplers that only the tuner may want."""
-        self._run_dir.write_state(leave_free=None if self._governing is None else self._leave_free)
-        for name, spec in self._run.specs.items():
+        self._run_dir.write_state(leave_free=None if self._governor is None else self._leave_free)
+        for name, spec in self._assembly.specs.items():
             try:
                 if name != "visualizer" and not self._waits_for_tuner(spec):
                     self._workers.add(spec)
@@ -155,7 +121,7 @@ class _RunLoop:
                 ) from None
 
     def _waits_for_tuner(self, spec: WorkerSpec) -> bool:
-        first = self._run.plan.first_samplers
+        first = self._assembly.plan.first_samplers
         return first is not None and spec.role.steps and spec.address.index >= first
 
     def run(self) -> None:
@@ -168,12 +134,14 @@ class _RunLoop:
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
-                self._run.status.header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+                self._post_header()
                 if self._timeline.is_due:
                     self._write_timeline()
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
+                    self._take_requests()
+                    self._look_at_arguments()
                     self._start_visualizer()
                     self._tune()
                 reason = self._stop_reason()
@@ -190,11 +158,19 @@ class _RunLoop:
         try:
             self._recorder.wait_while_paused(lambda: self._stop_reason() is None)
         finally:
-            self._run.status.header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+            self._post_header()
             self._workers.signal_all(signal.SIGCONT)
 
-    def _handle_requests(self) -> None:
-        header, governing = self._run.status.header, self._governing
+    def _post_header(self) -> None:
+        """Tells all workers what they look for in the header."""
+        header = self._assembly.status.header
+        header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+        header[status_words.ENV_ARGS] = self._env_args.version
+        header[status_words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
+        header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
+
+    def _take_requests(self) -> None:
+        header = self._assembly.status.header
         for name, word in (
             ("evaluate", status_words.EVALUATIONS_ASKED),
             ("checkpoint", status_words.CHECKPOINTS_ASKED),
@@ -205,29 +181,35 @@ class _RunLoop:
         first = not self._timeline.recorded and began_s is not None and time.monotonic() - began_s >= FIRST_S
         if self._run_dir.take_request("timeline") is not None or first:
             self._timeline.begin()
-        self._env_args.look()
-        if header[status_words.ENV_ARGS] != self._env_args.version:
-            self._falls.begin_again(self._recorder.curve)
-        header[status_words.ENV_ARGS] = self._env_args.version
-        header[status_words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
-        text = self._run_dir.take_request("leave-free")
-        if text is not None and governing is None:
+        if (text := self._run_dir.take_request("leave-free")) is not None:
+            self._leave_free_now(text)
+
+    def _leave_free_now(self, text: str) -> None:
+        if self._governor is None:
             self._recorder.event("warning", "leave-free: this run has no CPU governor, so nothing changes")
-        elif text is not None and governing is not None:
-            try:
-                share = TuningConfig(leave_free=float(text)).leave_free
-            except (ValueError, ConfigError) as error:
-                self._recorder.event("warning", f"leave-free = {clean(text, 40)!r} was ignored: {error}")
-                return
-            governing.leave_free(share)
-            self._run_dir.write_state(leave_free=share)
-            self._recorder.event("info", f"{percent(share)} of the usable cores are left free for other programs")
+            return
+        try:
+            share = TuningConfig(leave_free=float(text)).leave_free
+        except (ValueError, ConfigError) as error:
+            self._recorder.event("warning", f"leave-free = {clean(text, 40)!r} was ignored: {error}")
+            return
+        self._governor.leave_free(share)
+        self._run_dir.write_state(leave_free=share)
+        self._recorder.event("info", f"{percent(share)} of the usable cores are left free for other programs")
+
+    def _look_at_arguments(self) -> None:
+        """Hands on new arguments of environments; returns before and after are not compared."""
+        before = self._env_args.version
+        self._env_args.look()
+        if self._env_args.version != before:
+            self._falls.begin_again(self._recorder.curve)
+            self._post_header()
 
     def _read(self) -> CounterSample:
-        found = self._run.read()
-        if self._run.measured is None:
+        found = self._assembly.read()
+        if self._assembly.measured is None:
             return found
-        return dataclasses.replace(found, groups=self._run.measured(found.groups, found.t_s, self._recorder))
+        return dataclasses.replace(found, groups=self._assembly.measured(found.groups, found.t_s, self._recorder))
 
     def _write_timeline(self) -> None:
         try:
@@ -238,41 +220,41 @@ class _RunLoop:
     def _start_visualizer(self) -> None:
         began_s = self._recorder.rates.learning_began_s
         due = began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S
-        if due and "visualizer" in self._run.specs and "visualizer" not in self._workers.handles:
+        if due and "visualizer" in self._assembly.specs and "visualizer" not in self._workers.handles:
             try:
-                self._workers.add(self._run.specs["visualizer"])
+                self._workers.add(self._assembly.specs["visualizer"])
             except OSError as error:  # never a reason to end the run
                 self._recorder.event("warning", f"the visualizer could not be started: {error}")
 
     def _tune(self) -> None:
         """Lets the tuner begin once learning has, and shows what it says; then governs the samplers of its choice."""
-        tuner, began_s = self._run.plan.tuner, self._recorder.rates.learning_began_s
+        tuner, began_s = self._assembly.plan.tuner, self._recorder.rates.learning_began_s
         if tuner is None:
             return
         if not self._tunes and began_s is not None and time.monotonic() - began_s > _TUNER_AFTER_S:
             self._tunes = True
             try:
-                for spec in self._run.specs.values():
+                for spec in self._assembly.specs.values():
                     if self._waits_for_tuner(spec):
                         self._workers.add(spec)
             except OSError as error:  # never a reason to end the run
                 self._recorder.event("warning", f"not tuned: a sampler could not be started: {error}")
                 return
-            if self._governing is not None:
-                self._governing.hold()
+            if self._governor is not None:
+                self._governor.hold()
             self._run_dir.write_state(tuning_began=time.time())
-            tuner.begin(self._run, self._workers.pids)
+            tuner.begin(self._assembly, self._workers.pids)
         for text in tuner.notes() if self._tunes else ():
             self._recorder.event("info", text)
         if self._tunes and (samplers := tuner.chosen_samplers()) is not None:
             self._recorder.samplers_wanted = samplers
-            if self._governing is not None:
-                self._governing.allow(samplers)
+            if self._governor is not None:
+                self._governor.allow(samplers)
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
-        if self._run.plan.tuner is not None:
-            self._run.plan.tuner.end()
+        if self._assembly.plan.tuner is not None:
+            self._assembly.plan.tuner.end()
         self._recorder.rates.end()
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
@@ -284,7 +266,7 @@ class _RunLoop:
                 for address in self._workers.learners():
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
-            self._recorder.first_error, restarts = self._workers.first_error, self._workers.restarts
+            self._recorder.first_error, restarts = self._workers.first_error, self._workers.restart_count
             self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state="stopping")
             self._recorder.finish(restarts)
 
@@ -329,76 +311,21 @@ class _RunLoop:
 
     def _watch_falls(self) -> None:
         """Says that the return has fallen, and has the learner go back to its best checkpoint where it can."""
-        curve, header = self._recorder.curve, self._run.status.header
+        curve, header = self._recorder.curve, self._assembly.status.header
         if (text := self._falls.fallen(curve)) is None:
             return
         self._recorder.event("warning", text)
-        if self._run.plan.goes_back and header[status_words.FALLS] < MOST_RETURNS:
+        if self._assembly.plan.goes_back and header[status_words.FALLS] < MOST_RETURNS:
             header[status_words.FALLS] += 1
             self._falls.went_back(curve)
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error
         reading, pids = self._read(), self._workers.pids()
-        governed = self._watching.update(reading, {**pids, "supervisor": os.getpid()})
+        governed = self._load.update(reading, {**pids, "supervisor": os.getpid()})
         self._recorder.note_evaluator(not self._workers.keeps_failing("evaluator"))
-        on_device = self._run.plan.config.data_flow.on_device  # there the learner steps environments, too
+        on_device = self._assembly.plan.config.data_flow.on_device  # there the learner steps environments, too
         stepping = [role for role in ROLES.values() if role.steps or (role.learns and on_device)]
         alive = sum(self._workers.alive(role) for role in stepping)
-        restarts = self._workers.restarts
+        restarts = self._workers.restart_count
         self._recorder.sample(reading, pids=pids, restarts=restarts, samplers_alive=alive, governed=governed)
-        self._run.status.header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
-        self._handle_requests()
-
-
-def _final_evaluation(
-    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, recorder: Recorder, logs: LogKeeper
-) -> dict[str, Any] | None:
-    """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
-    slept_s = AWAKE.slept_s
-    job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
-    gives_way = plan.config.tuning.give_way
-    nice = str(LOW_PRIORITY if gives_way else 0)
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice]
-    log, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
-    try:
-        with open_log(log) as output, signals_blocked():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                env=child_environment(1, run_dir.nonce, "evaluator"),
-                **group_arguments(gives_way),
-            )
-        mark(process.pid, run_dir.nonce)
-    except OSError as error:  # no reason to fail a run that has ended well
-        recorder.event("warning", f"the final evaluation could not be started: {error}")
-        return None
-    assert process.stdout is not None
-    asked, deadline, answer = interrupts.count, AWAKE() + budget_s + 2.0, b""
-    with process.stdout as pipe:
-        while process.poll() is None and interrupts.count == asked and AWAKE() < deadline:
-            known = b"\n" in answer
-            said = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
-            if not said:  # also where it has closed the pipe
-                time.sleep(0.01)
-            answer += said
-            if not known and b"\n" in answer:  # it closes its environments
-                deadline = min(deadline, AWAKE() + CLOSING_S)
-        killed = process.poll() is None
-        if killed and kill_and_wait(process) is None:
-            recorder.event("error", left_behind("the final evaluation", process.pid))
-        end_orphans(run_dir.nonce)
-        if readable([pipe.fileno()], 0.0):
-            answer += os.read(pipe.fileno(), 65536)
-    with contextlib.suppress(ValueError):
-        record = json.loads(answer.partition(b"\n")[0])
-        if isinstance(record, dict):
-            return record
-    if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
-        return _final_evaluation(run_dir, plan, budget_s, interrupts, recorder, logs)
-    if not killed and process.returncode:
-        why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))
-        recorder.event("warning", f"the final evaluation failed: {why}")
-    return None

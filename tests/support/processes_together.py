@@ -58,7 +58,7 @@ class WorkerGroup:
         while time.monotonic() < end and not until():
             self.workers.wait(0.02)
             self.workers.watch()
-            if self.workers.restarts:
+            if self.workers.restart_count:
                 raise WorkerError(f"a worker died during the measurement: {self.workers.first_error}")
 
     def let_work(self, roles: Collection[str], first: int | None = None) -> None:

@@ -351,13 +351,13 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
             workers.add(run.specs["sampler-0"])
             poll(resting, what="rest")
             os.kill(workers.pids()["sampler-0"], signal.SIGKILL)
-            poll(lambda: resting() and workers.restarts == 1, what="rest of the second")
+            poll(lambda: resting() and workers.restart_count == 1, what="rest of the second")
             beat = int(status.control(row)[words.HEARTBEAT])
             poll(lambda: resting() and status.control(row)[words.HEARTBEAT] > beat + 5, what="beats")
             assert status.named_slots(row, "sampler")["env_steps"] == 0
             status.header[words.ACTIVE_SAMPLERS] = 1
             poll(lambda: (workers.watch(), status.named_slots(row, "sampler")["env_steps"] > 0)[1], what="work")
-            assert workers.restarts == 1
+            assert workers.restart_count == 1
         finally:
             workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
 

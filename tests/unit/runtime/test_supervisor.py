@@ -138,7 +138,7 @@ def test_a_dead_sampler_is_started_again_and_counted(stage):
     scene.workers.watch()
     scene.workers.watch()
     assert scene.order == ["start sampler-0"]
-    assert scene.workers.restarts == 1
+    assert scene.workers.restart_count == 1
     assert scene.workers.alive(ROLES["sampler"]) == 2
     assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
     assert signal.SIGKILL in dead.signals, "what the dead worker had started is ended too"
@@ -164,7 +164,7 @@ def test_a_visualizer_that_says_done_is_finished_and_not_started_again(stage):
     scene.child("visualizer").code = 0
     scene.pass_time(20, [("sampler-0", Phase.STEP)])
     assert scene.workers.handles["visualizer"].process is None
-    assert (scene.workers.restarts, scene.events) == (0, [])
+    assert (scene.workers.restart_count, scene.events) == (0, [])
 
 
 @pytest.mark.parametrize("phase", [Phase.INIT, Phase.RESET, Phase.UPDATE, Phase.CHECKPOINT, Phase.EVALUATE])
@@ -185,7 +185,7 @@ def test_the_deadline_of_an_env_step_is_the_workers_own(stage):
     scene = stage("sampler-0", "sampler-1")
     scene.heartbeat("sampler-0", Phase.STEP)
     scene.pass_time(10, [("sampler-1", Phase.STEP)])
-    assert scene.workers.restarts == 1
+    assert scene.workers.restart_count == 1
     told = "sampler-0 silent for 6 s in phase STEP; its stack is in logs/sampler-0.log (sampling.step_deadline_s = 5)"
     assert told in scene.events[0]
     scene.heartbeat("sampler-0", Phase.STEP)
@@ -198,7 +198,7 @@ def test_a_stopped_process_that_beats_again_in_time_is_left_alone(stage):
     for _ in range(10):
         scene.heartbeat("sampler-0", Phase.STEP)
         scene.pass_time(4.5)
-    assert scene.workers.restarts == 0
+    assert scene.workers.restart_count == 0
 
 
 def test_nobody_is_blamed_when_the_machine_slept(stage):
@@ -209,10 +209,10 @@ def test_nobody_is_blamed_when_the_machine_slept(stage):
     with scene.clock.watched():
         scene.now += 3600.0
         scene.workers.watch()
-    assert scene.workers.restarts == 0
+    assert scene.workers.restart_count == 0
     assert scene.events == []
     scene.pass_time(4)
-    assert scene.workers.restarts == 0
+    assert scene.workers.restart_count == 0
     scene.pass_time(2)
     assert scene.workers.handles["sampler-0"].failures, "a full deadline after waking up it counts again"
 
@@ -278,7 +278,7 @@ def test_evaluator_and_visualizer_rest_without_harm_and_are_tried_again(stage, n
         assert scene.workers.keeps_failing(name)
         assert not scene.workers.keeps_failing("sampler-0")
         assert scene.workers.alive(ROLES["sampler"]) == 1
-        assert scene.workers.restarts == restarts
+        assert scene.workers.restart_count == restarts
         assert "restarting in 300.0 s" in scene.events[-1]
         scene.pass_time(301, [("sampler-0", Phase.STEP)])
         assert scene.workers.alive(ROLES[name]) == 1
@@ -439,7 +439,7 @@ def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(sta
     scene.pass_time(8, [("learner", Phase.UPDATE)])
     scene.pass_time(3, [("learner", Phase.UPDATE)])
     assert scene.child("sampler-0") not in (None, held)
-    assert scene.workers.restarts == 1
+    assert scene.workers.restart_count == 1
     assert "sampler-0 (process 100) does not end on SIGKILL" in scene.events[0]
     assert "sampler-0 silent for 6 s in phase STEP" in scene.events[1]
 

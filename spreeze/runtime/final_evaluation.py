@@ -1,0 +1,105 @@
+"""The evaluation at the end of a run, by a process of its own: ``python -m spreeze.workers.evaluator``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from spreeze.machine.awake import AWAKE
+from spreeze.machine.logs import LogKeeper, ending, oom_kills
+from spreeze.machine.processes import (
+    CLOSING_S,
+    LOW_PRIORITY,
+    end_orphans,
+    kill_and_wait,
+    left_behind,
+    mark,
+    signals_blocked,
+)
+from spreeze.run_directory import RunDir
+from spreeze.runtime.assembly import evaluator_job
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import begin_log, child_environment, group_arguments, open_log
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import Recorder
+from spreeze.transport.shared_memory import readable
+
+_LIMIT_S = 6.0
+_EXIT_S = 12.0  # longest time from the stop request to the end of this evaluation
+
+
+def evaluate_at_the_end(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, *, stopping_s: float
+) -> None:
+    """Evaluates the last weights, unless the user is in a hurry; ``stopping_s`` is what stopping the workers took."""
+    budget_s = min(_LIMIT_S, _EXIT_S - stopping_s)
+    wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
+    if plan.start_s > 0.5 * _LIMIT_S:  # worth the wait where there is no score at all
+        wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
+        budget_s += 2.0 * plan.start_s
+    if not wanted or interrupts.urgent or budget_s < 1.0:
+        return
+    record = _played(plan, run_dir, recorder, interrupts, logs, budget_s)
+    if record is not None:
+        recorder.evaluation(record, final=True)
+    elif not interrupts.urgent:
+        recorder.no_final_evaluation(budget_s)
+
+
+def _played(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, budget_s: float
+) -> dict[str, Any] | None:
+    """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
+    slept_s = AWAKE.slept_s
+    job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
+    gives_way = plan.config.tuning.give_way
+    nice = str(LOW_PRIORITY if gives_way else 0)
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice]
+    log, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
+    try:
+        with open_log(log) as output, signals_blocked():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=child_environment(1, run_dir.nonce, "evaluator"),
+                **group_arguments(gives_way),
+            )
+        mark(process.pid, run_dir.nonce)
+    except OSError as error:  # no reason to fail a run that has ended well
+        recorder.event("warning", f"the final evaluation could not be started: {error}")
+        return None
+    assert process.stdout is not None
+    asked, deadline, answer = interrupts.count, AWAKE() + budget_s + 2.0, b""
+    with process.stdout as pipe:
+        while process.poll() is None and interrupts.count == asked and AWAKE() < deadline:
+            known = b"\n" in answer
+            said = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
+            if not said:  # also where it has closed the pipe
+                time.sleep(0.01)
+            answer += said
+            if not known and b"\n" in answer:  # it closes its environments
+                deadline = min(deadline, AWAKE() + CLOSING_S)
+        killed = process.poll() is None
+        if killed and kill_and_wait(process) is None:
+            recorder.event("error", left_behind("the final evaluation", process.pid))
+        end_orphans(run_dir.nonce)
+        if readable([pipe.fileno()], 0.0):
+            answer += os.read(pipe.fileno(), 65536)
+    with contextlib.suppress(ValueError):
+        record = json.loads(answer.partition(b"\n")[0])
+        if isinstance(record, dict):
+            return record
+    if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
+        return _played(plan, run_dir, recorder, interrupts, logs, budget_s)
+    if not killed and process.returncode:
+        why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))
+        recorder.event("warning", f"the final evaluation failed: {why}")
+    return None
