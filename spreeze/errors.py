@@ -7,7 +7,7 @@ import linecache
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -64,6 +64,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
     return f"; did you mean '{names[close[0]]}'?" if close else ""
+
+
+def first_true(reasons: Mapping[str, object]) -> str | None:
+    """The first text whose value is true; None if there is none."""
+    return next((text for text, holds in reasons.items() if holds), None)
 
 
 def refuse_newer(found: object, newest: int, file: object, error: type[SpreezeError]) -> None:

@@ -138,7 +138,7 @@ class AlgorithmChoice:
         times = ", ".join(f"{end_s:.0f}" for end_s in rounds)
         self._say(
             f"algorithms {', '.join(names)} learn the task in turn and are compared after {times} s each; the best "
-            f"goes on with what it has learned (--algo NAME: without this)"
+            "goes on with what it has learned (--algo NAME: without this)"
         )
         everyone = [ComparedAlgorithm(name, self._free_folder(f"{self._stem}-{name}")) for name in names]
         left = list(everyone)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from spreeze.config.modes import DataFlow
 from spreeze.config.section import Section, setting
-from spreeze.errors import ConfigError
+from spreeze.errors import ConfigError, first_true
 from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS
 from spreeze.inference.recurrence import CELLS, state_dim
@@ -184,7 +184,7 @@ class RecurrentReplayConfig(Section):
             f"network = {network} stands alone": bool(network),
             "with action masks it is built for on-policy algorithms alone": spec.action_mask,
         }
-        if self.recurrent != "none" and (why := next((text for text, wrong in reasons.items() if wrong), None)):
+        if self.recurrent != "none" and (why := first_true(reasons)):
             raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
 
@@ -404,7 +404,7 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
         if self.uses_before_overwrite > self.uses:
             raise ConfigError(
                 f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for ever; lower "
-                f"it, or remove it (default: uses / 2)"
+                "it, or remove it (default: uses / 2)"
             )
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:

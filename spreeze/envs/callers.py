@@ -158,7 +158,7 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
     if not callable(task):
         raise UsageError(
             f"env = {_short(task)}: expected the Gymnasium id of a task, such as 'Pendulum-v1', or a class or "
-            f"function that constructs it"
+            "function that constructs it"
         )
     return _importable(task, import_module)
 
@@ -181,7 +181,7 @@ def _importable(make: Callable[..., Any], import_module: str | None) -> tuple[st
     if "<" in name:
         raise UsageError(
             f"env = {name}: it is defined inside a function, so other processes cannot import it; define it at "
-            f"module level"
+            "module level"
         )
     found: Any = sys.modules.get(_MAIN if is_script(module) else module)
     for part in name.split("."):
@@ -223,7 +223,7 @@ def _unchanged(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
     if known is None:
         raise UsageError(
             f"env = EnvSpec({spec.id!r}): it is not registered; register it in a module and set import_module=, "
-            f"or pass its class"
+            "or pass its class"
         )
     if any(getattr(spec, name) != getattr(known, name) for name in names):
         raise UsageError(

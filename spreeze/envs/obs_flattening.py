@@ -107,7 +107,7 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         raise EnvironmentError_(
             f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so "
-            f"that it is a Box, Discrete, MultiBinary or MultiDiscrete"
+            "that it is a Box, Discrete, MultiBinary or MultiDiscrete"
         )
     size = spaces.flatdim(space)
     if size > MAX_ONE_HOT and not isinstance(space, spaces.Box | spaces.MultiBinary):

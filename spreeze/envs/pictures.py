@@ -173,7 +173,7 @@ def seen_as(spec: EnvSpec) -> str | None:
             return None
         return (
             f"observation {spec.obs_shape}: taken as {spec.obs_dim - spec.mask_dim} numbers; for an image use "
-            f"--set env.image=true"
+            "--set env.image=true"
         )
     colours = {1: "grey", 3: "in colour"}.get(frames.channels, f"of {frames.channels} planes")
     text = f"frames of {frames.height} x {frames.width} pixels, {colours}, the last {frames.stack} at a time"

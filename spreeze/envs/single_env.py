@@ -29,7 +29,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
             env.close()
             raise EnvironmentError_(
                 f"{env_id}: its observation space is a {type(space).__name__}; vector engines need a Box, or a "
-                f"Dict of Box"
+                "Dict of Box"
             )
         self.action_space = getattr(env, "single_action_space", env.action_space)
         try:
@@ -94,7 +94,7 @@ def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
         if not isinstance(leaf.space, gymnasium.spaces.Box):
             raise EnvironmentError_(
                 f"observation space: {leaf.name} is a {type(leaf.space).__name__}; nested observations of vector "
-                f"engines must be Box"
+                "engines must be Box"
             )
     return gymnasium.spaces.Box(-np.inf, np.inf, (leaves[-1].stop,), np.float32)
 

@@ -79,7 +79,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
             raise EnvironmentError_(
                 f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that invalid actions "
-                f"do nothing"
+                "do nothing"
             )
         try:
             state = np.ravel(self._env.state())

@@ -60,7 +60,7 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     if "network" in meta:
         raise ConfigError(
             f"this policy is the custom network {meta['network']!r} of {spec.import_module}, whose computation is "
-            f"not in the weights; export the module with torch.onnx or torch.export"
+            "not in the weights; export the module with torch.onnx or torch.export"
         )
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)

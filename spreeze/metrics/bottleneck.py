@@ -228,7 +228,7 @@ def _gpu_remedy(snapshot: Snapshot) -> str:
         return (
             f"a larger batch (kernels run {percent(max(uses, default=None))} of the time but draw "
             f"{number(hardest.power_w)} of {number(hardest.power_limit_w)} W: limited by launches, not by "
-            f"compute) or learner.compile = true"
+            "compute) or learner.compile = true"
         )
     return "a smaller batch or a second GPU"
 
@@ -240,7 +240,7 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
     if snapshot.samplers_rest:
         return Bottleneck(
             f"{start}; {number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are "
-            f"active because of leave_free or the balance of samples per insert.",
+            "active because of leave_free or the balance of samples per insert.",
             Side.BALANCED,
         )
     if snapshot.cpu_use >= CPU_FULL and _used_elsewhere(snapshot) is not None:

@@ -200,7 +200,7 @@ def _picture(run: _Run) -> str:
         return ""
     return _section(
         "The last picture",
-        f'<img alt="the environment as the policy last saw it" '
+        '<img alt="the environment as the policy last saw it" '
         f'src="data:image/jpeg;base64,{base64.b64encode(data).decode()}">',
     )
 

@@ -12,14 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
-from spreeze.config.algorithms import OFF_POLICY
 from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
-from spreeze.envs.families import engine_of
-from spreeze.errors import ConfigError
 from spreeze.metrics.progress import Ending, ending_of
-from spreeze.transport.demonstrations import find_demonstrations
+from spreeze.runtime.plan_checks import check
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
@@ -93,28 +90,7 @@ class RunPlan:
     requested_settings: Settings | None = None  # before mode or hosts changed any for this session; None: equal
 
     def __post_init__(self) -> None:
-        if self.config.env.normalize_obs and not self.spec.vector_dim - self.spec.mask_dim:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
-        if self.config.stop.at_return and not self.config.evaluation.enabled:
-            raise ConfigError(
-                f"stop.target_return = {self.config.stop.target_return:g}: it needs evaluations, but "
-                f"evaluation.enabled = false (--no-evaluator); remove one of them"
-            )
-        if self.config.data_flow.on_device:
-            self._check_device()
-        self._check_learners()
-        if self.config.cluster.address is not None:
-            self._check_cluster()
-        interval, serial = self.config.evaluation.interval_updates, self.config.data_flow.serial
-        if interval is not None and not (serial and (self.config.on_policy is None or self.samplers == 1)):
-            raise ConfigError(
-                f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator runs in "
-                f"parallel with the learner; use --mode serial with one sampler, or remove it"
-            )
-        if self.config.on_policy is not None:
-            self._check_rollout()
-        else:
-            self._check_replay()
+        check(self)
 
     @property
     def working_samplers(self) -> int:
@@ -139,230 +115,10 @@ class RunPlan:
         ending, asked = self.ending, self.config.stop.target_return
         return asked if ending is None or ending.target is None else ending.target.value
 
-    def _check_replay(self) -> None:
-        """Rejects a replay that is too small, or whose frames would be stored."""
-        config = self.config
-        if self.spec.frames is not None and config.replay.save:
-            frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
-            raise ConfigError(
-                f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and cannot be saved; remove it"
-            )
-        if config.learner.overlap and self.spec.choices is not None:
-            raise ConfigError(
-                f"learner.overlap = true: it needs an actor with continuous actions, unlike "
-                f"{config.run.algo} with discrete ones; remove it"
-            )
-        self._check_memory()
-        self._check_goals()
-        self._check_demonstrations()
-        samplers = self.samplers_of(0)
-        shards = samplers + self.host_shards
-        rows = config.replay.rows_per_step
-        smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth) * rows
-        smallest *= self.layout.steps
-        if config.replay.capacity < smallest:
-            raise ConfigError(
-                f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
-                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}; use "
-                f"--replay-capacity {smallest}, or fewer samplers"
-            )
-        if config.replay.learning_starts * rows > config.replay.capacity:
-            of_each = "" if rows == 1 else f", {rows} rows each,"
-            raise ConfigError(
-                f"replay.learning_starts = {config.replay.learning_starts}{of_each} is above replay.capacity = "
-                f"{config.replay.capacity}: the first rows would be overwritten before learning starts; lower it, "
-                f"or raise the capacity"
-            )
-
-    def _check_memory(self) -> None:
-        """Rejects sequences in replay beside what needs transitions."""
-        config, algo, device = self.config, self.config.run.algo, self.config.learner.device
-        if self.layout.sequence is None:
-            return
-        asked = {
-            f"--env {self.spec.env_id}": engine_of(self.spec.env_id) is not None,
-            f"replay.her = {config.replay.her}": config.replay.her != "off",
-            "--demonstrations": bool(config.replay.demonstrations),
-            "--cluster": config.cluster.address is not None,
-            "learner.compile = true": config.learner.compile,
-            "learner.overlap = true": config.learner.overlap,
-            f"learner.device = {device}": "+" in device or device == "split",
-        }
-        if (name := next((name for name, wrong in asked.items() if wrong), None)) is not None:
-            recurrent = getattr(config.algorithm, "recurrent", "none")
-            raise ConfigError(
-                f"{name} cannot be combined with {algo}.recurrent = {recurrent}, whose replay stores sequences; remove "
-                "one of them"
-            )
-
-    def _check_device(self) -> None:
-        """Rejects what cannot be stepped and learned from on one device."""
-        config, spec, replay = self.config, self.spec, self.config.replay
-        own, device = config.own, config.learner.device
-        asked = {
-            f"--env {spec.env_id}: environments on a device come from an engine (vector:ID or warp:ID)": (
-                engine_of(spec.env_id) is None
-            ),
-            f"--env {spec.env_id}: actions must be a Box": spec.box is None or spec.choices is not None,
-            f"--env {spec.env_id}: images and masks are not supported there": bool(spec.frames) or spec.action_mask,
-            f"{config.run.algo}.recurrent: policies with a memory are not": getattr(own, "recurrent", "none") != "none",
-            "priority_exponent: priorities of rows are on the host": getattr(own, "priority_exponent", 0.0) > 0.0,
-            "explore_average: the newest weights explore there": getattr(own, "explore_average", False)
-            and getattr(own, "policy_average", 0.0) > 0.0,
-            f"replay.her = {replay.her}: goals are added on the host": replay.her != "off",
-            "--demonstrations: they are read on the host": bool(replay.demonstrations) or replay.offline,
-            "--save-replay: replay is on the device": replay.save,
-            f"learner.device = {device}: it is one device": "+" in device or device == "split",
-        }
-        if (why := next((text for text, wrong in asked.items() if wrong), None)) is not None:
-            raise ConfigError(f"--mode {config.run.mode}: {why}; change it, or use another mode")
-
-    def _check_goals(self) -> None:
-        """Rejects hindsight where transitions cannot have other goals."""
-        her, goals, env_id = self.config.replay.her, self.spec.goals, self.spec.env_id
-        if her != "off" and goals is None:
-            raise ConfigError(
-                f"replay.her = {her}: {env_id} has no goals; its observation has to be a Dict of observation, "
-                f"achieved_goal and desired_goal, both goals a Box or MultiBinary of one shape; remove it"
-            )
-        if her != "off" and goals is not None and not goals.computes_reward:
-            raise ConfigError(
-                f"replay.her = {her}: {env_id} has no compute_reward(achieved_goal, desired_goal, info), which gives "
-                f"the rewards under other goals; add it to the environment, or remove replay.her"
-            )
-
-    def _check_demonstrations(self) -> None:
-        """Rejects learning from demonstrations alone where that has no data, or no end."""
-        config, replay = self.config, self.config.replay
-        reasons = {
-            "there is nothing else to learn from; add --demonstrations FILE": not replay.demonstrations,
-            "no env steps are taken; use --updates or --seconds": config.stop.env_steps is not None,
-            "other hosts would only have samplers; remove --cluster": config.cluster.address is not None,
-            "there are no samplers to tune; remove --auto": self.to_tune,
-            "there is one learner; remove --learners": self.learners > 1,
-        }
-        if replay.offline and (why := next((text for text, wrong in reasons.items() if wrong), None)):
-            raise ConfigError(f"--offline: {why}")
-        if replay.demonstrations:
-            find_demonstrations(replay.demonstrations)
-
-    def _check_cluster(self) -> None:
-        """Rejects other hosts where their rows cannot be used."""
-        config = self.config
-        if config.data_flow.supports_remote_learners:
-            return
-        if not config.data_flow.supports_remote_samplers:
-            raise ConfigError(
-                f"--cluster: in mode {config.run.mode} other hosts cannot be used; use --mode spreeze "
-                "with an off-policy algorithm, --mode gala or tianji, or remove --cluster"
-            )
-        if self.learners > 1:
-            raise ConfigError(
-                f"run.learners = {self.learners}: samplers on other hosts need a single learner; remove it, or "
-                f"--cluster"
-            )
-        if self.spec.frames is not None:
-            raise ConfigError(
-                f"--cluster: {self.spec.env_id} observes images, which are not supported on other hosts; remove "
-                f"--cluster"
-            )
-
-    def _check_learners(self) -> None:
-        """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
-        learners, run = self.learners, self.config.run
-        if learners > 1 and not self.config.data_flow.supports_learner_groups:
-            raise ConfigError(
-                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; remove it, or use "
-                f"--mode spreeze for off-policy algorithms, --mode gala for ppo and a2c"
-            )
-        if learners > self.samplers:
-            raise ConfigError(
-                f"run.learners = {learners}: each needs its own sampler, but there are {self.samplers}; use "
-                f"--samplers {learners} or more"
-            )
-        self._check_hosts()
-        flow, on_policy = self.config.data_flow, self.config.on_policy is not None
-        if not (flow.mixes_parameters or (flow.averages_parameters and on_policy)):
-            return
-        if self.samplers % learners:
-            raise ConfigError(
-                f"--samplers {self.samplers}: {learners} learners need equally many each; use "
-                f"--samplers {self.samplers // learners * learners}"
-            )
-        asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
-        alone = learners == 1 and not self.spans_hosts
-        if alone and flow.mixes_parameters and asked and not self.to_tune:
-            raise ConfigError(
-                f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
-                "a single learner has no neighbours; add --learners 2, or remove them"
-            )
-
-    def _check_rollout(self) -> None:
-        """Rejects inconsistent settings of an on-policy run."""
-        part, replay = self.config.rollout, self.config.replay
-        given = {"her": replay.her != "off", "demonstrations": replay.demonstrations, "offline": replay.offline}
-        if (name := next((name for name, wrong in given.items() if wrong), None)) is not None:
-            raise ConfigError(
-                f"replay.{name} = {getattr(replay, name)}: {self.config.run.algo} learns without replay; use "
-                f"{', '.join(OFF_POLICY)}, or remove it"
-            )
-        if part.inference_workers and self.config.data_flow.asynchronous:
-            raise ConfigError(
-                f"rollout.inference_workers = {part.inference_workers}: in mode {self.config.run.mode} "
-                "samplers run the policy themselves; remove it"
-            )
-        if self.inference_workers and (self.learners > 1 or self.spans_hosts):
-            raise ConfigError(
-                f"rollout.inference_workers = {self.inference_workers}: with several learners, samplers run the "
-                f"policy themselves; remove it"
-            )
-        if self.inference_workers > self.samplers:
-            raise ConfigError(
-                f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
-                "samplers; use at most as many"
-            )
-        if self.spec.frames is not None and self.spec.frames.options.get("episodic_life"):
-            raise ConfigError(
-                f"image.episodic_life = true: {self.config.run.algo} seeds each episode and would start a new "
-                f"game after each lost life; remove it, or use dqn"
-            )
-        length = 1 if self.config.on_policy is None else self.config.on_policy.sequence_of(self.sync_interval)
-        rows, minibatches = self.sync_interval // length * part.envs_per_sampler, self.minibatches  # of one sampler
-        if self.config.data_flow.asynchronous and rows % minibatches:
-            what = "rows" if length == 1 else f"sequences of {length}"
-            raise ConfigError(
-                f"a rollout has {rows} {what} (sync_interval {self.sync_interval} x {part.envs_per_sampler} "
-                f"environments), which {self.config.run.algo}.minibatches = {minibatches} does not divide; change one "
-                "of them"
-            )
-        learner = self.config.learner
-        if learner.overlap or "+" in learner.device or learner.device == "split":
-            wrong = "learner.overlap = true" if learner.overlap else f"learner.device = {learner.device}"
-            raise ConfigError(f"{wrong}: {self.config.run.algo} trains one network on one device; remove it")
-        if learner.precision != "float32" and not self.config.data_flow.asynchronous:
-            raise ConfigError(
-                f"learner.precision = {learner.precision}: mode {self.config.run.mode} learns in float32, so that "
-                f"results are reproducible; remove it"
-            )
-
     @property
     def spans_hosts(self) -> bool:
         """True if learners of other hosts may take part."""
         return self.joins is not None or self.all_learners > 0
-
-    def _check_hosts(self) -> None:
-        """Rejects learners of other hosts where they cannot take part."""
-        data_flow, gala = self.config.data_flow, self.config.gala
-        if self.spans_hosts and data_flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
-            raise ConfigError(
-                f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
-                "several hosts gossip, but not in lockstep; remove them"
-            )
-        if 0 < self.all_learners <= self.learners:
-            raise ConfigError(
-                f"cluster.learners = {self.all_learners}: this host already has run.learners = {self.learners}; "
-                f"raise it"
-            )
 
     @property
     def host_arguments(self) -> tuple[str, ...]:

@@ -148,7 +148,7 @@ class WorkerContext:
         except KeyError as error:
             raise WorkerError(
                 f"the {self.address.role} posts {error.args[0]!r}, which is not in spreeze/metrics/table.py; add "
-                f"a row to METRICS"
+                "a row to METRICS"
             ) from None
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -77,7 +77,7 @@ class SkippedUpdates:
         if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
             raise WorkerError(
                 f"{self._in_a_row} consecutive updates had a non-finite loss or gradient; lower the learning "
-                f"rate, or check the scale of rewards (the learner restarts from its last checkpoint)"
+                "rate, or check the scale of rewards (the learner restarts from its last checkpoint)"
             )
         self._skipped, self._updates = skipped, updates
 
@@ -486,5 +486,5 @@ def slow_targets(share: float, updates_per_s: float, settles: float) -> str | No
     return (
         f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {share:g} an update, "
         f"{updates_per_s:.3g} updates/s), so values take {1.0 / (backups_per_s * settles):,.0f} s to "
-        f"converge; choose smaller networks or a smaller --batch-size, else raise tau or n_step"
+        "converge; choose smaller networks or a smaller --batch-size, else raise tau or n_step"
     )

@@ -154,7 +154,7 @@ class OnPolicyTrainer:
         if self._skipped_rollouts > _MAX_SKIPPED_ROLLOUTS:
             raise WorkerError(
                 f"in {self._skipped_rollouts} rollouts in a row every update had a non-finite loss or gradient; "
-                f"lower the learning rate, or check the scale of rewards"
+                "lower the learning rate, or check the scale of rewards"
             )
 
     def swap(self) -> bool:

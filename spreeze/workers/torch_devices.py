@@ -197,7 +197,7 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     if precision == "tf32" and old:
         raise ConfigError(
             f"learner.precision = tf32: {old[0]} has a compute capability below {_TF32_CAPABILITY}.0, without "
-            f"TF32; use float32"
+            "TF32; use float32"
         )
     on_gpu, on_cpu = "tf32" if precision == "tf32" else "ieee", "bf16" if precision == "bfloat16" else "ieee"
     backends: Any = torch.backends

@@ -149,7 +149,7 @@ class Bridge:
             self._event(
                 "warning",
                 f"the Ray cluster at {nodes.address} has no authentication: whoever reaches it can run code on "
-                f"its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)",
+                "its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)",
             )
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
 

@@ -241,8 +241,8 @@ def joined(text: str) -> Iterator[Nodes]:
     except Exception as error:
         raise ConfigError(
             f"--cluster {clean(text, 80)}: this machine is not part of the Ray cluster ({clean(error, 300)}); "
-            f"join it with ray start --address HOST:PORT, with the same version of Ray and, if the cluster uses "
-            f"one, its token (RAY_AUTH_MODE=token)"
+            "join it with ray start --address HOST:PORT, with the same version of Ray and, if the cluster uses "
+            "one, its token (RAY_AUTH_MODE=token)"
         ) from None
     try:
         yield Nodes(ray, text)
