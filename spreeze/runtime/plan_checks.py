@@ -20,7 +20,7 @@ def check(plan: RunPlan) -> None:
     if plan.config.stop.at_return and not plan.config.evaluation.enabled:
         raise ConfigError(
             f"stop.target_return = {plan.config.stop.target_return:g}: it needs evaluations, but "
-            f"evaluation.enabled = false (--no-evaluator); remove one of them"
+            "evaluation.enabled = false (--no-evaluator); remove one of them"
         )
     if plan.config.data_flow.on_device:
         _check_device(plan)
@@ -31,7 +31,7 @@ def check(plan: RunPlan) -> None:
     if interval is not None and not (serial and (plan.config.on_policy is None or plan.samplers == 1)):
         raise ConfigError(
             f"evaluation.interval_updates = {interval}: in mode {plan.config.run.mode} the evaluator runs in "
-            f"parallel with the learner; use --mode serial with one sampler, or remove it"
+            "parallel with the learner; use --mode serial with one sampler, or remove it"
         )
     if plan.config.on_policy is not None:
         _check_rollout(plan)
@@ -49,7 +49,7 @@ def _check_replay(plan: RunPlan) -> None:
         )
     if config.learner.overlap and plan.spec.choices is not None:
         raise ConfigError(
-            f"learner.overlap = true: it needs an actor with continuous actions, unlike "
+            "learner.overlap = true: it needs an actor with continuous actions, unlike "
             f"{config.run.algo} with discrete ones; remove it"
         )
     _check_sequences(plan)
@@ -71,7 +71,7 @@ def _check_replay(plan: RunPlan) -> None:
         raise ConfigError(
             f"replay.learning_starts = {config.replay.learning_starts}{of_each} is above replay.capacity = "
             f"{config.replay.capacity}: the first rows would be overwritten before learning starts; lower it, "
-            f"or raise the capacity"
+            "or raise the capacity"
         )
 
 
@@ -126,12 +126,12 @@ def _check_goals(plan: RunPlan) -> None:
     if her != "off" and goals is None:
         raise ConfigError(
             f"replay.her = {her}: {env_id} has no goals; its observation has to be a Dict of observation, "
-            f"achieved_goal and desired_goal, both goals a Box or MultiBinary of one shape; remove it"
+            "achieved_goal and desired_goal, both goals a Box or MultiBinary of one shape; remove it"
         )
     if her != "off" and goals is not None and not goals.computes_reward:
         raise ConfigError(
             f"replay.her = {her}: {env_id} has no compute_reward(achieved_goal, desired_goal, info), which gives "
-            f"the rewards under other goals; add it to the environment, or remove replay.her"
+            "the rewards under other goals; add it to the environment, or remove replay.her"
         )
 
 
@@ -177,7 +177,7 @@ def _check_learners(plan: RunPlan) -> None:
     if learners > 1 and not plan.config.data_flow.supports_learner_groups:
         raise ConfigError(
             f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; remove it, or use "
-            f"--mode spreeze for off-policy algorithms, --mode gala for ppo and a2c"
+            "--mode spreeze for off-policy algorithms, --mode gala for ppo and a2c"
         )
     if learners > plan.samplers:
         raise ConfigError(
@@ -219,7 +219,7 @@ def _check_rollout(plan: RunPlan) -> None:
     if plan.inference_workers and (plan.learners > 1 or plan.spans_hosts):
         raise ConfigError(
             f"rollout.inference_workers = {plan.inference_workers}: with several learners, samplers run the "
-            f"policy themselves; remove it"
+            "policy themselves; remove it"
         )
     if plan.inference_workers > plan.samplers:
         raise ConfigError(
@@ -229,7 +229,7 @@ def _check_rollout(plan: RunPlan) -> None:
     if plan.spec.frames is not None and plan.spec.frames.options.get("episodic_life"):
         raise ConfigError(
             f"image.episodic_life = true: {plan.config.run.algo} seeds each episode and would start a new "
-            f"game after each lost life; remove it, or use dqn"
+            "game after each lost life; remove it, or use dqn"
         )
     length = 1 if plan.config.on_policy is None else plan.config.on_policy.sequence_of(plan.sync_interval)
     rows, minibatches = plan.sync_interval // length * part.envs_per_sampler, plan.minibatches  # of one sampler
@@ -247,7 +247,7 @@ def _check_rollout(plan: RunPlan) -> None:
     if learner.precision != "float32" and not plan.config.data_flow.asynchronous:
         raise ConfigError(
             f"learner.precision = {learner.precision}: mode {plan.config.run.mode} learns in float32, so that "
-            f"results are reproducible; remove it"
+            "results are reproducible; remove it"
         )
 
 
