@@ -32,6 +32,7 @@ import numpy as np
 from spreeze import errors
 from spreeze.cli.arguments import CHECKPOINTS
 from spreeze.cli.evaluate import environment_errors, find_weights, policy_of, recorded_spec
+from spreeze.config import python_path
 from spreeze.config.section import value_text
 from spreeze.envs.callers import called_by, name_of
 from spreeze.envs.make import refuse_foreign
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 
     from spreeze.envs.callers import Task
 
-_ROOT = Path(__file__).resolve().parents[1]
 _LAST_LINES = 20
 _ERROR = "error: "
 
@@ -391,8 +391,7 @@ class TrainedPolicy:
         spec = self.spec
         _refuse_foreign(spec, self._import_module)
         with environment_errors(spec.env_id):
-            env = open_env(spec, render_mode)
-        return env
+            return open_env(spec, render_mode)
 
     def _act(self, rows: np.ndarray, state: State, *, greedy: bool) -> tuple[np.ndarray, State]:
         """Actions and next state by a policy that this thread has for itself in the meantime."""
@@ -433,7 +432,7 @@ class TrainedPolicy:
         return found
 
     def _with_masks(self, rows: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """Observations followed by their masks; of images, the newest frames."""
+        """Appends each observation's mask; with images to each of its frames."""
         if self.spec.frames is None:
             return np.concatenate([rows, masks], axis=1)
         frames = rows.reshape(*rows.shape[:2], -1)
@@ -593,7 +592,7 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
     # the main thread waits for from getting it twice, which means hurry; any other thread would not be told.
     main = threading.current_thread() is threading.main_thread()
     # The child finds the modules that this process finds.
-    paths = dict.fromkeys([*(path or os.getcwd() for path in sys.path), str(_ROOT)])
+    paths = python_path(*(path or os.getcwd() for path in sys.path))
     with tempfile.TemporaryFile() as document:
         process = subprocess.Popen(
             [sys.executable, "-m", "spreeze.train", "--json", *options],
@@ -602,7 +601,7 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), ENDS_WITH: str(os.getpid())},
+            env={**os.environ, "PYTHONPATH": paths, ENDS_WITH: str(os.getpid())},
             process_group=0 if main else None,
         )
         lines: deque[str] = deque(maxlen=_LAST_LINES)

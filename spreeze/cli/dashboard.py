@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(port: int, runs_dir: str | None, module: str | None) -> int:
-    """Becomes the server: this process is it, so signals and its exit code are its own."""
+    """Replaces this process by the server, so that signals and the exit code are the server's."""
     app = SHIPPED / "app.py"
     if not app.is_file():
         raise ResourceError(f"no {app}: reinstall Spreeze, of which this file is a part")

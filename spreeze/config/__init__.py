@@ -12,12 +12,19 @@ Shipped files (profiles, trained policies, the recorded run, ``app.py``) stand a
 
 from __future__ import annotations
 
+import os
 import site
 import sysconfig
 from pathlib import Path
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 """Folder that holds the package: the top of a checkout, or ``site-packages``."""
+
+
+def python_path(*first: str) -> str:
+    """PYTHONPATH of a child that is to find this package: ``first``, then the package, then what this process got."""
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([*first, str(PACKAGE_PARENT), *filter(None, known)]))
 
 
 def _root() -> Path:

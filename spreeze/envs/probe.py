@@ -28,6 +28,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from spreeze.config import python_path
 from spreeze.config.schema import Config, SamplingConfig
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env, one_line
 from spreeze.envs.task import Task, make_task, uniform_actions
@@ -230,7 +231,7 @@ class _Child:
         self._kills = oom_kills()
 
     def __enter__(self) -> _Child:
-        paths = os.pathsep.join(path for path in sys.path if path)
+        paths = python_path(*filter(None, sys.path))  # it finds the modules that this process finds
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
         command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(self._job)]
         with open(self._folder / "stderr", "wb") as errors, signals_blocked():

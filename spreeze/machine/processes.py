@@ -4,9 +4,10 @@ A closed window, a logout, ``systemctl stop`` and batch systems signal many or a
 supervisor acts on it; every other process ends when the supervisor says so or is gone.
 
 A signal to a worker's group misses a process that started its own session, and a killed supervisor sends no signals at
-all. So every process of a run carries a mark, and a small watcher, which briefly outlives the supervisor, kills every
-process that still carries it. On Linux the mark is a resource limit (on file locks, without other effect since 2.4.25):
-every descendant inherits it, and to read it waits for no hung process. Elsewhere it is an environment variable.
+all. So every process of a run carries a mark, and a small watcher (``watcher``), which briefly outlives the supervisor,
+kills every process that still carries it. The mark is a resource limit (on file locks, without other effect since
+2.4.25): every descendant inherits it, and to read it waits for no hung process. Where somebody has set that limit, it
+is an environment variable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import ctypes
 import os
 import resource
 import runpy
-import select
 import signal
 import subprocess
 import sys
@@ -50,20 +50,12 @@ MARK = "SPREEZE_RUN"
 _RLIMIT_LOCKS = 10
 ENDS_WITH = "SPREEZE_ENDS_WITH"
 """Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
-NOTICED, _TICK = 0, 255
-"""Bytes for the watcher beside numbers of signals: a second Ctrl-C is dealt with, and the process does something."""
-_DEAF_S = 1.5  # After a second Ctrl-C that Python's code never hears of, the watcher ends the process.
-_TICKS_S = 0.5  # Between two looks of the watcher at a process that ticks or was interrupted.
 _STOP_ROUNDS = 5
-_SWEEP_S = 0.1
-_SWEEPS = 50
-_CALM = 3  # Sweeps in a row that must find nothing: a process that was just being forked may appear late.
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks the kernel to send this process a signal when the thread that started it ends (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    """Asks the kernel to send this process a signal when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def take_name(name: str) -> None:
@@ -162,14 +154,13 @@ def left_behind(name: str, pid: int) -> str:
 
 def mark(pid: int, nonce: str) -> None:
     """Marks a process that was just started, and with it all that it will start."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, ValueError):  # it may have ended
-            resource.prlimit(pid, _RLIMIT_LOCKS, (_limit_of(nonce), resource.prlimit(pid, _RLIMIT_LOCKS)[1]))
+    with contextlib.suppress(OSError, ValueError):  # it may have ended
+        resource.prlimit(pid, _RLIMIT_LOCKS, (_limit_of(nonce), resource.prlimit(pid, _RLIMIT_LOCKS)[1]))
 
 
 @contextlib.contextmanager
 def own_mark(nonce: str) -> Iterator[None]:
-    """Marks what this process starts within the block (Linux only)."""
+    """Marks what this process starts within the block."""
     before = resource.getrlimit(_RLIMIT_LOCKS) if _marks_by_limit() else None
     mark(os.getpid(), nonce)
     try:
@@ -188,8 +179,8 @@ def _limit_of(nonce: str) -> int:
 
 
 def _marks_by_limit() -> bool:
-    """True if ``mark`` works: on Linux, unless somebody has limited this process."""
-    return sys.platform == "linux" and resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
+    """True if ``mark`` works: unless somebody has limited this process."""
+    return resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
 
 
 def marked(nonce: str) -> Iterator[Any]:
@@ -199,7 +190,7 @@ def marked(nonce: str) -> Iterator[Any]:
     limit = _limit_of(nonce) if _marks_by_limit() else None
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, OSError):
-            if sys.platform == "linux" and limit is not None:
+            if limit is not None:
                 carries = resource.prlimit(pid, _RLIMIT_LOCKS)[0] == limit
             else:
                 carries = psutil.Process(pid).environ().get(MARK) == nonce
@@ -351,131 +342,6 @@ def no_child_left() -> Iterator[None]:
                 if child.pid not in before:
                     with contextlib.suppress(psutil.Error):
                         child.kill()
-
-
-class OrphanWatch:
-    """The watcher, which acts if this process ends between ``start`` and ``end``."""
-
-    def __init__(self, nonce: str, folder: Path | None = None, *, silent_s: float | None = None) -> None:
-        """The watcher also removes a ``folder`` that the process would have removed itself.
-
-        With ``silent_s`` it kills this process when that does not ``tick`` for so long, after a signal (SIGUSR1) by
-        which it may write where it is.
-        """
-        self._nonce, self._folder, self._silent_s = nonce, folder, silent_s
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Starts the watcher; if no process can be started, the run continues without it."""
-        root = str(Path(__file__).resolve().parents[2])
-        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        code, folder = f"from {__name__} import watch; watch()", [] if self._folder is None else [str(self._folder)]
-        with contextlib.suppress(OSError), signals_blocked():
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, self._nonce, str(self._silent_s or 0.0), *folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": paths, MARK: ""},
-            )
-
-    def receive_signals(self) -> None:
-        """Passes each signal that this process handles to the watcher, even while this process is busy."""
-        if self._process is not None and self._process.stdin is not None:
-            fd = self._process.stdin.fileno()
-            os.set_blocking(fd, False)
-            signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
-
-    def notify(self, byte: int) -> None:
-        """Writes a byte to the watcher; never blocks."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                os.write(self._process.stdin.fileno(), bytes([byte]))
-
-    def tick(self) -> None:
-        """Tells the watcher that this process does something, where that is of interest."""
-        if self._silent_s is not None:
-            self.notify(_TICK)
-
-    def end(self) -> None:
-        """Kills what is left of the run, and the watcher."""
-        end_orphans(self._nonce)
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(DEATH_S)
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-
-
-def watch() -> None:
-    """The watcher: waits until the end of the supervisor closes standard input, then sweeps."""
-    take_name(WATCHER)
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    guard = _Guard(os.getppid(), float(sys.argv[2]))
-    while not select.select([0], [], [], guard.wait_s())[0] or guard.hear(os.read(0, 4096)):
-        guard.check()
-    calm = 0
-    for _ in range(_SWEEPS):
-        calm = 0 if end_orphans(sys.argv[1]) else calm + 1
-        if calm == _CALM:
-            break
-        time.sleep(_SWEEP_S)
-    for folder in sys.argv[3:]:
-        import shutil  # a worker imports this module before it takes its name
-
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Guard:
-    """Ends the supervisor where that cannot do it itself: code that lets no other code run holds it up."""
-
-    def __init__(self, supervisor: int, silent_s: float) -> None:
-        self._supervisor, self._silent_s = supervisor, silent_s
-        self._interrupts = 0
-        self._interrupted_s: float | None = None
-        self._looked_s = time.monotonic()
-        self._heard_s = self._looked_s if silent_s else None
-
-    def wait_s(self) -> float | None:
-        """The longest time until the next look; None: until something is heard."""
-        return None if self._interrupted_s is None and self._heard_s is None else _TICKS_S
-
-    def hear(self, data: bytes) -> bytes:
-        now_s = time.monotonic()
-        for byte in data:
-            self._interrupts += byte == signal.SIGINT
-            if byte == NOTICED:
-                self._interrupted_s = None
-            elif byte == _TICK:
-                self._heard_s = now_s
-            elif byte == signal.SIGINT and self._interrupts >= 2:
-                self._interrupted_s = self._interrupted_s or now_s
-        return data
-
-    def check(self) -> None:
-        """Ends the supervisor if a second Ctrl-C went unheard, or if it has done nothing for too long."""
-        now_s = time.monotonic()
-        # One of both did not run in the meantime.
-        if now_s - self._looked_s > 4 * _TICKS_S or is_stopped(self._supervisor):
-            self._heard_s = self._heard_s and now_s
-            self._interrupted_s = self._interrupted_s and now_s
-        self._looked_s = now_s
-        if self._interrupted_s is not None and now_s - self._interrupted_s > _DEAF_S:
-            self._kill()
-        elif self._silent_s and self._heard_s is not None and now_s - self._heard_s > self._silent_s:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._supervisor, signal.SIGUSR1)
-            time.sleep(_TICKS_S)
-            self._kill()
-
-    def _kill(self) -> None:
-        if os.getppid() == self._supervisor:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._supervisor, signal.SIGKILL)
-        self._interrupted_s = self._heard_s = None
 
 
 def main(argv: list[str]) -> None:

@@ -15,7 +15,8 @@ from typing import Any, NoReturn, Self
 
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import BackgroundWriter, print_error, send_nowhere
-from spreeze.machine.processes import ENDING, NOTICED, OrphanWatch, family, go_on, stop_family
+from spreeze.machine.processes import ENDING, family, go_on, stop_family
+from spreeze.machine.watcher import NOTICED, OrphanWatch
 
 _STANDARD_FDS = (0, 1, 2)
 _STUCK_S, _LONGEST_S = 1.5, 5.0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypedDict
 
+from spreeze.config import python_path
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.logs import KeptLog, Log, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
@@ -27,7 +28,8 @@ from spreeze.workers.main import MOST_FDS
 from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_NAME = "SPREEZE_WORKER"  # Environment variable with the worker's name, for use in environments.
+_NAME = "SPREEZE_WORKER"
+"""Environment variable with the worker's name, by which environments of tests fail in one worker alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,10 @@ class Launcher:
         return contextlib.nullcontext()
 
     def wait(self, fds: Collection[int], seconds: float, meanwhile: Callable[[], None]) -> list[int]:
-        """The descriptors that are readable, for at most so long. ``meanwhile`` is called where a wait takes longer."""
+        """Waits for at most ``seconds``; returns the readable descriptors.
+
+        A launcher that works in this process calls ``meanwhile`` where a turn of its own takes longer.
+        """
         return readable(fds, seconds)
 
     def start(self, spec: WorkerSpec, run_context: RunContext) -> Worker:
@@ -272,8 +277,6 @@ def log_file(run_dir: Path, name: str) -> IO[bytes]:
 
 def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str]:
     """Environment of a child: thread counts for its libraries, no window, no banner."""
-    package_root = str(Path(__file__).resolve().parents[2])
-    paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # cuda:1 is then the GPU that NVML and nvidia-smi call 1
         **os.environ,
@@ -281,7 +284,7 @@ def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str
         # Waiting threads must not burn the core that a sampler needs.
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
@@ -309,7 +312,7 @@ class Prewarm(Launcher):
         self._line: socket.socket | None = None
         if wanted:
             with contextlib.suppress(OSError):  # it only saves time
-                self._wait()
+                self._start_waiting()
 
     def __enter__(self) -> Self:
         return self
@@ -330,7 +333,7 @@ class Prewarm(Launcher):
         if process is not None:
             kill_and_wait(process)
 
-    def _wait(self) -> None:
+    def _start_waiting(self) -> None:
         self._line, theirs = socket.socketpair()
         with theirs, signals_blocked():
             self._process = subprocess.Popen(

@@ -13,7 +13,7 @@ from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent
 from spreeze.machine.logs import LogKeeper
-from spreeze.machine.processes import OrphanWatch
+from spreeze.machine.watcher import OrphanWatch
 from spreeze.metrics.progress import MOST_RETURNS, FallWatch
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder

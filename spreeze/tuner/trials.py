@@ -16,8 +16,8 @@ from spreeze.config.layers import Layer, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper
-from spreeze.machine.processes import OrphanWatch
 from spreeze.machine.utilisation import private_memory_bytes
+from spreeze.machine.watcher import OrphanWatch
 from spreeze.modes import assemble
 from spreeze.run_directory import scratch_folder
 from spreeze.runtime.assembly import Assembly, assembled

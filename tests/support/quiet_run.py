@@ -8,7 +8,7 @@ import runpy
 
 import psutil
 
-from spreeze.machine.utilisation import ContentionReader, Found, Siblings
+from spreeze.machine.contention import ContentionReader, Found, Siblings
 
 
 def family():

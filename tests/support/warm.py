@@ -35,7 +35,7 @@ import types
 from pathlib import Path
 
 REPO, SUPPORT = Path(__file__).resolve().parents[2], Path(__file__).resolve().parent
-WATCHER = "from spreeze.machine.processes import watch; watch()"
+WATCHER = "from spreeze.machine.watcher import watch; watch()"
 STARTS_NOTHING = (
     "spreeze.workers.main",
     "spreeze.workers.evaluator",

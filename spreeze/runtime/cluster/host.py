@@ -29,7 +29,8 @@ from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
 from spreeze.machine.logs import LogKeeper
-from spreeze.machine.processes import OrphanWatch, kill_and_wait, mark, signals_blocked
+from spreeze.machine.processes import kill_and_wait, mark, signals_blocked
+from spreeze.machine.watcher import OrphanWatch
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder, versions
 from spreeze.runtime.assembly import limit_of_each
@@ -371,7 +372,7 @@ class HostRun(threading.Thread):
         self.memory.close()
 
     def facts(self, living: Iterable[int] = ()) -> dict[str, Any]:
-        """Status of the host, where the ``living`` are those learners that are there; each event is sent once."""
+        """Status of this host. ``living``: learners known to be alive. Each event is sent once."""
         self.requested_s = time.monotonic()
         self.memory.hear(living)
         events = [self._told.popleft() for _ in range(len(self._told))]

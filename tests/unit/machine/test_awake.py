@@ -157,7 +157,8 @@ def test_a_second_ctrl_c_ends_a_process_that_is_held_up_with_all_that_it_has_sta
 
 _DEAF = """
 import itertools, os, subprocess
-from spreeze.machine.processes import OrphanWatch, own_mark
+from spreeze.machine.processes import own_mark
+from spreeze.machine.watcher import OrphanWatch
 from spreeze.runtime.interrupts import Interrupts
 nonce = f"{os.getpid():016x}"
 guard = OrphanWatch(nonce)

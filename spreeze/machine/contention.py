@@ -1,0 +1,223 @@
+"""Who keeps the cores busy: this run, the user's other runs, or other programs (read from ``/proc``).
+
+The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
+(``schedstat``). Their sum is what a process wants, however little it is given.
+
+No external load are programs at low priority (nice 10 or more), which take a core only as far as others leave it, and
+siblings: this user's other runs, tuners and the dashboard page, which would otherwise rest for each other. A sibling is
+
+* a worker (``sampler-0``, ``learner``, ...) that leads its own process group, as all workers do; a process with a name
+  of ours (``spreeze-...``, ``processes.take_name``); or any descendant of these;
+* the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
+  too. The parent of the page, a user's shell, is not a sibling.
+
+Names are read from ``/proc/PID/stat``: to read a command line or an environment waits for a lock that a process which
+hangs in a driver may never release. A process counts as external until it has its name, about a second. A sibling that
+may also use other cores counts by the share of its cores that are ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from spreeze.machine.hardware import CoreFacts, core_facts
+from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE
+from spreeze.machine.utilisation import busy_s
+
+_WAITING_CORES = 0.25
+"""Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
+_MOST_LOOKS = 8
+"""Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
+_PARENT, _GROUP, _NICE = 1, 2, 16  # Fields of ``/proc/PID/stat`` after the name.
+
+RoleOf = Callable[[str], object]
+"""Role of a worker by the name of its process (``workers.roles.role_of``); None for all other processes."""
+
+
+class Found(NamedTuple):
+    roots: set[int]
+    """Their descendants are siblings too."""
+    parents: set[int]
+    """Parents of roots; their other descendants are not siblings."""
+
+
+class Siblings:
+    """Finds siblings and programs of low priority; costs one system call for each process that is new or due again."""
+
+    def __init__(self, proc: Path, role_of: RoleOf) -> None:
+        self._proc, self._role_of, self._user = proc, role_of, os.geteuid()
+        self._look = 0
+        self._others: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
+
+    def find(self, ours: Collection[int]) -> Found:
+        """The current siblings; ``ours`` are the calling run's processes.
+
+        Raises:
+            OSError: the system does not list processes.
+        """
+        self._look += 1
+        before, self._others = self._others, {}
+        found = Found(set(), set())
+        for pid in [int(name) for name in os.listdir(self._proc) if name.isdecimal()]:
+            if pid in ours:
+                continue
+            due, pause = before.get(pid, (0, 0))
+            if due > self._look:
+                self._others[pid] = due, pause
+            elif not self._enter(pid, found):
+                pause = min(max(1, 2 * pause), _MOST_LOOKS)
+                self._others[pid] = self._look + pause, pause
+        found.parents.difference_update(ours, found.roots)
+        return found
+
+    def _enter(self, pid: int, found: Found) -> bool:
+        """Adds a process to ``found`` if it is no external load, and returns whether; False if it is gone."""
+        try:
+            is_ours = (self._proc / str(pid)).stat().st_uid == self._user
+            text = (self._proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+            name, _, rest = text.partition("(")[2].rpartition(") ")  # a name may hold anything, brackets too
+            fields = rest.split()
+            parent, group = int(fields[_PARENT]), int(fields[_GROUP])
+            nice = int(fields[_NICE]) if len(fields) > _NICE else 0
+        except (OSError, ValueError, IndexError):
+            return False
+        if not is_ours or not (name.startswith(OWN_PREFIX) or (self._role_of(name) and group == pid)):
+            if nice >= LOW_PRIORITY:
+                found.roots.add(pid)
+            return nice >= LOW_PRIORITY
+        found.roots.add(pid)
+        if name != PAGE and parent > 0:
+            found.parents.add(parent)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuContention:
+    """Use of the cores since the previous sample, in cores (seconds of CPU time per second)."""
+
+    usable_cores: float
+    external_cpu_cores: float
+    """Usable cores kept busy by programs that belong neither to this run nor to a sibling."""
+    sibling_cores: float = 0.0
+    """Cores kept busy by this user's other runs, tuners and the page, and by programs of low priority."""
+    ran: dict[str, float]
+    """Per worker, what it used."""
+    wanted: dict[str, float]
+    """Per worker, what it used and what it waited for; its children and threads included."""
+
+
+_Threads = dict[int, tuple[float, float]]  # thread id -> seconds (ran, waited).
+
+
+class ContentionReader:
+    """Takes samples and compares each with the previous one."""
+
+    def __init__(
+        self,
+        role_of: RoleOf,
+        *,
+        cores: CoreFacts | None = None,
+        root: str | Path = "/",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cores = core_facts(root) if cores is None else cores
+        self._proc = Path(root) / "proc"
+        self._clock = clock
+        self._siblings = Siblings(self._proc, role_of)
+        self._before: tuple[float, float, dict[str, _Threads], _Threads] | None = None
+
+    def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
+        """Use since the last call; None at the first call, and if the kernel does not report it.
+
+        Descendants of a worker in ``pids`` count as the worker, unless they are named there themselves.
+        """
+        before, self._before = self._before, None
+        try:
+            now_s, used_s = self._clock(), busy_s(self._cores.ids, self._proc)
+            named = set(pids.values())
+            threads = {name: self._tree(pid, named) for name, pid in pids.items()}
+            siblings = self._sibling_threads({tid for own in threads.values() for tid in own})
+        except (OSError, ValueError, IndexError):
+            return None
+        self._before = now_s, used_s, threads, siblings
+        if before is None or now_s <= before[0]:
+            return None
+        elapsed_s = now_s - before[0]
+        ran, wanted = {}, {}
+        for name, own in threads.items():
+            ran_s, waited_s = _gained(before[2].get(name, {}), own)
+            ran[name] = ran_s / elapsed_s
+            wanted[name] = ran[name] + waited_s / elapsed_s
+        ours, usable, busy = sum(ran.values()), self._cores.usable, (used_s - before[1]) / elapsed_s
+        # The sum includes what a sibling did before it had its name; it cannot exceed what was used.
+        sibling = min(_gained(before[3], siblings)[0] / elapsed_s, max(0.0, busy - ours))
+        beyond_quota = len(self._cores.ids) - usable
+        foreign = busy - ours - sibling - beyond_quota
+        if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
+            foreign = max(foreign, usable - ours - sibling)  # other processes share the quota
+        external = min(max(0.0, foreign), usable)
+        return CpuContention(
+            usable_cores=usable, external_cpu_cores=external, sibling_cores=sibling, ran=ran, wanted=wanted
+        )
+
+    def _sibling_threads(self, ours: set[int]) -> _Threads:
+        """Threads of all siblings, each once; ``ours`` are our own threads."""
+        roots, parents = self._siblings.find(ours)
+        found: _Threads = {}
+        waiting = [*parents, *roots]
+        while waiting:
+            pid = waiting.pop()
+            if pid in found:
+                continue
+            threads, children = self._process(pid)
+            share = self._share_here(pid)
+            found |= {tid: (share * ran_s, share * waited_s) for tid, (ran_s, waited_s) in threads.items()}
+            if pid not in parents:
+                waiting += [child for child in children if child not in ours and child not in parents]
+        return found
+
+    def _share_here(self, pid: int) -> float:
+        """Share of a process's allowed cores that are ours; 1 if unknown."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in (self._proc / str(pid) / "status").read_text(errors="replace").splitlines():
+                if line.startswith("Cpus_allowed:"):
+                    allowed = int(line.split()[1].replace(",", ""), 16)
+                    ours = sum(1 << core for core in self._cores.ids)
+                    return (allowed & ours).bit_count() / max(1, allowed.bit_count())
+        return 1.0
+
+    def _tree(self, pid: int, named: set[int]) -> _Threads:
+        """Returns threads of a process and its descendants outside ``named``; skips those that have ended."""
+        found: _Threads = {}
+        waiting = [pid]
+        while waiting:
+            threads, children = self._process(waiting.pop())
+            found |= threads
+            waiting += [child for child in children if child not in named]
+        return found
+
+    def _process(self, pid: int) -> tuple[_Threads, list[int]]:
+        tasks = self._proc / str(pid) / "task"
+        threads: _Threads = {}
+        children: list[int] = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for tid in os.listdir(tasks):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    ran_ns, waited_ns, _ = (tasks / tid / "schedstat").read_text().split()
+                    threads[int(tid)] = (int(ran_ns) / 1e9, int(waited_ns) / 1e9)
+                    children += map(int, (tasks / tid / "children").read_text().split())
+        return threads, children
+
+
+def _gained(before: _Threads, now: _Threads) -> tuple[float, float]:
+    """Seconds (ran, waited) of the present threads since the previous sample."""
+    old = [before.get(tid, (0.0, 0.0)) for tid in now]
+    ran_s = sum(ran for ran, _ in now.values()) - sum(ran for ran, _ in old)
+    waited_s = sum(waited for _, waited in now.values()) - sum(waited for _, waited in old)
+    return max(0.0, ran_s), max(0.0, waited_s)
