@@ -37,7 +37,7 @@ def write_bytes(
 
     ``on_written`` gets the number of bytes of each piece (for a heartbeat). An OSError if the name is taken.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         left = memoryview(data)
         while left:

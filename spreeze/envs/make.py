@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from spreeze.config.schema import ImageConfig
@@ -145,16 +146,27 @@ def make_env(
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
-    """An engine's environment, unless it observes pictures or is to."""
-    try:
+    """Returns the environment of an engine.
+
+    Raises:
+        EnvironmentError_: it observes pictures, or is asked to, which engines do not support.
+    """
+    with closed_on_error(env):
         if picture is None:
             refuse_pictures(env.observation_space, f"{env_id}: observation space {space_text(env.observation_space)}")
         if picture:
             raise EnvironmentError_(f"{env_id}: env.image = true is not supported for vector engines; use a plain id")
+    return env
+
+
+@contextlib.contextmanager
+def closed_on_error(env: gymnasium.Env[Any, Any]) -> Iterator[None]:
+    """Closes an environment if the block raises an error."""
+    try:
+        yield
     except BaseException:
         env.close()
         raise
-    return env
 
 
 def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
@@ -522,13 +534,10 @@ def _made(name: Any, values: dict[str, Any], image: ImageConfig, picture: bool |
         return cast("gymnasium.Env[Any, Any]", images.make_atari(name, image, values))
     env = gymnasium.make(name, disable_env_checker=True, **values)
     masks: Any = importlib.import_module(_MASK_MODULE)
-    try:
+    with closed_on_error(env):
         env = masks.without_observed_mask(env)
         name = name if env.spec is None else env.spec.id
         text = f"{name}: observation space {space_text(env.observation_space)}"
         pictures = pictures_in(env.observation_space, picture, text)
-    except BaseException:
-        env.close()
-        raise
     env = masks.with_method_mask(env)
     return images.ImageFrames(env, pictures, image, as_asked=bool(picture)) if pictures else env  # type: ignore[no-any-return]

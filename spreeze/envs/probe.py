@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -116,8 +116,28 @@ class ProbeOptions(EnvOptions, Waiting, total=False):
     """The child is killed after that time; default ``START_S``."""
 
 
+Tries = Literal["time", "check", "draw", "ids"]
+"""Things that a child can try: a probe, a ``Checkup``, a picture, or which ids a module registers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeJob:
+    """What a child does, as JSON between it and its parent."""
+
+    what: Tries
+    task: dict[str, Any]
+    """Arguments of ``make_task``."""
+    steps: int = 0
+    second: bool = False
+    """See ``Waiting``."""
+    limit_s: float = START_S + _GRACE_S
+    """Time after which the child ends itself."""
+    folder: str = ""
+    """Where it writes what it found."""
+
+
 def probe_env(
-    env_id: str, import_module: str | None = None, *, steps: int = 2000, **options: Unpack[ProbeOptions]
+    env_id: str, import_module: str | None = None, *, steps: int = TIMED_STEPS, **options: Unpack[ProbeOptions]
 ) -> Probe:
     """Describes and times an environment in a child process.
 
@@ -170,7 +190,7 @@ def _registered_by(name: str) -> list[str]:
 
 
 def in_child(
-    what: str, env_id: str, import_module: str | None = None, *, steps: int = 0, **options: Unpack[ProbeOptions]
+    what: Tries, env_id: str, import_module: str | None = None, *, steps: int = 0, **options: Unpack[ProbeOptions]
 ) -> dict[str, Any]:
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``), ``draw`` (a picture) or ``ids``.
 
@@ -181,15 +201,9 @@ def in_child(
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
     deadline_s, second = options.get("deadline_s", START_S), options.get("second", False)
-    task = {
-        "env_id": env_id,
-        "import_module": import_module,
-        "plain": options.get("plain", False),
-        "args": options.get("args", ()),
-        "image": options.get("image"),
-        "picture": options.get("picture"),
-    }
-    job = {"what": what, "task": task, "steps": steps, "end_s": deadline_s + _GRACE_S, "second": second}
+    own = {name: value for name, value in options.items() if name in EnvOptions.__annotations__}
+    task = {"env_id": env_id, "import_module": import_module, **own}
+    job = ProbeJob(what=what, task=task, steps=steps, second=second, limit_s=deadline_s + _GRACE_S)
     interrupted, on_wait = options.get("interrupted", lambda: False), options.get("on_wait", lambda text: None)
     while True:
         slept_s = AWAKE.slept_s
@@ -204,15 +218,15 @@ def in_child(
 
 
 def _tried(
-    job: dict[str, Any], deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
+    job: ProbeJob, deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
 ) -> dict[str, Any]:
     """Result of one child; errors as ``in_child``."""
     with (
         tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder,
-        _Child({**job, "folder": folder}, interrupted, on_wait) as child,
+        _Child(dataclasses.replace(job, folder=folder), interrupted, on_wait) as child,
     ):
         found = child.result(deadline_s)
-        if job["second"] and "error" not in found:
+        if job.second and "error" not in found:
             found |= child.second(found["start_s"])
     if "error" in found:
         raise EnvironmentError_(found["error"])
@@ -225,15 +239,15 @@ class _Child:
     Once left, it and all that it started are gone.
     """
 
-    def __init__(self, job: dict[str, Any], interrupted: Callable[[], bool], on_wait: Callable[[str], object]) -> None:
-        self._job, self._env_id, self._folder = job, job["task"]["env_id"], Path(job["folder"])
+    def __init__(self, job: ProbeJob, interrupted: Callable[[], bool], on_wait: Callable[[str], object]) -> None:
+        self._job, self._env_id, self._folder = job, job.task["env_id"], Path(job.folder)
         self._interrupted, self._on_wait, self._nonce = interrupted, on_wait, secrets.token_hex(8)
         self._kills = oom_kills()
 
     def __enter__(self) -> _Child:
         paths = python_path(*filter(None, sys.path))  # it finds the modules that this process finds
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
-        command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(self._job)]
+        command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(dataclasses.asdict(self._job))]
         with open(self._folder / "stderr", "wb") as errors, signals_blocked():
             self._process = subprocess.Popen(
                 command,
@@ -294,7 +308,8 @@ class _Child:
     def _repeats_elsewhere(self, within_s: float) -> bool:
         """True if another process can have an environment while this one keeps its own."""
         with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
-            job = {**self._job, "folder": folder, "steps": 0, "second": False, "end_s": within_s + _GRACE_S}
+            limit_s = within_s + _GRACE_S
+            job = dataclasses.replace(self._job, folder=folder, steps=0, second=False, limit_s=limit_s)
             with _Child(job, self._interrupted, self._on_wait) as child:
                 try:
                     return "error" not in child.result(within_s)
@@ -347,7 +362,10 @@ def _begun(make: Callable[[], Task]) -> Task:
 
 
 def _begun_or_drawn(make: Callable[[], Task], drawing: Callable[[], Task] | None) -> tuple[Task, bool]:
-    """A task that has been reset, and whether it had to be made by ``drawing``: some observe what they draw."""
+    """Makes and resets a task; returns it, and whether ``drawing`` had to make it (with a ``render_mode``).
+
+    Some environments observe what they draw.
+    """
     try:
         return _begun(make), False
     except Exception as error:
@@ -466,30 +484,30 @@ class _Actions:
 
 
 def main(argv: list[str]) -> int:
-    """The child: one JSON object says what to do, JSON files in its folder what was found."""
-    job: dict[str, Any] = json.loads(argv[0])
-    task = {**job["task"], "args": tuple(job["task"]["args"])}
+    """The child: a ``ProbeJob`` says what to do, JSON files in its folder what was found."""
+    job = ProbeJob(**json.loads(argv[0]))
+    task = {**job.task, "args": tuple(job.task.get("args", ()))}
     leave_to_supervisor()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    faulthandler.dump_traceback_later(job["end_s"], exit=True)  # also when the caller was killed
-    folder, tasks = Path(job["folder"]), list[Task]()
+    faulthandler.dump_traceback_later(job.limit_s, exit=True)  # also when the caller was killed
+    folder, tasks = Path(job.folder), list[Task]()
     try:
-        if job["what"] == "time":
-            found = _timed(task, job["steps"], tasks)
-        elif job["what"] == "ids":
+        if job.what == "time":
+            found = _timed(task, job.steps, tasks)
+        elif job.what == "ids":
             found = {"ids": _registered_by(task["import_module"])}
-        elif job["what"] == "draw":
+        elif job.what == "draw":
             found = draw(make_task(**task, render_mode="rgb_array"))
         else:
             found = dataclasses.asdict(check_up(task))
     except Exception as error:
         failed = "" if isinstance(error, EnvironmentError_) else f"{task['env_id']} failed in the probe: "
-        found = {"error": f"{failed}{_text_of(error, 1000)}", "kind": type(error).__name__}
+        found = {"error": f"{failed}{_text_of(error, 1000)}"}
     finally:
         faulthandler.cancel_dump_traceback_later()
     replace_bytes(folder / _RESULT, json.dumps(found).encode())
-    if job["second"] and "error" not in found:
+    if job.second and "error" not in found:
         faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * found["start_s"]), exit=True)
         second = _another(task, found, tasks)
         replace_bytes(folder / _SECOND, json.dumps(second).encode())

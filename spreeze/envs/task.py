@@ -13,7 +13,7 @@ import numpy as np
 from spreeze.config.algorithms import actions_text
 from spreeze.envs.families import engine_of
 from spreeze.envs.info_numbers import InfoNumbers, success_of
-from spreeze.envs.make import EnvOptions, describe, import_user_module, make_env, parse_args
+from spreeze.envs.make import EnvOptions, closed_on_error, describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures
 from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
@@ -277,7 +277,7 @@ def make_task(
     ``action_mask`` says whether it gives masks; if None, an environment with choices is reset once to see.
     """
     env = make_env(env_id, import_module, render_mode, **options)
-    try:
+    with closed_on_error(env):
         plain, args = options.get("plain", False), options.get("args", ())
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
         if engine_of(env_id) is not None:  # of which another engine may have made this one
@@ -286,9 +286,6 @@ def make_task(
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
             spec = _masked(spec, getattr(env, "mask_source", f"info['{MASK}']"))
         return Task(env, spec)
-    except BaseException:
-        env.close()
-        raise
 
 
 def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
@@ -362,13 +359,10 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     An EnvironmentError_, too, if its spaces are not those of the description.
     """
     env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec))
-    try:
+    with closed_on_error(env):
         made = describe(env, spec.import_module)
         source = getattr(env, "mask_source", f"info['{MASK}']")
         check_fits(spec, _masked(made, source) if spec.action_mask else made, spec.env_id)
-    except BaseException:
-        env.close()
-        raise
     if spec.frames is None:
         return env
     from gymnasium.wrappers import FrameStackObservation

@@ -67,7 +67,7 @@ def silence(stream: IO[Any]) -> None:
 
 def send_nowhere(*fds: int) -> None:
     """Redirects descriptors to /dev/null; an OSError if no descriptor is free."""
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    null = os.open(os.devnull, os.O_RDWR)
     try:
         for fd in fds:
             os.dup2(null, fd)

@@ -364,6 +364,7 @@ def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupRep
 
 
 def _of_all(values: Sequence[float | None], rules: Rules) -> Spread | None:
+    """Spread of the values; None unless every run has one."""
     known = [value for value in values if value is not None]
     return spread(known, rules) if len(known) == len(values) else None
 

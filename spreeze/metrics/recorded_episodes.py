@@ -170,7 +170,7 @@ def _opened(path: Path) -> Any:
     """A file below a run directory; links lead elsewhere and are refused."""
     if path.parent.is_symlink():
         raise RunError(f"{path.parent} is a symbolic link")
-    return open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
 
 
 def _episode(place: int, told: Mapping[str, Any], arrays: Any) -> RecordedEpisode:

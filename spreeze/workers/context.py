@@ -64,6 +64,8 @@ class WorkerContext:
         self.status = status
         self._group = status.group(address.group)
         self.slots = status.slots(row)
+        self.counted: list[float] = self.slots.tolist()
+        """The counters as an earlier process of this worker left them: slots outlive a process, so counts go on."""
         self._control, self._events = status.control(row), status.events(row)
         self._table = table
         self._slot_index = {name: i for i, name in enumerate(table.slots.get(ROLES[address.role].slots, ()))}

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Required, Self, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -66,7 +66,34 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of ``eval.csv``; wall_s, env_steps and updates are those of the weights when published."""
 
-Record = dict[str, Any]
+
+class Record(TypedDict, total=False):
+    """An evaluation as it is stored, sent and printed: the columns of ``eval.csv``, and what else is known."""
+
+    wall_s: Required[float]
+    env_steps: Required[int]
+    updates: Required[int]
+    epoch: Required[int]
+    version: Required[int]
+    episodes: Required[int]
+    return_mean: Required[float]
+    return_std: Required[float]
+    length_mean: Required[float]
+    group: int
+    episodes_cut: int
+    """Episodes cut by the stop."""
+    episodes_lost: int
+    """Episodes lost to errors."""
+    whole: bool
+    """None was cut, and no more were lost than finished, so that scores are comparable."""
+    success_rate: float
+    """Where the environment says it."""
+    metrics: dict[str, float]
+    """By their names in the table of metrics."""
+    target: dict[str, Any] | None
+    """Whether the target return was reached (see ``Evaluation._check_target``); only of a whole one."""
+
+
 T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
@@ -80,10 +107,7 @@ _FIRST, _RETEST, _CONFIRM = range(3)  # purposes of an evaluation: each plays se
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.heartbeat(Phase.INIT)
-    watches = []
-    for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
-        rows = read_rows(folder / "eval.csv")
-        watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
+    watches = [WeightsWatch.after_evaluations(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
     turn, asked = 0, context.count(words.EVALUATIONS_ASKED)  # what was asked of an earlier process
     with contextlib.closing(_evaluation_of(context, job)) as evaluation:
         with contextlib.suppress(Exception):
@@ -150,6 +174,12 @@ class WeightsWatch:
         self._store, self._seen = open_weights(folder), seen
         self._hint, self._look_at_s = -1, 0.0
 
+    @classmethod
+    def after_evaluations(cls, folder: Path) -> Self:
+        """Finds weights of a group newer than those of its last evaluation."""
+        rows = read_rows(folder / "eval.csv")
+        return cls(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
+
     def newer(self, hint: int) -> Weights | None:
         """The newest weights, or None; looks at the file when the hint changed, and every second."""
         now_s = time.monotonic()
@@ -188,9 +218,6 @@ class Evaluation:
         self.failures = 0
         """Attempts that failed as a whole, in a row."""
 
-    def _make_task(self) -> Task:
-        return self._recorder.make_task()
-
     def lend(self, task: Task) -> None:
         """Has it play in this environment, which is another's, until that takes it back."""
         self._tasks[:] = [task]
@@ -201,7 +228,7 @@ class Evaluation:
 
     def prepare(self) -> None:
         if not self._tasks:
-            self._tasks.append(new_task(self._make_task))
+            self._tasks.append(new_task(self._recorder.make_task))
 
     def evaluate(self, weights: Weights, group: int = 0, *, keep_partial: bool = False) -> Record | None:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
@@ -210,10 +237,7 @@ class Evaluation:
         of all groups so far (``best_policy``).
 
         Returns:
-            The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
-            ``success_rate`` where the environment says it, ``metrics`` by their names in the table of metrics,
-            ``episodes_cut`` by the stop, ``episodes_lost`` to errors, ``whole`` (none cut, and no more lost than
-            finished, so that scores are comparable), and ``target`` (see ``_check_target``).
+            The record, or None if stopped or if no episode finished.
         """
         self.prepare()
         seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
@@ -225,12 +249,14 @@ class Evaluation:
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
             return None
-        record: Record = {
-            "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
-            "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
-            "group": group, **score(episodes)._asdict(),
-            "episodes_cut": cut, "episodes_lost": lost, "whole": not cut and lost <= len(episodes),
-        }  # fmt: skip
+        found, meta = score(episodes), weights.meta
+        record = Record(
+            wall_s=float(meta.get("wall_s", 0.0)), env_steps=int(meta.get("env_steps", 0)),
+            updates=int(meta.get("updates", 0)), epoch=weights.epoch, version=weights.version, group=group,
+            episodes=found.episodes, return_mean=found.return_mean, return_std=found.return_std,
+            length_mean=found.length_mean,
+            episodes_cut=cut, episodes_lost=lost, whole=not cut and lost <= len(episodes),
+        )  # fmt: skip
         if (success := success_rate(episodes)) is not None:
             record["success_rate"] = success
         record["metrics"] = {"eval_terminated": float(np.mean([episode.terminated for episode in episodes]))}
@@ -240,7 +266,7 @@ class Evaluation:
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
             stats, record["target"] = self._check_target(_return_stats(episodes), weights, group)
-            self._best.offer(Candidate(stats, weights.to_bytes(), record))
+            self._best.offer(Candidate(stats, weights.to_bytes(), dict(record)))
         if recorder is not None:
             self._keep_episodes(recorder, episodes, seeds, record, last=keep_partial)
         return record
@@ -256,7 +282,7 @@ class Evaluation:
     ) -> None:
         """Writes what the page's player shows; a failure costs that alone."""
         try:
-            if recorder.keep(episodes, seeds, record, tries=not last):
+            if recorder.keep(episodes, seeds, dict(record), tries=not last):
                 self.close()  # the next ones draw
             self._unrecorded = 0
         except Exception as error:
@@ -319,7 +345,7 @@ class Evaluation:
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
-            self._make_task, policy.act, seeds, on_step, self._should_stop, heartbeat=self._should_stop,
+            self._recorder.make_task, policy.act, seeds, on_step, self._should_stop, heartbeat=self._should_stop,
             tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
             whole_rounds=whole_rounds, room=self._job.room,
         )  # fmt: skip
@@ -375,8 +401,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
     def __init__(self, context: WorkerContext, job: EvaluatorJob) -> None:
         self._context, self._share = context, job.config.cpu_share
         self._evaluation = _evaluation_of(context, job)
-        rows = read_rows(Path(job.run_dir) / "eval.csv")
-        self._watch = WeightsWatch(Path(job.run_dir), (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
+        self._watch = WeightsWatch.after_evaluations(Path(job.run_dir))
         self._due_s, self._asked = time.monotonic(), context.count(words.EVALUATIONS_ASKED)
 
     @property
@@ -420,16 +445,17 @@ def turn_evaluation(
 
 def append_row(path: Path, record: Record) -> None:
     """Appends a row to ``eval.csv`` in a single write, after the header if the file is new."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+    cells = dict(record)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         if os.fstat(fd).st_size == 0:
             os.write(fd, (",".join(COLUMNS) + "\n").encode())
-        os.write(fd, (",".join(repr(record[name]) for name in COLUMNS) + "\n").encode())
+        os.write(fd, (",".join(repr(cells[name]) for name in COLUMNS) + "\n").encode())
     finally:
         os.close(fd)
 
 
-def read_rows(path: Path) -> list[Record]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of ``eval.csv``; damaged lines are skipped, and a missing file has no rows."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -446,7 +472,8 @@ def read_rows(path: Path) -> list[Record]:
 
 
 def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:
-    return ReturnStats(*score(episodes)[:3])
+    found = score(episodes)
+    return ReturnStats(found.episodes, found.return_mean, found.return_std)
 
 
 def final_evaluation(
@@ -473,7 +500,7 @@ def final_evaluation(
     wanted = (weights.epoch, weights.version, job.config.episodes)
     known = next(
         (
-            row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True, "target": None}
+            cast("Record", row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True, "target": None})
             for row in reversed(rows[group])
             if (row["epoch"], row["version"], row["episodes"]) == wanted
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -139,10 +140,8 @@ class ReplayFeed(RestoredFeed):
         self.saved_ring = ring if job.save_replay and isinstance(ring, ReplayRing) else None
         self.goes_back = job.goes_back
         self._replay = ring
-        self._cloned: int | None = getattr(config, "bc_updates", 0)
-        """Updates before samplers begin; None: they never do."""
-        if job.offline:
-            self._cloned = None
+        self._imitation_updates: float = math.inf if job.offline else getattr(config, "bc_updates", 0)
+        """Updates from demonstrations alone, before samplers begin; infinite if they never do."""
         self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
@@ -192,8 +191,8 @@ class ReplayFeed(RestoredFeed):
         if self._context.count(words.RETUNED) != self._retuned:
             self._retune()
         inserted = ring.total_committed()
-        if self._clones:
-            return self._clone(inserted)
+        if self._imitates:
+            return self._imitate(inserted)
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
@@ -236,18 +235,18 @@ class ReplayFeed(RestoredFeed):
         self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batch_rows)
 
     @property
-    def _clones(self) -> bool:
-        """True while samplers wait: the rows in replay are all there is to learn from."""
-        return self._cloned is None or self.trainer.updates < self._cloned
+    def _imitates(self) -> bool:
+        """True while the learner has demonstrations alone to learn from, and samplers wait or are not there."""
+        return self.trainer.updates < self._imitation_updates
 
-    def _clone(self, inserted: int) -> bool:
+    def _imitate(self, inserted: int) -> bool:
         """One update, without the count of samples per insert, which begins when samplers do."""
         most = self._job.stop.updates
         if inserted < max(self._job.limiter.learning_starts, 1) or (most is not None and self.trainer.updates >= most):
             return False
         if not self.trainer.updates:
             self._take_in()
-            waits = "" if self._cloned is None else "; samplers wait"
+            waits = "; samplers wait" if math.isfinite(self._imitation_updates) else ""
             self._report(f"learning from {inserted} transitions in replay{waits}")
         self._context.heartbeat(Phase.UPDATE)
         self._update()

@@ -82,7 +82,7 @@ class SamplerLoop:
         collector: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
-        self._context, self._job, self._sink, self._collector, self._rng = context, job, sink, collector, rng
+        self._context, self._sink, self._collector, self._rng = context, sink, collector, rng
         self._limiter, self._retuned = job.limiter, 0
         self._random = RandomActions(job.spec, rng)
         self._is_told = job.policies is None
@@ -93,8 +93,6 @@ class SamplerLoop:
         self._wakeup, self._learner = (
             None if handle is None else handle.attach() for handle in (job.wakeup, job.learner_wakeup)
         )
-        # Slots outlive this process, so counters continue after a restart.
-        self._base = context.slots.tolist()
 
     def turn(self) -> np.ndarray | None:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
@@ -118,7 +116,7 @@ class SamplerLoop:
             else:
                 self._wakeup.wait(WAIT_S)
             self._collector.counts.wait_s += perf_counter() - start
-        self._collector.counts.post(self._context.slots, self._base)
+        self._collector.counts.post(self._context.slots, self._context.counted)
         self._context.slots[_POLICY_VERSION] = self._policy.version
         self._context.report_info(self._collector.info, start)
         return actions
@@ -207,6 +205,8 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
 
 
 class _BufferSampler:
+    """Steps all environments into rollouts of its own, by the newest policy of each rollout's start."""
+
     def __init__(
         self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: Wakeup
     ) -> None:
@@ -214,7 +214,6 @@ class _BufferSampler:
         self._needs_policy = True
         """True if the next step is by the newest policy: in a new rollout, and after a rest."""
         self._at_rollout_start = True
-        self._base = context.slots.tolist()  # counters continue after a restart
 
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
@@ -227,7 +226,7 @@ class _BufferSampler:
             context.heartbeat(Phase.WAIT)
             time.sleep(_POLL_S)
             counts.wait_s += perf_counter() - start
-        counts.post(context.slots, self._base)
+        counts.post(context.slots, context.counted)
         context.slots[_POLICY_VERSION] = self._policy.version
         context.report_info(self._envs.info, start)
 
@@ -275,6 +274,8 @@ class MailboxClient:
 
 
 class _RolloutSampler:
+    """Steps those environments whose action is there, into rollouts that all samplers share."""
+
     def __init__(
         self,
         context: WorkerContext,
@@ -292,8 +293,6 @@ class _RolloutSampler:
         self._learner = job.learner_wakeup.attach()
         self._policies = RolloutPolicy(rollouts, job.policies.attach())
         self._client = MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs)
-        # Slots outlive this process, so counters continue after a restart.
-        self._base = context.slots.tolist()
 
     def turn(self) -> None:
         """One round over the environments, or one sleep."""
@@ -315,7 +314,7 @@ class _RolloutSampler:
             self._context.heartbeat(Phase.WAIT)
             self._wakeup.wait(WAIT_S)
             self._envs.counts.wait_s += perf_counter() - start
-        self._envs.counts.post(self._context.slots, self._base)
+        self._envs.counts.post(self._context.slots, self._context.counted)
         self._context.report_info(self._envs.info, perf_counter())
 
     def _request_actions(self) -> None:

@@ -215,6 +215,7 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
         heartbeat=lambda phase: None,
         report_info=lambda info, start_s: None,
         slots=np.zeros(len(SLOTS["sampler"])),
+        counted=[0.0] * len(SLOTS["sampler"]),
     )
     with contextlib.closing(Wakeup.create()) as wakeup:
         loop = _BufferSampler(context, envs, None, wakeup)

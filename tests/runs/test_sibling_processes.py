@@ -141,7 +141,7 @@ def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_
     with Prewarm(1) as head_start:
         poll(lambda: name_of(head_start.pid) == PREWARM, what=lambda: name_of(head_start.pid))
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
-    job = {"what": "time", "steps": 0, "end_s": PATIENCE_S, "out": str(tmp_path / "out"),
+    job = {"what": "time", "limit_s": PATIENCE_S, "folder": str(tmp_path),
            "task": {"env_id": "slow/None-v0", "import_module": "slow", "args": []}}  # fmt: skip
     with running(
         sys.executable,

@@ -105,7 +105,7 @@ def draw(run_dir: Path, key: EvaluationKey, kind: str) -> str:
     if _is_locked(unfinished):
         return ""
     unfinished.unlink(missing_ok=True)  # of a process that was killed
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb", 0) as file:
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb", 0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         note = ""
         try:
@@ -133,7 +133,7 @@ def draw(run_dir: Path, key: EvaluationKey, kind: str) -> str:
 def _is_locked(path: Path) -> bool:
     """True if a process is drawing into that file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
