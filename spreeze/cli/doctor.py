@@ -304,7 +304,7 @@ def check_packages() -> Check:
 
 
 _PACKAGE_OF = {MUJOCO_ID: "'gymnasium[mujoco]'", FALLBACK_ID: "gymnasium"}
-"""What the default tasks without Bullet need."""
+"""Packages that the default tasks without Bullet need."""
 
 
 def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:

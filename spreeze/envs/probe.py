@@ -122,7 +122,7 @@ Tries = Literal["time", "check", "draw", "ids"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeJob:
-    """What a child does, as JSON between it and its parent."""
+    """Job of a child, as JSON between it and its parent."""
 
     what: Tries
     task: dict[str, Any]

@@ -14,6 +14,7 @@ of the three tables, and in ``c_source``.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import io
@@ -21,7 +22,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from spreeze.inference.recurrence import CELLS, Cell
 from spreeze.types import Choices, EnvSpec
 
 Arrays = dict[str, np.ndarray]
+_N = TypeVar("_N", bound=ast.AST)
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """From observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""
 _OPSET, _IR_VERSION = 17, 8  # ONNX Runtime 1.14 reads these, of February 2023
@@ -182,10 +184,8 @@ def _options(choice: Choices) -> np.ndarray:
 def _mixed(spec: EnvSpec, *, squashed: bool) -> list[Operation]:
     assert spec.box is not None
     assert spec.choices is not None
-    numbers, clips = (
-        spec.box.dim,
-        np.repeat(_f32([1.0, np.finfo(np.float32).max]), [spec.box.dim, spec.choices.options]),
-    )
+    numbers, most = spec.box.dim, np.finfo(np.float32).max
+    clips = np.repeat(_f32([1.0, most]), [numbers, spec.choices.options])
     first = Operation("squash", (_i64(numbers),)) if squashed else Operation("clip", (-clips, clips))
     columns = numbers + _options(spec.choices)
     return [first, Operation("choose", (_i64(numbers), columns, _unused(spec.choices))), *_scaling(spec)]
@@ -300,19 +300,24 @@ def runner_source(*, with_state: bool) -> str:
 
 def plain_source(function: Callable[..., Any]) -> str:
     """The text of a function without annotations."""
-    text = inspect.getsource(function).replace(": Any = ", "=")
-    for annotation in (
-        ": Mapping[str, Callable[..., Any]]",
-        ": list[np.ndarray]",
-        ": Mapping[str, np.ndarray]",
-        " -> np.ndarray",
-        ": np.ndarray",
-        ": Any",
-        " -> Any",
-        ": int",
-    ):
-        text = text.replace(annotation, "")
-    return text
+    lines = inspect.getsource(function).splitlines(keepends=True)
+    tree = ast.parse("".join(lines))
+    found = [(node.lineno, node.col_offset + len(node.arg), node.annotation) for node in _nodes(tree, ast.arg)]
+    found += [(node.lineno, node.target.end_col_offset or 0, node.annotation) for node in _nodes(tree, ast.AnnAssign)]
+    found += [
+        (node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns)
+        for node in _nodes(tree, ast.FunctionDef)
+        if node.returns is not None
+    ]
+    for line, begin, annotation in sorted(found, key=lambda place: place[:2], reverse=True):
+        if annotation is not None:  # each is on one line
+            text = lines[line - 1]
+            lines[line - 1] = text[:begin] + text[annotation.end_col_offset :]
+    return "".join(lines)
+
+
+def _nodes(tree: ast.AST, kind: type[_N]) -> list[_N]:
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def numpy_arrays(steps: list[Operation]) -> Arrays:

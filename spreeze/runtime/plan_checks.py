@@ -1,4 +1,4 @@
-"""What a plan is checked for before anything is started: settings, task and mode that do not go together."""
+"""Checks of a plan before anything is started, for settings, task and mode that do not go together."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Record(TypedDict, total=False):
     metrics: dict[str, float]
     """By their names in the table of metrics."""
     target: dict[str, Any] | None
-    """Whether the target return was reached (see ``Evaluation._check_target``); only of a whole one."""
+    """Result for the target return (see ``Evaluation._check_target``); only of a whole one."""
 
 
 T = TypeVar("T")
