@@ -82,8 +82,8 @@ def bullet_missing() -> str | None:
     if importlib.util.find_spec("pybullet") and importlib.util.find_spec(BULLET_MODULE):
         return None
     version, instead = f"{sys.version_info.major}.{sys.version_info.minor}", f"use --env {_without_bullet()}"
-    if sys.version_info >= (3, 12) or sys.platform != "linux":
-        return f"pybullet has no wheel for Python {version} on {sys.platform}: use Python 3.11 on Linux, or {instead}"
+    if sys.version_info >= (3, 12):
+        return f"pybullet has no wheel for Python {version}: use Python 3.11, or {instead}"
     return f"pybullet is not installed for Python {version}: pip install pybullet pybullet-envs-gymnasium, or {instead}"
 
 
@@ -306,7 +306,7 @@ def _fast_spec(name: str, registered: Any) -> Any:
 
 def has_display() -> bool:
     """True where a window can be opened; Bullet ends the whole process without one."""
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _refuse_window(name: str, render_mode: str | None) -> None:

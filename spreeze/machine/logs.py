@@ -16,7 +16,6 @@ import fcntl
 import os
 import re
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -236,8 +235,6 @@ class LogKeeper:
     def log(self, path: Path) -> KeptLog | None:
         """The log at a path, or None where there can be none. A restarted process continues with it."""
         if path not in self._logs:
-            if sys.platform != "linux":
-                return None
             try:
                 fd = os.memfd_create("spreeze-log", os.MFD_CLOEXEC)
                 fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND | os.O_RDWR)

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import resource
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -242,6 +241,5 @@ def malloc_trim() -> None:
     A checkpoint and a publication written at the same time need some megabytes in different heaps, which would stay
     that large; over a week such coincidences add up.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
