@@ -29,6 +29,7 @@ from spreeze.metrics.progress import Trend, trend_of
 from spreeze.metrics.published import published
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
+from spreeze.metrics.stop_reasons import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import EVALUATION, GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
@@ -51,16 +52,6 @@ _LIMITS = ("seconds", "env_steps", "updates", "target_return")
 """Stop conditions of which a run has at least one, unless it decides itself when it ends."""
 _OF_A_TREND = 600
 """Evaluations among which the trend looks for the last third of the time."""
-_ENDED = {
-    "target_return": "the target return was reached",
-    "seconds": "its training time was over",
-    "env_steps": "its env steps were done",
-    "updates": "its updates were done",
-    "plateau": "returns no longer rose",
-    "budget": "its time budget was used up",
-    "stop request": "it was stopped",
-    "interrupt": "it was interrupted",
-}
 _OTHERS = ("external_cpu_cores", "sibling_cpu_cores")  # at the end of a run its last samples lack them
 _MOST_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
@@ -462,7 +453,8 @@ def _why_ended(reason: str | None, error: object) -> str:
         return f"Ended by a failure: {clean(error, 600)} Next: read its errors (Logs)."
     if reason is None:
         return "It did not say why it ended."
-    why = _ENDED.get(reason.partition(" (")[0], clean(reason, 600))
+    known = stop_reason(reason)
+    why = known.sentence if known else clean(reason, 600)
     return f"Ended: {why}. Next: play it (Watch), train more seeds (New run, Seeds and values), compare them (Compare)."
 
 
