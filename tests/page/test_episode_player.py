@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import dashboard_browser as web
 import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
+from harness import PATIENCE_S
 from kept_frames import frame_records
 from starlette.requests import Request
 from test_pages import make_run
@@ -183,6 +187,39 @@ def test_a_click_on_a_curve_shows_the_moving_episode(run, tmp_path):
         driver.execute_script(press)
         web.wait(lambda: driver.execute_script(player)["kind"] == "best")
         assert driver.execute_script("return window.__spreeze.errors") == []
+
+
+_AGENT = """
+const asked = [];
+const node = () => ({ style: {}, setAttribute() {}, appendChild: (one) => one, closest: () => null });
+globalThis.document = { hidden: false, createElement: node };
+globalThis.matchMedia = () => ({ matches: false });
+globalThis.IntersectionObserver = class { observe() {} disconnect() {} };
+const opened = () => {
+  const card = new AgentCard(node(), { base: "", run: "r", remember() {} });
+  const replay = () => { asked.push(card.live); card.replayAfter = Infinity; };
+  Object.assign(card, { seen: true, asked: true, replay });
+  return card;
+};
+const calls = (act) => { asked.length = 0; act(opened()); return [...asked]; };
+console.log(JSON.stringify([
+  calls((card) => { card.news(true, 0); card.news(true, 0); }),
+  calls((card) => { card.news(true, 1); card.news(true, 2); }),
+  calls((card) => { card.show("live"); card.news(true, 1); }),
+  calls((card) => { card.show("live"); card.news(true, 1); card.news(false, 1); card.news(false, 1); }),
+  calls((card) => { card.seen = false; card.news(false, 1); }),
+]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_a_recorded_episode_is_shown_without_a_live_picture_and_once_more_when_the_run_has_ended():
+    folder = Path(episode_api.__file__).parent
+    script = "\n".join((folder / name).read_text() for name in ("chart.js", "film.js", "agent.js"))
+    script = f"globalThis.window = {{}};\n{script}{_AGENT}"
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    nothing_yet, no_picture, live, ended, unseen = json.loads(found.stdout)
+    assert (nothing_yet, no_picture, live, ended, unseen) == ([], [True], [], [False], [])
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

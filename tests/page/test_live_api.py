@@ -147,7 +147,7 @@ const page = Object.create(LivePage.prototype), drawn = [];
 page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { colours: ["a", "b", "c", "d"] };
 page.charts = new Map(); page.text = new Map(); page.epoch = "e"; page.dot = {};
 page.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] }; page.legend = () => {};
-page.note = { classList: { toggle() {} } }; page.logTail = () => {};
+page.note = { classList: { toggle() {} } }; page.logTail = () => {}; page.agent = { news() {} };
 for (const name of ["bars", "coreStrip", "gpuRows", "tableRows", "processRows", "eventList", "tabTitle",
                     "healthChips", "say", "histograms", "warn"])
   page[name] = () => {};
