@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,12 @@ ENDED = "(ended|exited|terminated|silent|was)"
 class Checker:
     """Looks at one run, session after session, and collects what it must not see."""
 
-    def __init__(self, mark: tuple[str, str]) -> None:
-        """``mark``: name and value of a variable in the environment of all processes of the run."""
-        self._mark, self._shared = mark, shared_memory()
+    def __init__(self, mark: tuple[str, str], each: Callable[[], None] = lambda: None) -> None:
+        """``mark``: name and value of a variable in the environment of all processes of the run.
+
+        ``each`` is called at each look.
+        """
+        self._mark, self._each, self._shared = mark, each, shared_memory()
         self.violations: list[tuple[str, str]] = []
         self.spoiled: set[Path] = set()
         """Checkpoints that a fault has damaged, which need not verify."""
@@ -73,6 +77,7 @@ class Checker:
 
     def look(self) -> None:
         """Checks all that can be seen at one moment."""
+        self._each()
         self.see_version(self._run.version())
         self.see_counters(self._read_counters())
         self.see_checkpoints(CheckpointStore(self._run.path / "checkpoints").paths())

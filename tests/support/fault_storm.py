@@ -31,7 +31,7 @@ from live_run import AttachedRun, marked
 from long_form import LIMIT_S
 from lossy_link import lossy_link
 
-from spreeze.errors import CheckpointError, SpreezeError
+from spreeze.errors import CheckpointError, ResourceError, SpreezeError
 from spreeze.metrics.table import Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore, load
@@ -160,7 +160,11 @@ class Storm:
         self._name = f"storm-{os.getpid()}-{time.monotonic_ns()}"
 
     def play(self, faults: list[Fault], minutes: float = 1e9) -> Report:
-        """Throws the faults, at most for so many minutes; ends with the first violation."""
+        """Throws the faults, at most for so many minutes; ends with the first violation.
+
+        Raises:
+            ResourceError: other hosts cannot be had here.
+        """
         report, began_s = Report(), time.monotonic()
         with contextlib.ExitStack() as stack:
             self._prepare(stack)
@@ -180,6 +184,8 @@ class Storm:
                     if (number + 1) % _ROUND == 0:
                         self._stop_run()
                 self._stop_run()
+            except ResourceError:
+                raise
             except SpreezeError as error:
                 self._checker.found(HEARTBEAT, str(error))
             finally:
@@ -206,7 +212,7 @@ class Storm:
             ends = stack.enter_context(lossy_link(0.0, 0.0))
             paths = os.pathsep.join(map(str, (SUPPORT.parents[1], SUPPORT)))
             self._cluster = stack.enter_context(cluster_over(ends, _HEALTH | {"PYTHONPATH": paths}))
-        self._checker = Checker((_MARK, self._name))
+        self._checker = Checker((_MARK, self._name), self._cluster.keep if self._cluster is not None else lambda: None)
         self._run: AttachedRun | None = None
         self._pending: dict[str, _Pending] = {}
         self._dead: set[int] = set()
@@ -461,16 +467,13 @@ class Storm:
             nonlocal back
             if back is None and missed():
                 back, pending.since_s = self._says("host-0 .*(joins|is back)"), time.monotonic()
-                cluster.ends.cut(False)
+                cluster.cut(False)
                 if dies:
                     cluster.start(1)
-            if back is not None and not cluster.lives(1):  # dead to Ray after all, or a new node gave up
-                cluster.start(1)
             return back is not None and back()
 
-        cluster.ends.cut()
-        pending = _Pending("a partition of a host", over, lambda: cluster.ends.cut(False))
-        self._pending["partition"] = pending
+        cluster.cut()
+        pending = self._pending["partition"] = _Pending("a partition of a host", over, lambda: cluster.cut(False))
 
     def _corrupt(self, fault: Fault) -> None:
         """Damages a file in place; with a damaged checkpoint the learner dies, whose successor has to see it."""

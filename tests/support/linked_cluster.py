@@ -19,8 +19,8 @@ from spreeze.runtime.cluster.ray_nodes import local_environment
 
 _PORT = 6379
 _READY = "session_2*/metrics_agent_port_*"
-"""What the last process of a node to come up writes: a raylet gives up where that takes long."""
-_STARTS = 10
+"""What a process of a node writes that its raylet waits for: it gives up where that takes long."""
+_STARTS, _SETTLED_S = 10, 5.0
 _STORE_BYTES = 100 * 2**20
 
 
@@ -33,27 +33,43 @@ class LinkedCluster:
         Raises:
             ResourceError: a node does not come up.
         """
-        self.ends, self._folder = ends, folder
+        self.ends, self._folder, self._is_cut = ends, folder, False
         self.address = f"{ends.addresses[0]}:{_PORT}"
         self.environment = {**os.environ, **local_environment(folder), **more}
         del self.environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]  # these nodes have addresses of their own
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
-        for end in (0, 1):
-            self._start_up(end)
-
-    def _start_up(self, end: int) -> None:
         for _ in range(_STARTS):
-            ready = len(self._ready())
-            self.start(end)
-            while self.lives(end):
-                if len(self._ready()) > ready:
-                    return
-                time.sleep(0.2)
+            if self._comes_up(0) and self._comes_up(1):
+                return
         self.close()
-        raise ResourceError(f"a Ray node gave up {_STARTS} times: this machine is too busy for it")
+        raise ResourceError(f"Ray nodes gave up {_STARTS} times: this machine is too busy for them")
+
+    def _comes_up(self, end: int) -> bool:
+        ready = len(self._ready())
+        self.start(end)
+        while self.lives(0) and self.lives(end) and len(self._ready()) <= ready:
+            time.sleep(0.2)
+        time.sleep(_SETTLED_S)
+        return self.lives(0) and self.lives(end)
 
     def _ready(self) -> list[Path]:
         return list(self._folder.glob(f"ray/{_READY}"))
+
+    def keep(self) -> None:
+        """Starts the node at the second end again if it has given up, as one does that Ray counts as dead.
+
+        Raises:
+            ResourceError: the head has ended.
+        """
+        if not self.lives(0):
+            raise ResourceError("the head of the Ray cluster has ended: this machine is too busy for it")
+        if not self._is_cut and not self.lives(1):
+            self.start(1)
+
+    def cut(self, cut: bool = True) -> None:
+        """Cuts the link, or joins it."""
+        self._is_cut = cut
+        self.ends.cut(cut)
 
     def start(self, end: int) -> None:
         """Starts the node at that end, in place of an earlier one."""

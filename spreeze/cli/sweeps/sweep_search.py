@@ -65,6 +65,7 @@ _WARMUP_PARTS, _WARMUP_TRIALS = 4, 4
 _RANDOM_TRIALS = 10
 _LOOK_S = 0.5
 _MOST_FAILURES = 3
+_IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
 """Failed trials without a finished one after which the search ends: its settings do not work."""
 _UNBORN_S = 60.0
 """Age from which a trial without a process is that of one that was killed."""
@@ -349,7 +350,7 @@ class SettingSearch:
             curve = comparison.read_curve(path)
             final = None if curve is None else late_return(curve.evaluations, self._config.stop)
             if final is None:
-                run.state, run.error = "failed", "no evaluation; let the runs last longer"
+                run.state, run.error = "failed", "no evaluation; let the runs last longer, by --seconds"
         if final is not None:
             trial.finals.append(final)
             if len(trial.finals) < len(trial.runs):
@@ -396,7 +397,7 @@ class SettingSearch:
             "best": {"trial": best.number + 1, "return": best.value, "setting": run.setting, "run": run.name},
             "trials": len(done),
             "pruned": pruned,
-            "importance": self._importance(),
+            "importance": self._importance() if len(trials) >= _IMPORTANCE_FROM else {},
             "front": [point._asdict() for point in front],
             "profile": str(profile),
         }
