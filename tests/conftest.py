@@ -8,8 +8,12 @@ import sys
 import time
 
 import pytest
-import warm
 from hypothesis import HealthCheck, settings
+
+# Where a machine switches this off, each of some thousand processes compiles what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+import warm  # noqa: E402 - it keeps the variables that it finds
 
 _SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
 # Runs that tests start import environments of that folder, too.
@@ -48,16 +52,21 @@ def _is_warm(node) -> bool:
     return "cold" not in marks and ("warm" in marks or node.path.parent.name == "runs")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Leaves modules and collected tests, some million objects, out of every collection of garbage."""
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Tests with warm starts come first: the nursery begins once, and the longest tests are not the last ones."""
     items.sort(key=lambda item: not _is_warm(item))
-
-
-def pytest_collection_finish():
-    """Leaves modules and collected tests, some million objects, out of every later collection of garbage."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure():

@@ -146,7 +146,7 @@ environment, files = dict(os.environ), set(os.listdir("."))
 seen = {}
 for name in names:
     importlib.import_module(name)
-    seen[name] = [heavy for heavy in ("torch", "gymnasium", "multiprocessing", "av", "rich") if heavy in sys.modules]
+    seen[name] = [heavy for heavy in ("torch", "multiprocessing") if heavy in sys.modules]
 print(json.dumps({
     "seen": seen, "threads": threading.active_count(), "environment": dict(os.environ) == environment,
     "files": sorted(set(os.listdir(".")) - files), "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
@@ -154,7 +154,13 @@ print(json.dumps({
 """
 
 
-def _look(names, folder):
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """A process that imports what needs no torch, then every other module."""
+    folder = tmp_path_factory.mktemp("imported")
+    # A __main__ runs when imported, and the dashboard's pages are scripts that only Streamlit runs.
+    modules = [p for p in FILES if p.name != "__main__.py" and p.relative_to(ROOT).parts[0] != "dashboard"]
+    names = [*(f"spreeze.{name}" for name in TORCH_FREE), *map(_name, modules)]
     # Gymnasium itself sets the last of these when imported.
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT.parent), "HOME": str(folder),
                    "PYGAME_HIDE_SUPPORT_PROMPT": "hide"}  # fmt: skip
@@ -169,17 +175,13 @@ def _look(names, folder):
     return json.loads(lines[0])
 
 
-@pytest.mark.parametrize("name", TORCH_FREE)
-def test_light_processes_load_neither_torch_nor_multiprocessing(name, tmp_path):
-    seen = _look([f"spreeze.{name}"], tmp_path)["seen"][f"spreeze.{name}"]
-    assert not {"torch", "multiprocessing"} & set(seen)
+def test_light_processes_load_neither_torch_nor_multiprocessing(imported):
+    heavy = {name: imported["seen"][f"spreeze.{name}"] for name in TORCH_FREE}
+    assert {name: found for name, found in heavy.items() if found} == {}, "the first of them imports it"
 
 
-def test_importing_every_module_starts_nothing_and_writes_nothing(tmp_path):
-    # A __main__ runs when imported, and the dashboard's pages are scripts that only Streamlit runs.
-    modules = [p for p in FILES if p.name != "__main__.py" and p.relative_to(ROOT).parts[0] != "dashboard"]
-    found = _look([_name(p) for p in modules], tmp_path)
-    assert found["threads"] == 1
-    assert found["children"].strip() == ""
-    assert found["environment"]
-    assert found["files"] == []
+def test_importing_every_module_starts_nothing_and_writes_nothing(imported):
+    assert imported["threads"] == 1
+    assert imported["children"].strip() == ""
+    assert imported["environment"]
+    assert imported["files"] == []

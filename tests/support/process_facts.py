@@ -69,4 +69,7 @@ if __name__ == "__main__":
         os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1:] == ["wait"]:
         sys.stdin.read()
-    sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)
+    if sys.argv[1:] == ["exit"]:
+        sys.exit(3)
+    sys.stderr.flush()
+    os._exit(int(sys.argv[1]) if sys.argv[1:] == ["7"] else 0)  # a warm process takes long to take its modules down

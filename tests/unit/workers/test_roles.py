@@ -1,17 +1,16 @@
 """The table of roles: who waits for whom in each mode, and at which priority."""
 
 import pytest
+from rollouts import task
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import modes
-from spreeze.envs.probe import probe_env
 from spreeze.machine.processes import LOW_PRIORITY
 from spreeze.modes import assemble
 from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.roles import ROLES
 
-SPEC = probe_env("CartPole-v1", steps=0).spec
 RUNS = (
     ("spreeze", "dqn", {}), ("hts", "ppo", {}), ("hts", "ppo", {"rollout": {"inference_workers": 1}}),
     ("impact", "impact", {}), ("gala", "a2c", {}), ("tianji", "dqn", {}), ("tianji", "ppo", {}),
@@ -29,7 +28,7 @@ def specs_of(tmp_path, mode, algo, values):
     """The workers that a mode would start, without starting them."""
     learners = 2 if mode in ("gala", "tianji") else 1
     values = {"run": {"algo": algo, "mode": mode, "learners": learners}, **values}
-    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=SPEC, samplers=2, free_core=False,
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=task(discrete=True), samplers=2, free_core=False,
                    inference_workers=values.get("rollout", {}).get("inference_workers", 0))  # fmt: skip
     with assembled(assemble, plan, tmp_path, 0.0) as run:
         return run.specs
