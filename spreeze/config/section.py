@@ -188,8 +188,9 @@ def literal_or_text(text: str) -> Any:
             f"{raw} is a string, and thus true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for the string"
         )
     if raw[:1] in _BRACKETS and raw:
+        how = "close its quote" if raw[0] in "\"'" else "quote the strings in it"
         raise ConfigError(
-            f"not a valid {_BRACKETS[raw[0]]}: quote the strings in it and, for the shell, the whole argument, such as "
+            f"not a valid {_BRACKETS[raw[0]]}: {how}; for the shell, quote the whole argument, such as "
             '\'tasks=["a", "b"]\''
         )
     return raw

@@ -53,8 +53,8 @@ def test_nan_is_a_number():
 @pytest.mark.parametrize(
     ("text", "words"),
     [("TRUE", "write True, or"), ("fALSE", "write False"), ("NONE", "write None"), ("Null", "write None"),
-     ("off", "write False"), ("Yes", "write True"), ("[a, b", "a list"), ("[a, b]", "a list"),
-     ("{a: 1}", "a dictionary"), ("(1, 2", "a tuple"), ("'abc", "a text"), ("[" * 500, "a list")],
+     ("off", "write False"), ("Yes", "write True"), ("[a, b", "not a valid list"), ("[a, b]", "quote the strings"),
+     ("{a: 1}", "dictionary: quote"), ("(1, 2", "valid tuple"), ("'abc", "close its quote"), ("[" * 500, "valid list")],
 )  # fmt: skip
 def test_what_would_become_a_text_that_is_true_is_refused_with_the_spelling_wanted(text, words):
     with pytest.raises(ConfigError, match=words) as caught:
