@@ -29,6 +29,7 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, size, whole
+from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run
 from spreeze.types import POLICY_FORMATS
@@ -215,10 +216,12 @@ def watch() -> None:
     components.show_episodes(path)
     found = clips(path)
     if not found:
+        known = "The button above shows recorded episodes. " if kept_evaluations(path) else ""
         st.info(
-            "No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
+            f"No clip yet: the first one begins seconds after the first policy and takes longer beside other programs. "
+            f"{known}"
             if row(path).state in LIVE_STATES
-            else "No clip: the run ended before the first one. The command above shows its best policy."
+            else f"No clip: the run ended before the first one. {known}The command above shows its best policy."
         )
         return
     index = 0
@@ -389,7 +392,8 @@ def show_table(folder: Path) -> None:
 
 
 def _cells(item: RunRow, folder: Path, *, is_shown: bool) -> dict[str, object]:
-    name = item.about.title or _DATE.sub("", item.name)  # a whole name would not fit
+    # A whole name would not fit, and the task has a column of its own.
+    name = item.about.title or _DATE.sub("", item.name).removeprefix(f"{item.env_id}_")
     return {
         "run": f"\u25b8 {name}" if is_shown else name,
         "state": [item.state],

@@ -576,6 +576,16 @@ def test_the_live_component_gets_no_number_that_changes_each_second(world):
     assert not {"since", "text", "now"} & set(told)
 
 
+def test_a_run_without_clips_names_its_recorded_episodes_and_the_list_leaves_the_task_out_of_its_name(world):
+    folder = world("no run")
+    run = make_run(folder, "20261121-120000_Pendulum-v1_sac_s1")
+    assert "recorded episodes" not in open_page("watch").info[0].value
+    (run / "episodes").mkdir()
+    (run / "episodes" / "e20000-2000-200-0.npz").touch()
+    assert "The button above shows recorded episodes" in open_page("watch").info[0].value
+    assert open_page("runs").dataframe[0].value["run"].tolist() == ["\u25b8 sac_s1"]
+
+
 def test_delete_needs_the_name_typed(world):
     folder = world("finished")
     page = open_page("runs")
