@@ -12,9 +12,9 @@ _RAINBOW = tuple(part for setting in ("critics=categorical", "noisy=true", "duel
 
 
 def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tmp_path):
-    run, code, document = train(tmp_path, *_CART, *_RAINBOW, "--updates", "150", tiny=_SMALL)
+    run, code, document = train(tmp_path, *_CART, *_RAINBOW, "--updates", "60", tiny=_SMALL)
     assert code == 0
-    assert (document["algo"], document["updates"], document["restarts"]) == ("dqn", 150, 0)
+    assert (document["algo"], document["updates"], document["restarts"]) == ("dqn", 60, 0)
     assert "algorithm dqn: the default for 2 discrete actions (sac fits too)" in run.stderr
     assert 'algo = "dqn"  # action space' in (run.path / "config.toml").read_text()
     scored = verb("evaluate", run.path, "--episodes", "3", "--json")
@@ -24,9 +24,9 @@ def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tm
     shown = verb("play", run.path, "--clip", clip)
     assert shown.returncode == 0, shown.stderr
     assert clip.stat().st_size > 0
-    _, code, second = train(tmp_path, "--resume", "run", "--updates", "250", tiny=())
+    _, code, second = train(tmp_path, "--resume", "run", "--updates", "100", tiny=())
     assert code == 0
-    assert (second["algo"], second["updates"]) == ("dqn", 250)
+    assert (second["algo"], second["updates"]) == ("dqn", 100)
     assert second["env_steps"] > document["env_steps"]
 
 
@@ -46,7 +46,7 @@ def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
 def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, settings):
     def sha(name):
         _, code, document = train(
-            tmp_path, *_CART, *settings, "--mode", "serial", "--updates", "120", tiny=_SMALL, name=name
+            tmp_path, *_CART, *settings, "--mode", "serial", "--updates", "60", tiny=_SMALL, name=name
         )
         assert code == 0
         return document["parameters_sha256"]

@@ -14,7 +14,7 @@ _BARE = ()
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    run, code, document = train(folder, *FAULT, "--updates", "200", "--save-replay", "--samples-per-insert", "4:4.5")
+    run, code, document = train(folder, *FAULT, "--updates", "100", "--save-replay", "--samples-per-insert", "4:4.5")
     assert code == 0
     assert run.state()["sessions"] == 1
     return folder, document
@@ -24,30 +24,30 @@ def test_a_resumed_run_goes_on_where_it_was(finished):
     folder, first = finished
     stored = CheckpointStore(folder / "runs" / "run" / "checkpoints").load_latest()
     # No further update: the networks have to be the very same.
-    _, code, second = train(folder, "--resume", "latest", "--updates", "200", tiny=_BARE)
+    _, code, second = train(folder, "--resume", "latest", "--updates", "100", tiny=_BARE)
     assert code == 0
-    assert second["updates"] == 200
+    assert second["updates"] == 100
     assert second["parameters_sha256"] == first["parameters_sha256"]
     assert second["wall_s"] > first["wall_s"]
     assert second["env_steps"] >= first["env_steps"]
     assert stored is not None
     assert stored.replay_path is not None
     # And with updates, under the settings of the first session.
-    run, code, third = train(folder, "--resume", "run", "--updates", "500", tiny=_BARE)
+    run, code, third = train(folder, "--resume", "run", "--updates", "250", tiny=_BARE)
     assert code == 0
-    assert third["updates"] == 500
+    assert third["updates"] == 250
     assert third["parameters_sha256"] != first["parameters_sha256"]
     assert third["env_steps"] > first["env_steps"]
     assert (third["batch_size"], third["envs_per_sampler"]) == (first["batch_size"], first["envs_per_sampler"])
     assert third["samples_per_insert_band"] == [4.0, 4.5]
     assert 4.0 * 0.95 <= third["samples_per_insert"] <= 4.5 * 1.05, "no burst that catches up"
-    # 300 updates at 4.5 samples per insert need at least that many new transitions.
-    assert third["env_steps"] - second["env_steps"] >= 300 * BATCH_SIZE / (4.5 * 1.05)
+    # 150 updates at 4.5 samples per insert need at least that many new transitions.
+    assert third["env_steps"] - second["env_steps"] >= 150 * BATCH_SIZE / (4.5 * 1.05)
     events = run.events()
-    assert any("learner continues from update 200" in event for event in events)
+    assert any("learner continues from update 100" in event for event in events)
     began = [int(event.split("started after ")[1].split()[0]) for event in events if "learning started after" in event]
     # While the last checkpoint is written samplers may go on to the lower bound: these steps are in no replay.
-    beyond = 200 * BATCH_SIZE * (1 / 4.0 - 1 / 4.5)
+    beyond = 100 * BATCH_SIZE * (1 / 4.0 - 1 / 4.5)
     assert began[-1] >= first["env_steps"] - beyond - 3 * first["envs_per_sampler"], "replay was kept"
     assert run.state()["sessions"] == 3
 

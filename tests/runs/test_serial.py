@@ -20,9 +20,9 @@ from spreeze.workers.evaluator import Evaluation, read_rows
 
 
 def _sha(tmp_path, name, *args):
-    _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150", *args, name=name)
+    _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "60", *args, name=name)
     assert code == 0
-    assert (document["mode"], document["updates"], document["samplers"]) == ("serial", 150, 1)
+    assert (document["mode"], document["updates"], document["samplers"]) == ("serial", 60, 1)
     assert document["restarts"] == 0
     return document["parameters_sha256"], document["env_steps"]
 
