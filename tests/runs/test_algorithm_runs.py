@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
 def test_algorithms_learn_in_turn_and_the_best_goes_on_with_what_it_learned(tmp_path):
-    with Run(tmp_path, *SHORT, tiny=()) as run:
+    with Run(tmp_path, *SHORT, "--seconds", "8", tiny=()) as run:
         code, document = run.end()
     assert code == 0, run.stderr
     record = read_json(run.runs_dir / document["run_dir"].rsplit("/", 1)[-1] / "algorithms.json")

@@ -22,14 +22,14 @@ def memory(kind="lstm", algo="ppo"):
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
-    run, document = played(folder, "reference", *memory(), intervals=10)
+    run, document = played(folder, "reference", *memory(), intervals=5)
     return folder, fingerprints(run), document["parameters_sha256"]
 
 
 def test_inference_workers_and_a_resume_change_no_bit(reference, tmp_path):
-    first, _ = played(tmp_path, "run", *memory(), "--inference-workers", "2", intervals=4)
+    first, _ = played(tmp_path, "run", *memory(), "--inference-workers", "2", intervals=2)
     _, code, document = train(
-        tmp_path, "--resume", "run", "--inference-workers", "1", "--env-steps", str(ROWS * 10), tiny=()
+        tmp_path, "--resume", "run", "--inference-workers", "1", "--env-steps", str(ROWS * 5), tiny=()
     )
     assert code == 0
     assert document["parameters_sha256"] == reference[2]
@@ -107,11 +107,11 @@ def replayed(algo, kind, *more):
 
 
 def test_sequences_of_replay_count_as_their_env_steps_and_repeat_bit_for_bit(tmp_path):
-    args = (*replayed("sac", "lstm", "--set", "env.normalize_obs=true"), "--mode", "serial", "--env-steps", "400")
+    args = (*replayed("sac", "lstm", "--set", "env.normalize_obs=true"), "--mode", "serial", "--env-steps", "240")
     first, code, document = train(tmp_path, *args, name="first", tiny=())
     assert code == 0, first.stderr[-3000:]
-    assert document["env_steps"] == pytest.approx(400, abs=2)
-    assert document["updates"] == pytest.approx(400 - 128, abs=32)  # one an env step, as soon as a sequence is full
+    assert document["env_steps"] == pytest.approx(240, abs=2)
+    assert document["updates"] == pytest.approx(240 - 128, abs=32)  # one an env step, as soon as a sequence is full
     assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.1)
     _, _, again = train(tmp_path, *args, name="again", tiny=())
     assert again["parameters_sha256"] == document["parameters_sha256"]

@@ -21,6 +21,7 @@ import gc
 import importlib
 import io
 import json
+import linecache
 import os
 import random
 import resource
@@ -139,8 +140,13 @@ class Request:
 
     @property
     def module(self) -> str | None:
-        """What ``python -m`` runs; None for ``python -c``."""
+        """What ``python -m`` runs; None for ``python -c`` and for a script."""
         return self.argv[2] if self.argv[1] == "-m" else None
+
+    @property
+    def script(self) -> str | None:
+        """The file that ``python FILE`` runs; None for ``python -m`` and ``python -c``."""
+        return None if self.argv[1].startswith("-") else self.argv[1]
 
     def await_parent(self, first: int) -> None:
         """Waits until this process is the caller's child."""
@@ -171,9 +177,9 @@ class Request:
         os.environ.update(told["variables"])
         _set_streams()
         sys.orig_argv[:] = self.argv
-        sys.argv[:] = [self.argv[1], *self.argv[3:]]
+        sys.argv[:] = self.argv[1:] if self.script else [self.argv[1], *self.argv[3:]]
         sys.path[:] = [
-            os.getcwd() if self.module else "",
+            os.path.dirname(os.path.abspath(self.script)) if self.script else os.getcwd() if self.module else "",
             *_paths(os.environ),
             *(path for path in sys.path[1:] if path not in before),
         ]
@@ -232,7 +238,7 @@ def _run(request: Request) -> None:
     """Becomes the process that was asked for, with a nursery of its own where it may start others."""
     while True:
         request.become()
-        if request.module is None or request.module in STARTS_NOTHING:
+        if request.module in STARTS_NOTHING or request.argv[2:3] == [WATCHER]:
             break
         ours, theirs = socket.socketpair()
         if os.fork() == 0:
@@ -246,8 +252,12 @@ def _run(request: Request) -> None:
     program.__builtins__ = builtins
     sys.modules["__main__"] = program
     if request.module is None:
-        exec(request.argv[2], vars(program))
-        return
+        program.__file__ = request.script
+        text = Path(request.script).read_bytes() if request.script else request.argv[2]
+        linecache.clearcache()
+        exec(compile(text, request.script or "<string>", "exec"), vars(program))
+        threading._shutdown()
+        sys.modules["spreeze.machine.processes"].leave(0)  # modules of a warm process take long to take down
     sys.modules.pop(request.module, None)
     runpy._run_module_as_main(request.module)
 
@@ -359,10 +369,11 @@ def _asked(
 ):  # fmt: skip
     """What the nursery is told, and descriptors; None for what takes a fresh process."""
     argv = list(map(os.fsdecode, argv))
-    ours = argv[:3] == [sys.executable, "-c", WATCHER]
-    ours |= argv[:2] == [sys.executable, "-m"] and argv[2].partition(".")[0] in _PROGRAMS
+    ours = argv[:2] == [sys.executable, "-m"] and argv[2].partition(".")[0] in _PROGRAMS
+    ours |= argv[:2] == [sys.executable, "-c"] and "spreeze" in argv[2]
+    ours |= argv[0] == sys.executable and argv[1].endswith(".py")
     plain = close_fds and restore_signals and preexec is None and (gid, gids, uid) == (None, None, None)
-    if not (ours and plain) or argv[2].startswith(_COLD):
+    if not (ours and plain) or (argv[2:] and argv[2].startswith(_COLD)):
         return None
     told = os.environ if variables is None else dict(map(os.fsdecode, pair.split(b"=", 1)) for pair in variables)
     told = dict(told)
