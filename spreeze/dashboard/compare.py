@@ -157,7 +157,7 @@ def _sweeps() -> dict[str, _Sweep]:
 
 def _read(names: list[str]) -> dict[Path, Curve]:
     """The chosen runs that have an evaluation."""
-    found, without = {}, list[str]()
+    found, without = dict[Path, Curve](), list[str]()
     for name in names:
         try:
             path = run_path(name, runs_dir())
