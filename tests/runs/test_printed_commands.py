@@ -13,7 +13,7 @@ from printed import PAGES, commands_of, ours, spoken_commands
 
 LIMITS = {
     "train": (*TINY, "--updates", "20"),
-    "sweep": ("--trials", "1", "--seconds", "20", "--set", "evaluation.episodes=1"),
+    "sweep": ("--trials", "1", "--seconds", "40", "--set", "evaluation.episodes=1"),
     "tune": ("--set", "tuning.budget_s=5"),
     "evaluate": ("--episodes", "2"),
     "play": ("--episodes", "1", "--clip", "clip.mp4"),
