@@ -212,7 +212,7 @@ def test_what_cannot_be_done_is_one_line(runs, hub, capsys):
     assert (code, "pull of me/robot failed: ConnectionError: no route; log in with: hf auth login" in told) == (1, True)
     assert refused(push.main, "one", "--to", "me/robot", "--yes")[0] == 1
     (runs / "one" / "checkpoints" / "best.safetensors").unlink()
-    assert "ended before its first evaluation" in refused(push.main, "one", "--to", "me/robot", "--yes")[1]
+    assert "one has no evaluated policy to push" in refused(push.main, "one", "--to", "me/robot", "--yes")[1]
     assert [path.name for path in runs.iterdir()] == ["one"], "nothing is left of what failed"
 
 
