@@ -146,7 +146,7 @@ environment, files = dict(os.environ), set(os.listdir("."))
 seen = {}
 for name in names:
     importlib.import_module(name)
-    seen[name] = [heavy for heavy in ("torch", "multiprocessing") if heavy in sys.modules]
+    seen.setdefault(name, [heavy for heavy in ("torch", "multiprocessing") if heavy in sys.modules])
 print(json.dumps({
     "seen": seen, "threads": threading.active_count(), "environment": dict(os.environ) == environment,
     "files": sorted(set(os.listdir(".")) - files), "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
