@@ -243,7 +243,8 @@ def _git(*arguments: str) -> str:
 
 
 def _stamp() -> Record:
-    told, changed = versions(), _git("status", "--porcelain", "-uno", ".", *(f":!{p}" for p in (RECORDS, PAGE)))
+    written = (f":!{path.relative_to(ROOT).as_posix()}" for path in (RECORDS, PAGE) if path.is_relative_to(ROOT))
+    told, changed = versions(), _git("status", "--porcelain", "-uno", ".", *written)
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": (_git("describe", "--always", "--exclude=*") or "-") + ("-dirty" if changed else ""),
