@@ -67,7 +67,7 @@ def test_none_and_nan_are_left_out(path):
 def test_rollups_hold_min_max_mean_last_and_count(path):
     writer = _fill(path, 25, value=lambda t: (t - 4) ** 2)
     writer.close()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         rows = db.execute("SELECT bucket, min, max, mean, last, n FROM rollup_10s ORDER BY bucket").fetchall()
     db.close()
     values = [(t - 4) ** 2 for t in range(25)]
@@ -84,7 +84,7 @@ def test_late_point_spoils_no_rollup(path):
     writer.write(9.5, 9, {"updates": 99.0})
     writer.write(12.0, 12, {"updates": 12.0})
     writer.close()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         rows = db.execute("SELECT bucket, n, max FROM rollup_10s WHERE series = 1 ORDER BY bucket").fetchall()
     db.close()
     assert rows == [(0, 10, 9.0), (1, 4, 99.0)]
@@ -94,7 +94,7 @@ def test_late_point_spoils_no_rollup(path):
 def test_old_raw_points_go_and_rollups_stay(path):
     writer = _fill(path, 7200 + 61, every_s=5.0)
     writer.close()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         (oldest_us,) = db.execute("SELECT min(us) FROM samples").fetchone()
         (buckets,) = db.execute("SELECT count(*) FROM rollup_60s").fetchone()
     db.close()
@@ -142,7 +142,7 @@ def test_buckets_open_at_a_crash_are_rebuilt(path):
     again = MetricsWriter(path)
     again.write(25.0, 25, {"updates": 25.0, "alpha": 1.0})
     again.close()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         rows = db.execute("SELECT n, min, max FROM rollup_60s WHERE series = 1").fetchall()
         names = db.execute("SELECT name, id FROM series ORDER BY id").fetchall()
     db.close()
@@ -278,7 +278,7 @@ def test_truncated_or_overwritten_file_never_gives_another_error(path):
 
 
 def test_hostile_file_cannot_hang_the_reader(path):
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS name, x AS id FROM c"
         db.execute(f"CREATE VIEW series AS {endless} ORDER BY -x")
     db.close()
@@ -288,7 +288,7 @@ def test_hostile_file_cannot_hang_the_reader(path):
 
 def test_text_where_numbers_belong_is_a_run_error(path):
     _fill(path, 3).close()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE samples SET data = 'many'")
     db.close()
     for read in (MetricsReader(path).latest, partial(MetricsReader(path).series, "updates")):
@@ -319,7 +319,7 @@ OLD_SCHEMA = [statement for statement in _SCHEMA if " samples " not in statement
 
 def old_file(path, seconds):
     """A file of an earlier version."""
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         for statement in OLD_SCHEMA:
             db.execute(statement)
         db.executemany("INSERT INTO series VALUES (?, ?, 'updates', 'x')", [(1, "updates"), (2, "alpha")])
@@ -349,7 +349,7 @@ def test_a_file_of_an_earlier_version_is_read_and_continued(path):
         "alpha": (64.0, 64, 128.0),
         "critic_loss": (129.0, 129, 0.5),
     }
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         rows = db.execute("SELECT bucket, min, max, n FROM rollup_60s WHERE series = 1 ORDER BY bucket").fetchall()
     db.close()
     assert rows == [(0, 0.0, 59.0, 60), (1, 60.0, 119.0, 60), (2, 120.0, 129.0, 10)]
@@ -436,21 +436,21 @@ def folder(path):
 
 def other_tables(path):
     path.unlink()
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE series (a, b)")
         db.execute("CREATE TABLE points (c)")
     db.close()
 
 
 def text_in_numbers(path):
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE points SET value = 'many'")
         db.execute("UPDATE samples SET data = 'many'")
     db.close()
 
 
 def pictures_in_numbers(path):
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE samples SET step = x'ff00'")
     db.close()
 
