@@ -99,7 +99,7 @@ def test_actions_of_kept_episodes_are_histograms_over_time(run):
         ({"run": "../r1"}, "name"),
         ({"evaluation": "../../run"}, "names no recorded evaluation"),
         ({"evaluation": "e1-2-3-4"}, "is not kept"),
-        ({"kind": "../best"}, "no kind of episode"),
+        ({"kind": "../best"}, "expected best, median, worst"),
     ],
 )
 def test_no_request_reads_another_file_than_a_recording(run, query, words):

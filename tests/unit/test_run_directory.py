@@ -306,7 +306,7 @@ def test_the_visualizer_is_told_by_a_file(run):
 
 
 def test_a_process_is_never_older_than_it_can_be():
-    code = "from spreeze.run_directory import process_age_s; print(process_age_s())"
+    code = "from spreeze.process_identity import process_age_s; print(process_age_s())"
     before_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     most_s = time.monotonic() - before_s

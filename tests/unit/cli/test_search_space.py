@@ -65,8 +65,8 @@ def test_what_is_fixed_is_not_searched_and_what_is_not_named_is_the_usual():
 
 @pytest.mark.parametrize(("texts", "words"), [
     (["sac.gama"], "no such setting"), (["gamma"], "no such setting"), (["sac.gamma=0.9:1.1"], "within 0 to 1"),
-    (["sac.gamma=0.9:0.8"], "LOW below HIGH"), (["sac.weight_decay"], "type sac.weight_decay=LOW:HIGH"),
-    (["sac.gamma", "sac.gamma=0.9"], "set twice"), (["sac.critics=1:2"], "no number"), (["sac.tau=1,1"], "twice"),
+    (["sac.gamma=0.9:0.8"], "LOW below HIGH"), (["sac.weight_decay"], "give sac.weight_decay=LOW:HIGH"),
+    (["sac.gamma", "sac.gamma=0.9"], "set twice"), (["sac.critics=1:2"], "not a number"), (["sac.tau=1,1"], "twice"),
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_refused(texts, words):
     with pytest.raises(ConfigError, match=words):

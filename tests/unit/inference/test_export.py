@@ -397,7 +397,7 @@ def test_text_of_a_weights_file_never_becomes_code(tmp_path):
     compile(text, "example", "exec")
     assert "\nimport os" not in text
     assert "\nprint(1)" not in text
-    with pytest.raises(ConfigError, match="no module name"):
+    with pytest.raises(ConfigError, match="not the name of a module"):
         command.example(dataclasses.replace(spec, import_module="os\nimport sys"), POLICY_FORMATS[0], "x")
 
 

@@ -89,7 +89,7 @@ def test_a_state_of_another_shape_is_refused_with_the_one_that_fits():
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"cell_x": np.zeros((3, 20), np.float32)}, "cell_x"), ({"cell_h_bias": None}, "cell_h_bias"),
-     ({"cell_x": np.zeros((4, 24), np.float32)}, "the cell takes 4, gets 3")],
+     ({"cell_x": np.zeros((4, 24), np.float32)}, "the recurrent cell has 4 inputs, expected 3")],
 )  # fmt: skip
 def test_weights_of_no_cell_are_refused(change, message):
     algorithm = learner("ppo", task(obs_dim=3), recurrent="lstm", recurrent_size=6)
