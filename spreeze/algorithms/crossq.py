@@ -34,8 +34,8 @@ class CrossQConfig(SoftActorCriticConfig):
         super().__post_init__()
         others = {"critic_layer_norm": False, "activation": "relu", "network": ""}
         for name, only in others.items():
-            if getattr(self, name) != only:
-                raise ConfigError(f"crossq.{name} = {getattr(self, name)}: it is not built for that; remove it")
+            if (value := getattr(self, name)) != only:
+                raise ConfigError(f"crossq.{name} = {value}: CrossQ has batch normalisation and relu only; remove it")
 
 
 _EPS = 1e-3

@@ -73,7 +73,10 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
         self.check_memory(spec, self.network)
         for name, plain in (("duelling", False), ("noisy", False), ("critics", "mean")):
             if self.network and getattr(self, name) != plain:
-                raise ConfigError(f"{name}: the custom network {self.network!r} has no such layers; remove one of them")
+                raise ConfigError(
+                    f"dqn.{name} = {getattr(self, name)}: the custom network {self.network!r} has no such layers; "
+                    f"remove dqn.{name} or dqn.network"
+                )
 
 
 class DQN(OffPolicyAlgorithm):

@@ -8,6 +8,7 @@ Command lines as users of other libraries type them (``train CartPole``, ``--alg
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -84,6 +85,10 @@ class Parser(argparse.ArgumentParser):
         super().print_help(file)
         for action, text in texts.items():
             action.help = text
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        with contextlib.suppress(OSError):  # its reader is gone; some Python 3.11 let that through
+            super()._print_message(message, file)
 
     def group_of(self, name: str) -> argparse._ArgumentGroup:
         """The group of the help text that a flag, or the flag of a setting, stands in."""

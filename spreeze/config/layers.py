@@ -163,7 +163,10 @@ def _unknown(part: str, name: str, names: list[str]) -> str:
     if name == "recurrent" and part in ALGORITHMS:
         having = [row.name for row in rows().values() if hasattr(row.config, "recurrent")]
         return f"{part}.recurrent: its policy has no memory; use --algo {', '.join(having[:-1])} or {having[-1]}"
-    return f"unknown key '{part}.{name}'{did_you_mean(name, names)} (known: {', '.join(names)})"
+    longer = [f"'{part}.{known}'" for known in names if known.endswith(f"_{name}")]
+    close = did_you_mean(f"{part}.{name}", [f"{part}.{known}" for known in names])
+    hint = f"; did you mean {' or '.join(longer)}?" if longer else close
+    return f"unknown setting '{part}.{name}'{hint} (known: {', '.join(names)})"
 
 
 def _mode_of(algo: str, module: str | None) -> list[Layer]:

@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spreeze.config import PACKAGE_PARENT
+from spreeze.config import python_path
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
@@ -525,7 +525,7 @@ def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """Last line of a verb that failed."""
+    """The end of what a verb printed that failed, in one line."""
     return clean(done.stderr[-_MOST_COMPLAINT:]) or f"exit code {done.returncode}"
 
 
@@ -554,5 +554,4 @@ def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[st
 
 def environment() -> dict[str, str]:
     """This process's environment, in which the package can be imported even if it is not installed."""
-    known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE_PARENT), *([known] if known else [])])}
+    return {**os.environ, "PYTHONPATH": python_path()}

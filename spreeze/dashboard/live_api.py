@@ -48,8 +48,6 @@ _MARK_TEXT = 160  # characters of a mark's sentence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
-_LIMITS = ("seconds", "env_steps", "updates", "target_return")
-"""Stop conditions of which a run has at least one, unless it decides itself when it ends."""
 _OF_A_TREND = 600
 """Evaluations among which the trend looks for the last third of the time."""
 _OTHERS = ("external_cpu_cores", "sibling_cpu_cores")  # at the end of a run its last samples lack them
@@ -106,7 +104,7 @@ def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
     return found
 
 
-_STATE = "State of the run: starting, running, stopping, finished, failed or crashed."
+_STATE = f"State of the run: {', '.join(LIVE_STATES)}; finished, stopped, failed; crashed or damaged."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
     ("wall", "Wall time [h:min:s]", "", "Training time, including earlier sessions."),
@@ -261,7 +259,7 @@ def live_response(
         "evals_next": count,
         "text": {
             **texts(shown, fresh, run, last, path, table),
-            "progress": _progress(run, config.get("stop", {}), state),
+            "progress": _progress(run, shown),
             "final": number(shown.eval_final) + f" of {count}" * (shown.eval_final is not None and count < POLICIES),
             "since_best": _since_best(best, shown.wall_s),
             "trend": _trend(path, count, run, config.get("stop", {}), state),
@@ -371,13 +369,11 @@ def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
     return DASH if best is None or wall_s is None else duration(max(0.0, wall_s - best.t))
 
 
-def _progress(run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:
+def _progress(run: Mapping[str, Any], shown: Snapshot) -> str:
     """How much of a live run is done and how long the rest will take, as far as it has said so."""
-    share, eta_s = run.get("progress"), run.get("eta_s")
-    if share is None or state not in LIVE_STATES or state == "stopping":
+    if shown.state not in LIVE_STATES or shown.state == "stopping":
         return DASH
-    earlier = stop.get("target_return") is not None or all(stop.get(name) is None for name in _LIMITS)
-    return percent(share) + ("" if eta_s is None else f", {'at most ' * earlier}{duration(eta_s)} left")
+    return dataclasses.replace(shown, progress=run.get("progress"), eta_s=run.get("eta_s")).time_left or DASH
 
 
 def _trend(path: Path, count: int, run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:

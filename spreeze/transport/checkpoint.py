@@ -24,6 +24,7 @@ from safetensors import numpy as safetensors_numpy
 from spreeze import files
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.files import PIECE_BYTES
+from spreeze.formatting import size
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.weights import Arrays
 
@@ -96,8 +97,8 @@ class CheckpointStore:
         free = shutil.disk_usage(self.directory).free
         if free < 2 * needed:
             raise ResourceError(
-                f"checkpoint needs {2 * needed} bytes free in {self.directory}, {free} are available; "
-                "free some disk space or save without replay"
+                f"a checkpoint needs {size(2 * needed)} free in {self.directory}, where {size(free)} are left; "
+                f"free disk space{', or remove --save-replay' if ring else ''}"
             )
         temp = self.directory / files.temp_name()
         try:

@@ -98,7 +98,7 @@ def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
     """Inverse of ``sign_chunk``, without a copy of the rows; a TransportError if it does not fit the layout."""
     body = verify(secret, b"chunk", message)
     if len(body) < _HEAD.size:
-        raise TransportError(f"a chunk of {len(body)} bytes")
+        raise TransportError(f"a chunk of {len(body)} bytes is too short: it was cut on its way")
     magic, epoch, first, rows, told = _HEAD.unpack_from(body)
     begins = _HEAD.size + told
     if magic != _MAGIC or first < 0 or told > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:

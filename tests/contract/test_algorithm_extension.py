@@ -81,7 +81,7 @@ def test_an_algorithm_of_an_imported_module_brings_its_own_settings(module):
         check_algorithm(NAME, SPEC, find_mode("hts"))
     with pytest.raises(ConfigError, match=f"user: {NAME}.bonus = 1000.0: allowed is -100 to 100"):
         asked("--algo", NAME, "--import", module, "--set", f"{NAME}.bonus=1000")
-    with pytest.raises(ConfigError, match=r"unknown key 'eager_sac.bonnus'; did you mean 'bonus'"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'eager_sac.bonnus'; did you mean 'eager_sac.bonus'"):
         asked("--algo", NAME, "--import", module, "--set", f"{NAME}.bonnus=1")
 
 

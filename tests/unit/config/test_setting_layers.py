@@ -45,7 +45,8 @@ def test_later_layers_win_and_every_value_knows_where_it_came_from():
     [
         ({"sacc": {"gamma": 1}}, r"^p: unknown section 'sacc'; did you mean 'sac'"),
         ({"sac": 3}, r"^p: sac = 3: expected a table"),
-        ({"sac": {"gama": 1}}, r"^p: unknown key 'sac.gama'; did you mean 'gamma'"),
+        ({"sac": {"gama": 1}}, r"^p: unknown setting 'sac.gama'; did you mean 'sac.gamma'"),
+        ({"sac": {"lr": 1}}, r"'sac.lr'; did you mean 'sac.actor_lr' or 'sac.critic_lr' or 'sac.alpha_lr'\?"),
         ({"sac": {"gamma": "x"}}, r"^p: sac.gamma = 'x': expected float, got str"),
         ({"sac": {"gamma": 2}}, r"^p: sac.gamma = 2.0: allowed is 0 to 1"),
         ({"learner": {"batch_size": -1}}, r"^p: learner.batch_size = -1: allowed is 1 to"),

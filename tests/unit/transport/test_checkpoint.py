@@ -150,7 +150,7 @@ def test_too_little_room_is_refused_before_anything_is_written(store, monkeypatc
     save(store, 1)
     usage = namedtuple("usage", "total used free")(10, 10, 1000)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ResourceError, match=r"needs 209\d+ bytes free .* 1000 are available"):
+    with pytest.raises(ResourceError, match=r"needs 2\.0 MiB free .* 1000 B are left; free disk space$"):
         save(store, 2)
     assert store.load_latest().updates == 1
     assert len(os.listdir(store.directory)) == 1
