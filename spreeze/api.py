@@ -515,7 +515,7 @@ class TrainedPolicy:
 
 
 def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
-    """As ``refuse_foreign``, with the name of the argument in the message."""
+    """Does what ``refuse_foreign`` does, with the name of the argument in the message."""
     try:
         refuse_foreign(spec.env_id, spec.import_module, allowed)
     except EnvironmentError_ as error:

@@ -67,7 +67,7 @@ class FrameSpec:
     source: PictureSpec | None = field(default=None, compare=False)
     """The picture that is shrunk; None with Atari, whose screen is read, and in files of earlier versions."""
     more: tuple[PictureSpec, ...] = ()
-    """Further pictures of an observation, which become images of the same height and width."""
+    """The other pictures of an observation, which become images of the same height and width."""
     vector_dim: int = 0
     """V: numbers beside the images."""
     as_asked: bool = True

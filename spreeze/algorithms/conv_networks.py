@@ -304,7 +304,7 @@ class ImageEncoder:
         """Does nothing: there is no target."""
 
     def row_errors(self, errors: Tensor) -> Tensor:
-        """Those of the transitions [B] themselves."""
+        """The numbers of the transitions [B] themselves."""
         return errors
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -395,7 +395,7 @@ class Impact(Appo):
         """The rollout of the latest update."""
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
-        """All of it by the target network, whose place is the network's own in the meantime."""
+        """Evaluates all rollouts by the target network, which takes the network's place meanwhile."""
         theta = self.net.flat.clone()
         self.net.flat.copy_(self.target)
         try:

@@ -67,7 +67,7 @@ class Sequences(NamedTuple):
     led: np.ndarray | None = None  # [B], true where there is one
 
     def of(self, index: np.ndarray) -> Sequences:
-        """Those of the numbers ``index`` [b]."""
+        """Returns the sequences of the numbers ``index`` [b]."""
         rows = torch.from_numpy(index).to(self.state.device)
         return self._each(lambda part: part[index] if isinstance(part, np.ndarray) else part.index_select(0, rows))
 
@@ -146,7 +146,7 @@ class RecurrentCell:
         self.flat, self.kind, self.size = flat, kind, size
         parts = torch.split(self.flat, [math.prod(shape) for shape in shapes])
         self.weights = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        """Those by input and by state, and the biases of both."""
+        """The weights by input and by state, and the biases of both."""
 
     @staticmethod
     def count(inputs: int, kind: str, size: int) -> int:

@@ -559,7 +559,7 @@ class HybridSAC(SAC):
         self._temperature_step()
 
     def _actor_metrics(self) -> dict[str, float]:
-        """Those of SAC: entropy and loss of both parts; ``alpha`` is the choice's."""
+        """The metrics of SAC, with entropy and loss of both parts; ``alpha`` is the choice's."""
         found = super()._actor_metrics() | {"alpha_numbers": self.alpha[0].item()}
         if self._buffers is not None:
             of_numbers, of_choice = (

@@ -265,7 +265,7 @@ class _TuningResult:
     plan: RunPlan | None = None
     """The plan with the settings that were chosen during the run."""
     on_plan: Callable[[RunPlan, dict[str, Any]], None]
-    """Hears of these."""
+    """Called with the plan and the record once the tuner has chosen."""
 
     def tuned_plan(
         self,

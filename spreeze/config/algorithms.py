@@ -46,13 +46,13 @@ class AlgorithmRow:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """``section.field`` -> its default with this algorithm."""
     for_discrete: Mapping[str, Any] = field(default_factory=dict)
-    """Further defaults where actions are discrete."""
+    """Its other defaults where actions are discrete."""
     over_vectors: Mapping[str, Any] = field(default_factory=dict)
-    """Further defaults where it learns from vectors."""
+    """Its other defaults where it learns from vectors."""
     over_images: Mapping[str, Any] = field(default_factory=dict)
-    """Further defaults where it learns from images."""
+    """Its other defaults where it learns from images."""
     over_sequences: Mapping[str, Any] = field(default_factory=dict)
-    """Further defaults where its policy has a memory, so that replay holds sequences."""
+    """Its other defaults where its policy has a memory, so that replay holds sequences."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """True if it can learn this environment."""

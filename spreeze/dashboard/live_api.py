@@ -95,7 +95,7 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
 
 
 def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
-    """Those of ``names`` that a chart shows; at most eight parts or groups of each metric, and all numbers of info."""
+    """Returns the ``names`` that a chart shows: at most eight parts or groups of a metric, all numbers of info."""
     found: list[str] = []
     for metric in drawn(table):
         found += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]

@@ -185,7 +185,7 @@ def _about(path: Path, about: About) -> None:
 
 
 def files_to_pack(path: Path) -> list[Path]:
-    """Those of ``_PACKED`` that there are, up to ``_MAX_PACKED_BYTES`` in all."""
+    """Files of ``_PACKED`` that exist, up to ``_MAX_PACKED_BYTES`` in all."""
     found, total = [], 0
     for name in _PACKED:
         part = path / name
@@ -201,7 +201,7 @@ def pack(path: Path) -> bytes:
 
 
 def _imported_by(path: Path) -> str | None:
-    """As ``control.module_of_run``; where that rejects the run, so will a click on Resume."""
+    """The module of a run (``control.module_of_run``); where that rejects the run, so will a click on Resume."""
     try:
         return control.module_of_run(path)
     except RunError:

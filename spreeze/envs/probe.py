@@ -133,7 +133,7 @@ class ProbeJob:
     limit_s: float = START_S + _GRACE_S
     """Time after which the child ends itself."""
     folder: str = ""
-    """Where it writes what it found."""
+    """The folder to which it writes what it found."""
 
 
 def probe_env(

@@ -61,7 +61,7 @@ class VectorTask:
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = np.zeros(self.num_envs, bool)
         self._device: Any = None
-        """Where the engine's tensors are; None: it gives arrays."""
+        """The device of the engine's tensors; None: it gives arrays."""
         self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:

@@ -270,7 +270,7 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np
 
 
 def run_with_state(policy: Mapping[str, np.ndarray], obs: np.ndarray, state: np.ndarray) -> Any:
-    """As ``run`` of a policy with memory, by its state [N, S], zeros where episodes begin: actions and next state."""
+    """Runs a policy with memory by its state [N, S], zeros where episodes begin; returns actions and the next state."""
     following = []
 
     def sums_of(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:

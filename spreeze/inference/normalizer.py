@@ -23,7 +23,7 @@ REWARD_CLIP = 10.0
 """Bound of a scaled reward, as in OpenAI's baselines."""
 _LARGEST, _JUDGED = 3, 10
 _STEPS = 64
-"""Whose returns are computed by one matmul."""
+"""Number of rewards whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
 """Share of the mean square: a variance below it is rounding, so all returns are equal."""
 SPIKE, SPIKES = 1000.0, 0.1

@@ -76,7 +76,7 @@ class Rules:
 
 FEWEST_RUNS = 3
 MOST_SEEDS = 50
-"""Further seeds beyond which no number is advised."""
+"""Most additional seeds that are advised."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class GroupReport:
     """None unless all seeds reached the target: the mean of the others would be biased."""
     first_s: tuple[Spread | None, ...]
     held_s: tuple[Spread | None, ...]
-    """Likewise for ``first_s`` and ``held_s`` of the runs."""
+    """Times of the first evaluation at each target and of holding it; None unless all seeds reached it."""
     reached: tuple[int, ...]
     """Runs that have the required time of each target."""
 
@@ -192,7 +192,7 @@ class Standing(NamedTuple):
 
     @property
     def more(self) -> int | None:
-        """Further seeds of each that would tell; 0 if the present ones do, None where that is not known."""
+        """Additional seeds of each that would tell; 0 if the present ones do, None where that is not known."""
         seeds = min(self.best.seeds, self.next_best.seeds)
         if seeds < FEWEST_RUNS:
             return FEWEST_RUNS - seeds

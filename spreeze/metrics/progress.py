@@ -158,7 +158,7 @@ class Trend(NamedTuple):
     """Half of the slope's 95 % interval."""
     span_s: float
     level: float
-    """Where the line ends."""
+    """The return at which the line ends."""
 
     def sentence(self, target: float | None = None) -> str:
         """The slope in words, and when the line reaches ``target`` by the ends of its interval."""

@@ -240,7 +240,7 @@ def frame_record(step: int, data: bytes) -> bytes:
 
 
 def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
-    """Where the pictures of an episode are, or will be.
+    """The folder of an episode's pictures, which may not exist yet.
 
     Raises:
         RunError: an unknown kind.

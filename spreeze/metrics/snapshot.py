@@ -95,7 +95,7 @@ class Snapshot:
     """Time split of the learner, by parts (wait, gather, critic, actor, learn, publish)."""
     bottleneck: str | None = None
     more: tuple[tuple[str, float], ...] = ()
-    """Further metrics that the terminal shows according to the table, by name."""
+    """Other metrics that the terminal shows according to the table, by name."""
 
     samplers_alive: int | None = None
     samplers_wanted: int | None = None

@@ -52,7 +52,7 @@ class Chart(NamedTuple):
     title: str
     group: str
     unit: str = ""
-    """As shown; empty: the unit of the metric."""
+    """The unit as shown; empty: the unit of the metric."""
     scale: float = 1.0
     """Factor from stored to shown values."""
 

@@ -75,7 +75,7 @@ class Gossip:
         self._number = -1
         self._held = [(-1, -1)] * len(slots)
         self.in_neighbours: tuple[int, ...] = ()
-        """Whose messages this learner receives."""
+        """The learners whose messages this one receives."""
         self.staleness: dict[int, int] = {}
         """In-neighbour -> messages sent here since its last message was received."""
         self.restrict_to(range(len(slots)))
@@ -171,7 +171,7 @@ class GossipHandle(Jsonable):
 
 
 def _presence(learners: int) -> tuple[ArraySpec, ...]:
-    """Which learners are there, one entry each."""
+    """Presence of each learner, one entry each."""
     return (
         ArraySpec("pid", (learners,), "int64"),  # process of a learner of this host; 0: there is none
         ArraySpec("heard_s", (learners,), "float64"),  # monotonic time at which one of another host was known to learn

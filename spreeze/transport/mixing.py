@@ -162,7 +162,7 @@ class Mixer:
         return hosts.enter(spec.hosts.own[spec.learner], topology=topology, max_staleness=spec.max_staleness)
 
     def _wait_for_news(self) -> None:
-        """Until a neighbour's parameters are here, if there is one; messages come after connections."""
+        """Waits for a neighbour's parameters, if there is one; messages come after connections."""
         start, gossip = time.monotonic(), self._gossip
         while (elapsed_s := time.monotonic() - start) < _NEWS_S:
             living = self._living()

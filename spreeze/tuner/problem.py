@@ -157,7 +157,7 @@ class TuningProblem:
     pins: frozenset[str] = frozenset()
     """Knobs that stay as configured: set by the user, or ``kept``."""
     kept: frozenset[str] = frozenset()
-    """Those of ``pins`` that the profile protects (``about.keep``)."""
+    """The ``pins`` that the profile protects (``about.keep``)."""
     targets: TuningConfig = field(default_factory=TuningConfig)
     stage: str = JOINT
     """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""

@@ -73,7 +73,7 @@ class AnyReplayJob(AnyLearnerJob):
     previous_env_steps: int
     """Env steps of earlier sessions of this run."""
     policies: ParametersHandle | None = None
-    """By which its samplers get the weights of every update; None: by files."""
+    """The memory by which its samplers get the weights of every update; None: files."""
     averages: tuple[ParametersHandle, ...] = ()
     """One for each group's learner; empty: this learner averages with none, or also with those of ``hosts``."""
     hosts: GossipHandle | None = None
@@ -203,7 +203,7 @@ class SamplerJob(AnySamplerJob):
     stream: int | None = None
     """Beside the seed, what its random numbers depend on; None: its index."""
     policies: ParametersHandle | None = None
-    """By which it gets weights; None: by files."""
+    """The memory by which it gets weights; None: files."""
     wakeup: WakeupHandle | None = None
     """Wakeup by which the learner signals drawn batches; None: it polls."""
     learner_wakeup: WakeupHandle | None = None

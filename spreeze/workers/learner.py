@@ -97,7 +97,7 @@ class Feed:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Until samplers have written, or a little while where they tell nobody."""
+        """Waits until samplers have written, or a little while where they tell nobody."""
         if self._wakeup is None:
             time.sleep(_POLL_S)
         else:

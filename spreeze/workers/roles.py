@@ -23,7 +23,7 @@ class RestartLimit:
 
 
 class FailurePolicy(Enum):
-    """Which losses of a role's workers end the run."""
+    """The losses of a role's workers that end the run."""
 
     ANY = "any of them"
     MOST = "more than half of them"

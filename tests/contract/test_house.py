@@ -129,7 +129,7 @@ def test_other_comparisons_are_let_be(text):
     assert list(_tests_of_names(ast.walk(ast.parse(text)), {*modes(), *ALGORITHMS})) == []
 
 
-DANGLING = re.compile(r"(?:Of|What|Whether|The same)\b")
+DANGLING = re.compile(r"(?:Of|What|Whether|The same|Those|By which|Hears|Likewise|Whose|All of it)\b")
 """First words of a docstring that leave its subject to the reader."""
 
 

@@ -148,7 +148,7 @@ class GatewayActor:
         return self._told(told)
 
     def bandwidth(self, request: bytes) -> bytes:
-        """As many zeros as requested, to time their way."""
+        """Returns as many zeros as requested, to time their way."""
         try:
             return bytes(min(1 << 26, int(verify_json(self._secret, b"bandwidth", request)["bytes"])))
         except (SpreezeError, KeyError, TypeError, ValueError):

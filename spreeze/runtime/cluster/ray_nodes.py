@@ -48,7 +48,7 @@ _QUIET = {
 
 
 class ClusterAddress(NamedTuple):
-    """Where the other hosts are."""
+    """The address of the other hosts."""
 
     text: str
     """Address of a Ray cluster: ``HOST:PORT`` or ``auto``."""
