@@ -245,7 +245,8 @@ def live_response(
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
     config, parts = read_config(path), data_flow(run)
-    shown = snapshot_of(run, config, fresh, parts, state=state, table=table)
+    left = {name: run.get(name) for name in ("progress", "eta_s")}
+    shown = snapshot_of(run, config, fresh, parts, state=state, table=table, **left)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
         known = last.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
@@ -259,7 +260,7 @@ def live_response(
         "evals_next": count,
         "text": {
             **texts(shown, fresh, run, last, path, table),
-            "progress": _progress(run, shown),
+            "progress": _progress(shown),
             "final": number(shown.eval_final) + f" of {count}" * (shown.eval_final is not None and count < POLICIES),
             "since_best": _since_best(best, shown.wall_s),
             "trend": _trend(path, count, run, config.get("stop", {}), state),
@@ -369,11 +370,10 @@ def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
     return DASH if best is None or wall_s is None else duration(max(0.0, wall_s - best.t))
 
 
-def _progress(run: Mapping[str, Any], shown: Snapshot) -> str:
+def _progress(shown: Snapshot) -> str:
     """How much of a live run is done and how long the rest will take, as far as it has said so."""
-    if shown.state not in LIVE_STATES or shown.state == "stopping":
-        return DASH
-    return dataclasses.replace(shown, progress=run.get("progress"), eta_s=run.get("eta_s")).time_left or DASH
+    ends = shown.state not in LIVE_STATES or shown.state == "stopping"
+    return DASH if ends else shown.time_left or DASH
 
 
 def _trend(path: Path, count: int, run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:

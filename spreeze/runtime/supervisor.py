@@ -167,10 +167,10 @@ class _RunLoop:
         header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
         header[status_words.ENV_ARGS] = self._env_args.version
         header[status_words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
-        header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
 
     def _take_requests(self) -> None:
         header = self._assembly.status.header
+        header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
         for name, word in (
             ("evaluate", status_words.EVALUATIONS_ASKED),
             ("checkpoint", status_words.CHECKPOINTS_ASKED),
