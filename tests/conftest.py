@@ -6,6 +6,7 @@ import glob
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -96,11 +97,30 @@ def _children() -> set[int]:
     nursery = set() if warm.FIRST.process is None else {warm.FIRST.process.pid}
     left = [os.getpid()]
     while left:
-        for path in glob.iglob(f"/proc/{left.pop()}/task/*/children"):
+        if _is_browser(pid := left.pop()):
+            continue  # it has processes of its own, which come and go
+        for path in glob.iglob(f"/proc/{pid}/task/*/children"):
             with contextlib.suppress(OSError), open(path) as file:
                 left += {int(pid) for pid in file.read().split()} - found - nursery
         found.update(left)
     return found
+
+
+def _is_browser(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "chromedriver"
+    except OSError:
+        return False
+
+
+def _described(pid: int) -> str:
+    """The process with its state, parent and command."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return f"{pid} (gone)"
+    return f"{pid} ({state}, child of {parent}) {command}"
 
 
 def _descriptors() -> set[str]:
@@ -136,7 +156,8 @@ def nothing_leaks():
         if not any(left):
             return
         if time.monotonic() > deadline:
-            pytest.fail(f"left behind: shared memory {left[0]}, processes {left[1]}, descriptors {left[2]}")
+            processes = [_described(pid) for pid in left[1]]
+            pytest.fail(f"left behind: shared memory {left[0]}, processes {processes}, descriptors {left[2]}")
         os.sched_yield()
 
 

@@ -104,6 +104,11 @@ class Mode:
         return self.on_policy if on_policy else self.replay
 
     @property
+    def on_device(self) -> bool:
+        """True if a learner steps the environments on its own device."""
+        return any(data_flow.on_device for data_flow in (self.replay, self.on_policy) if data_flow is not None)
+
+    @property
     def starts_processes(self) -> bool:
         """True if a worker process will be needed, whatever the algorithm."""
         return any(not data_flow.serial for data_flow in (self.replay, self.on_policy) if data_flow is not None)

@@ -303,7 +303,7 @@ def _offer_seeds(found: Report) -> None:
     flags = [word for name in liked for word in ("--like", name)]
     flags += ["--seeds", str(ahead.more), "--first-seed", str(first)]
     try:
-        module = next((module for name in liked if (module := control.module_of_run(folder / name))), None)
+        module = next((module for name in liked if (module := control.module_to_trust(folder / name))), None)
     except RunError:
         return
     if module is None:  # else a click would run code that a run directory names

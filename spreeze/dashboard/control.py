@@ -292,8 +292,8 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
         _check_none_alive(folder)
         refuse_links(path)
         module = module_of_run(path)
-        if module is not None and module != trusted:
-            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow this first")
+        if module not in (None, trusted, imported()):
+            raise RunError(f"{path.name} imports code ({clean(str(module), 80)}): allow this first")
         more = () if module is None else ("--import", module)
         _launch(["--resume", path.name, "--runs-dir", str(folder), *more], folder, path.name)
 
@@ -470,6 +470,12 @@ def module_of_run(path: Path) -> str | None:
     return module
 
 
+def module_to_trust(path: Path) -> str | None:
+    """The module of ``module_of_run`` if the user has to allow it first: this server has not been started with it."""
+    module = module_of_run(path)
+    return None if module == imported() else module
+
+
 def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Doctor's findings on an environment: (name, ok or warn or fail, text with remedy). The module is imported.
 
@@ -547,9 +553,14 @@ def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[st
     except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
     identity = process_identity(process.pid)
-    threading.Thread(target=process.wait, name=name, daemon=True).start()  # else it would end as a zombie
+    reap(process)
     record = {**identity, "argv": command, "started": time.time()}
     write_json(log.with_suffix(".json"), record)
+
+
+def reap(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the process in a thread, so that it does not stay as a zombie once it has ended."""
+    threading.Thread(target=process.wait, name=f"reap {process.pid}", daemon=True).start()
 
 
 def environment() -> dict[str, str]:

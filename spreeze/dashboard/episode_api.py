@@ -280,7 +280,7 @@ def draw(request: Request) -> dict[str, Any]:
     place = frames_path(path, key, read_recording(path, key).of_kind(kind).kinds[0])
     if place.is_file():
         return {"state": "drawn"}
-    module = control.module_of_run(path)
+    module = control.module_to_trust(path)
     if module is not None and not is_alive(path) and request.query_params.get("trust") != module:
         return {"state": "untrusted", "module": clean(module)}
     arguments = [str(path), key.id, kind]
@@ -317,7 +317,9 @@ def _process(arguments: list[str]) -> subprocess.Popen[bytes]:
     quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     where = subprocess.DEVNULL if arguments else subprocess.PIPE
     command = [*_COMMAND, *arguments]
-    return subprocess.Popen(command, stdin=where, env=control.environment(), start_new_session=True, **quiet)
+    process = subprocess.Popen(command, stdin=where, env=control.environment(), start_new_session=True, **quiet)
+    control.reap(process)
+    return process
 
 
 def end_drawing() -> None:

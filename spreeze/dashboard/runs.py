@@ -71,8 +71,8 @@ def _one(path: Path, folder: Path) -> None:
         st.text(facts.about.note)
     cells = st.columns(4)
     module = None if recorded else _imported_by(path)
-    trusted = module is None or cells[0].checkbox(
-        f"Trust {components.plain(module)}",
+    trusted = module in (None, control.imported()) or cells[0].checkbox(
+        f"Trust {components.plain(str(module))}",
         key=f"trust_{path.name}",
         help="The run imports this module: its code will run on this machine.",
     )

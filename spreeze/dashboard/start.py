@@ -19,7 +19,7 @@ from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import RunConfig, active_settings
 from spreeze.dashboard import components, control
-from spreeze.envs.families import imports_only
+from spreeze.envs.families import imports_only, refusal_on_device
 from spreeze.envs.make import default_env_id
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.files import read_json
@@ -228,7 +228,10 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     compares = algo == COMPARE
     algo = runnable[0] if compares else algo
     row = algorithms[algo]
-    taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
+    learning = {name: mode for name, mode in known.items() if row.runs_in(mode)}
+    off_device = refusal_on_device(env_id, spec)
+    unfit_modes = [name for name, mode in learning.items() if off_device is not None and mode.on_device]
+    taking = {name: mode for name, mode in learning.items() if name not in unfit_modes}
     if (usual := implied_mode(row)) in taking:
         taking = {usual: taking[usual], **({} if compares else taking)}
     lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
@@ -240,11 +243,12 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     tunable = data_flow is not None and data_flow.tunable
     fixed: dict[str, Any] = {"disabled": compares or not tunable, "help": _TUNER_HELP}
     auto = cells[4].toggle("Autotune", value=True, key="start_auto", **_KEPT, **fixed) or compares
-    unfit, idle = [name for name in algorithms if name not in fitting], [name for name in known if name not in taking]
+    unfit, idle = [name for name in algorithms if name not in fitting], [name for name in known if name not in learning]
     if compares:
         st.caption("Algorithms that fit learn the task in turn, each as a run of its own; the best goes on.")
     else:
-        st.caption(_reasons(spec, mode, unfit, idle, row, profile))
+        more = [f"Mode {name} is not for this environment: {off_device}." for name in unfit_modes]
+        st.caption(" ".join([_reasons(spec, mode, unfit, idle, row, profile), *more]))
     if problem is not None:
         st.warning(components.plain(problem))
     try:

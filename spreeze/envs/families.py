@@ -17,8 +17,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spreeze.errors import EnvironmentError_, described, did_you_mean
+from spreeze.errors import EnvironmentError_, described, did_you_mean, first_true
 from spreeze.inference.user_modules import is_within
+from spreeze.types import EnvSpec
 
 _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
 """Tasks of mpe2 in which agents play against each other."""
@@ -205,6 +206,17 @@ def engine_of(env_id: str) -> str | None:
     """``envpool``, ``vector`` or ``warp`` for an id with that prefix; None for others."""
     family = family_of(env_id)
     return None if family is None or family.team else family.prefix
+
+
+def refusal_on_device(env_id: str, spec: EnvSpec | None) -> str | None:
+    """Reason why the learner's device cannot step the environment; None if it can, as far as ``spec`` tells."""
+    reasons = {"environments on a device come from an engine (vector:ID or warp:ID)": engine_of(env_id) is None}
+    if spec is not None:
+        reasons |= {
+            "actions must be a Box": spec.box is None or spec.choices is not None,
+            "images and masks are not supported there": spec.frames is not None or spec.action_mask,
+        }
+    return first_true(reasons)
 
 
 def as_single(env_id: str, args: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spreeze.config.algorithms import OFF_POLICY
-from spreeze.envs.families import engine_of
+from spreeze.envs.families import engine_of, refusal_on_device
 from spreeze.errors import ConfigError, first_true
 from spreeze.transport.demonstrations import find_demonstrations
 
@@ -101,12 +101,9 @@ def _check_device(plan: RunPlan) -> None:
     """Rejects what cannot be stepped and learned from on one device."""
     config, spec, replay = plan.config, plan.spec, plan.config.replay
     own, device = config.own, config.learner.device
+    unfit = refusal_on_device(spec.env_id, spec)
     asked = {
-        f"--env {spec.env_id}: environments on a device come from an engine (vector:ID or warp:ID)": (
-            engine_of(spec.env_id) is None
-        ),
-        f"--env {spec.env_id}: actions must be a Box": spec.box is None or spec.choices is not None,
-        f"--env {spec.env_id}: images and masks are not supported there": bool(spec.frames) or spec.action_mask,
+        f"--env {spec.env_id}: {unfit}": unfit is not None,
         f"{config.run.algo}.recurrent: policies with a memory are not": getattr(own, "recurrent", "none") != "none",
         "priority_exponent: priorities of rows are on the host": getattr(own, "priority_exponent", 0.0) > 0.0,
         "explore_average: the newest weights explore there": getattr(own, "explore_average", False)

@@ -255,6 +255,18 @@ def test_a_run_that_imports_code_is_resumed_once_that_module_was_allowed(sleeper
     assert argv[-2:] == ["--import", "mine"]
 
 
+def test_a_module_that_the_page_was_started_with_needs_no_word_more(sleepers, monkeypatch):
+    path = sleepers / "r1"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text('{"state": "finished"}')
+    (path / "config.toml").write_text('[env]\nid = "E-v0"\nimport_module = "mine"\n')
+    monkeypatch.setenv(control.IMPORT, "mine")
+    assert control.module_to_trust(path) is None
+    control.resume(path, sleepers)
+    argv = json.loads((sleepers / ".launches" / "r1.json").read_text())["argv"]
+    assert argv[-2:] == ["--import", "mine"]
+
+
 def test_a_doctor_that_fails_says_why():
     with pytest.raises(RunError, match="the doctor failed: error: unrecognized arguments: --nonsense"):
         control.doctor("--nonsense")

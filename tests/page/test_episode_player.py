@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import dashboard_browser as web
@@ -12,13 +11,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-from harness import PATIENCE_S
+from harness import PATIENCE_S, poll
 from kept_frames import frame_records
 from starlette.requests import Request
 from test_pages import make_run
 
 from spreeze.config.schema import EvaluationConfig
-from spreeze.dashboard import episode_api
+from spreeze.dashboard import control, episode_api
 from spreeze.envs.task import make_task
 from spreeze.files import write_json
 from spreeze.metrics.recorded_episodes import frames_path, kept_evaluations
@@ -115,14 +114,16 @@ def test_pictures_are_drawn_by_a_post_alone_and_never_by_a_foreign_run_s_module(
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
     path = recorded_run(tmp_path, module="hostile")
     started = []
-    monkeypatch.setattr(episode_api.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(episode_api, "_process", started.append)
     query = {"run": "r1", "evaluation": kept_evaluations(path)[0].id, "kind": "best"}
     assert ask(DRAW, **query) == {"state": "untrusted", "module": "hostile"}
     assert ask(DRAW, **query, trust="other")["state"] == "untrusted"
     assert started == []
-    monkeypatch.setattr(episode_api, "_drawing", {})
-    assert ask(DRAW, **query, trust="hostile") == {"state": "drawing"}
-    assert [command[:3] for command in started] == [[sys.executable, "-m", "spreeze.workers.episodes.episode_redraw"]]
+    for allowed in ({"trust": "hostile"}, {}):
+        monkeypatch.setattr(episode_api, "_drawing", {})
+        assert ask(DRAW, **query, **allowed) == {"state": "drawing"}
+        assert started.pop() == [str(path), query["evaluation"], "best"]
+        monkeypatch.setenv(control.IMPORT, "hostile")  # what the page was started with is allowed
 
 
 def test_a_process_started_ahead_draws_what_it_is_told_later(run):
@@ -136,6 +137,17 @@ def test_a_process_started_ahead_draws_what_it_is_told_later(run):
     finally:
         episode_api.end_drawing()
     assert len(list(frame_records(frames_path(run, key, "best").read_bytes()))) == 101
+
+
+def test_a_process_that_has_drawn_is_no_zombie_before_the_next_one(run):
+    key = kept_evaluations(run)[0]
+    frames_path(run, key, "best").unlink(missing_ok=True)
+    assert ask(DRAW, run="r1", evaluation=key.id, kind="best") == {"state": "drawing"}
+    try:
+        (process,) = episode_api._drawing.values()
+        poll(lambda: not Path(f"/proc/{process.pid}").exists(), timeout_s=PATIENCE_S)
+    finally:
+        episode_api.end_drawing()
 
 
 def test_pictures_come_in_bounded_pieces(run, monkeypatch):

@@ -1,6 +1,7 @@
 """The Start form: what the tables of modes, algorithms and settings allow together, and that it trains."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import test_algorithm_extension as made_up
@@ -24,7 +25,8 @@ from spreeze.metrics.table import TABLE
 from spreeze.run_directory import list_runs, read_run, state_of
 from spreeze.tuner.knobs import tunable_settings
 
-TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
+TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_row(algo).runs_in(mode)
+         and not (mode.on_device and algo in ("dqn", "qmix"))]  # fmt: skip
 KINDS = [(mode.name, next(algo for taken, algo in TAKEN if taken == mode.name and (algo in ON_POLICY) is on_policy))
          for mode in DECLARED for on_policy in (False, True) if mode.data_flow(on_policy=on_policy)]  # fmt: skip
 
@@ -43,8 +45,8 @@ TABLE.extend([Metric("bonus", "reward", "added to every reward", "algorithm",
 """
 
 
-TASKS = {"dqn": "CartPole-v1", "qmix": "mpe2:simple_spread_v3"}
-"""Algorithm -> a task that it fits; Pendulum for the others."""
+TASKS = {"device": "vector:DevicePendulum-v0", "dqn": "CartPole-v1", "qmix": "mpe2:simple_spread_v3"}
+"""Mode or algorithm -> a task that it fits; Pendulum for the others."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +67,21 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop(MODULE, None)
 
 
+@pytest.fixture
+def engine(request, monkeypatch):
+    """For mode ``device``: the page was started with a module whose tasks an engine steps."""
+    if request.node.callspec.params["mode"] == "device":
+        monkeypatch.setenv(control.IMPORT, "device_envs")
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+        monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", TASKS["device"]])
+
+
 def chosen(mode, algo, *, auto=False):
     """The Live page with a mode and an algorithm chosen."""
     if algo == "qmix":
         pytest.importorskip("mpe2")
     page = open_page("live")
-    page.selectbox(key="start_env").select(TASKS.get(algo, "Pendulum-v1")).run()
+    page.selectbox(key="start_env").select(TASKS.get(mode) or TASKS.get(algo, "Pendulum-v1")).run()
     page.selectbox(key="start_algo").select(algo).run()
     page.selectbox(key="start_mode").select(mode).run()  # it decides whether the switch can be used
     if not page.toggle(key="start_auto").disabled:
@@ -100,9 +111,10 @@ def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason
     grey = " ".join(caption.value for caption in page.caption)
     assert f"{', '.join(unfit)}." in grey
     assert "action" in grey
+    assert "Mode device is not for this environment: environments on a device come from an engine" in grey
     for algo in algorithms:
         page.selectbox(key="start_algo").select(algo).run()
-        taking = [mode.name for mode in DECLARED if find_row(algo).runs_in(mode)]
+        taking = [mode.name for mode in DECLARED if find_row(algo).runs_in(mode) and not mode.on_device]
         options = page.selectbox(key="start_mode").options
         assert (options[0], sorted(options)) == (implied_mode(find_row(algo)), sorted(taking))
         assert any(
@@ -182,6 +194,7 @@ def test_the_algorithm_follows_the_actions_of_a_module_once_it_is_trusted(folder
 @pytest.mark.parametrize(("mode", "algo"), [
     pair if pair in KINDS else pytest.param(*pair, marks=pytest.mark.slow) for pair in TAKEN
 ])  # fmt: skip
+@pytest.mark.usefixtures("engine")
 def test_each_pair_shows_its_knobs_and_a_command_that_the_command_line_takes(mode, algo):
     page = chosen(mode, algo)
     values = asked(page)
@@ -354,6 +367,7 @@ def start(page, folder, algo, *, on_policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "algo"), KINDS)
+@pytest.mark.usefixtures("engine")
 def test_every_mode_trains_each_kind_of_algorithm_from_the_page(folder, mode, algo):
     run = start(chosen(mode, algo), folder, algo, on_policy=algo in ON_POLICY)
     assert (run["state"], run["mode"], run["algo"]) == ("finished", mode, algo)
