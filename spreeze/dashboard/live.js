@@ -47,7 +47,9 @@ class LivePage {
     this.note = make(this.host, "div", "sz-note", "Connecting ...");
     this.alert = make(this.host, "div", "sz-alert");
     this.health = make(this.host, "div", "sz-health");
-    this.reasons = make(this.host, "ul", "sz-reasons");
+    this.reasons = make(this.host, "details", "sz-reasons");
+    this.firstReason = make(this.reasons, "summary", "");
+    this.moreReasons = make(this.reasons, "ul", "");
     this.chips = new Map();
     const tools = make(this.host, "div", "sz-tools");
     this.tools(tools);
@@ -100,7 +102,8 @@ class LivePage {
   // Tells a screen reader what has changed; numbers that change each second are none of it.
   say(text) { if (this.said.textContent !== text) this.said.textContent = text; }
 
-  // One chip for each judgement on the learning; those that are amber have their sentence below. A click shows the chart.
+  // One chip for each judgement on the learning; a click shows its chart. Below stand the sentences of amber ones: one
+  // until the others are opened, so that the charts stay on the first screen.
   healthChips(found) {
     const key = JSON.stringify(found);
     if (key === this.healthKey) return;
@@ -118,8 +121,11 @@ class LivePage {
       one.sign.textContent = { good: "\u2713", amber: "!" }[level] ?? "?";
       one.value.textContent = value; one.level.textContent = `, ${level}`;
     }
-    this.reasons.replaceChildren();
-    for (const [label, , level, sentence] of found) if (level === "amber") make(this.reasons, "li", "", `${label}: ${sentence}`);
+    const [first, ...more] = found.filter(([, , level]) => level === "amber").map(([label, , , sentence]) => `${label}: ${sentence}`);
+    this.reasons.className = `sz-reasons${first ? "" : " sz-none"}${more.length ? " sz-several" : ""}`;
+    this.firstReason.textContent = (first ?? "") + (more.length ? ` (${more.length} more)` : "");
+    this.moreReasons.replaceChildren();
+    for (const text of more) make(this.moreReasons, "li", "", text);
   }
 
   // Brings a chart into view, if it has been drawn; it may have been hidden.

@@ -49,6 +49,7 @@ _STYLE = """<style>
 .stMainBlockContainer { padding: 3.5rem 2rem 3rem; }
 /* Streamlit's own message about a lost server would cover ours, which says more: a run goes on without its page. */
 [data-testid="stDialog"] { display: none; }
+.stHeading h1 { font-size: 1.5rem; }
 .stHeading h1, .stHeading h2, .stMarkdown h1 { padding: 0.5rem 0 0.25rem; }
 /* Text needs a contrast of 4.5 (WCAG 2.2, 1.4.3), which Streamlit's captions and its white on a light blue lack. */
 [data-testid="stCaptionContainer"] { opacity: 0.8; }

@@ -2,13 +2,19 @@
 
 import argparse
 import contextlib
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+import torch
+from chain_env import Chain
 from common import SUPPORT, compare, main, rows_of, rows_of_target
 from figures import Row, row
 
+from spreeze.algorithms import create
+from spreeze.algorithms.dqn import DQNConfig
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import RowLayout
@@ -21,6 +27,17 @@ _PARTS = {
     "categorical": {"critics": "categorical"},
     "noisy": {"noisy": "true"},
     "rainbow": {"critics": "categorical", "noisy": "true", "duelling": "true", "priority_exponent": 0.5},
+}
+
+_CELLS = 20
+_HEADS = {
+    **{name: settings for name, settings in _PARTS.items() if name in ("plain", "quantile", "categorical")},
+    "categorical, 0 to 1": {"critics": "categorical", "v_min": 0.0, "v_max": 1.0},
+    "plain, twice the learning rate": {"lr": 2e-3},
+    "categorical, twice the learning rate": {"critics": "categorical", "lr": 2e-3},
+    "categorical, four times the learning rate": {"critics": "categorical", "lr": 4e-3},
+    "noisy": {"noisy": True},
+    "rainbow": {"critics": "categorical", "noisy": True, "duelling": True},
 }
 
 _RATIO = ["--batch-size", "32", "--set=replay.samples_per_insert_min=8", "--set=replay.samples_per_insert_max=8",
@@ -41,6 +58,54 @@ def returns(args: argparse.Namespace) -> list[Row]:
         *rows_of(found, "eval_return_mean", "env_steps_per_s", env=args.env),
         *rows_of_target(found, args.target_return, env=args.env),
     ]
+
+
+def same_rows(args: argparse.Namespace) -> list[Row]:
+    """Updates that each head takes on the same rows, every action in every cell, until its greedy actions are right.
+
+    It separates learning from exploration: nothing is collected.
+    """
+    seeds, rows = range(1, args.repeats + 1), []
+    for name, settings in _HEADS.items():
+        rows.append(row("updates until right", "", [_updates_until_right(seed, settings) for seed in seeds], case=name))
+    return rows
+
+
+def _updates_until_right(seed: int, settings: Mapping[str, Any], most: int = 10_000) -> int | None:
+    config = DQNConfig(**settings)
+    algo = create("dqn", _CELLS, 2, config, seed, num_actions=2)
+    layout = RowLayout(_CELLS, 1, config.n_step)
+    rows, right = _chain_rows(layout, config, seed)
+    rng, cells, critics = np.random.default_rng(seed), torch.eye(_CELLS)[:-1], algo.critics
+    for count in range(1, most + 1):
+        algo.update(layout.split(torch.from_numpy(rows[rng.integers(len(rows), size=32)]), config.gamma))
+        if count % 25 == 0:
+            with torch.inference_mode():
+                critics.draw(torch.Tensor.zero_)  # the means of noisy weights
+                values = critics.values_of(critics.outputs(cells))[0]
+            if np.array_equal(values.argmax(0).numpy(), right):
+                return count
+    return None
+
+
+def _chain_rows(layout: RowLayout, config: DQNConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [N, W] from each cell by each action, twenty of each, then random ones; the right actions [cells - 1]."""
+    rng, env, rows = np.random.default_rng(seed), Chain(_CELLS), []
+    for cell, first, _ in itertools.product(range(_CELLS - 1), (0, 1), range(20)):
+        env.reset()
+        env._cell = cell
+        row, action, reward = np.zeros(layout.width, np.float32), first, 0.0
+        row[layout.obs], row[layout.action] = env._observation(), first
+        for step in range(config.n_step):
+            obs, gained, over, _, _ = env.step(action)
+            reward += config.gamma**step * gained
+            row[layout.next_obs], row[layout.terminated], row[layout.num_steps] = obs, over, step + 1
+            if over:
+                break
+            action = int(rng.integers(2))
+        row[layout.reward] = reward
+        rows.append(row)
+    return np.array(rows), env._right[:-1]
 
 
 def draw(args: argparse.Namespace) -> list[Row]:
@@ -77,7 +142,7 @@ def _least_s(turn: Callable[[], None], blocks: int = 20, count: int = 100) -> fl
 if __name__ == "__main__":
     main(
         __doc__ or "",
-        {"returns": returns, "draw": draw},
+        {"returns": returns, "same-rows": same_rows, "draw": draw},
         flags={"env_steps": 40_000, "interval": 100, "module": str(SUPPORT / "chain_env.py"), "cases": tuple(_PARTS)},
         env="Chain-v0",
         target_return=0.99,

@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("accessible")
     path = recorded_run(folder)
     writer = MetricsWriter(path / "metrics.db")
-    writer.write(30.0, 3000, {"dead_units": 0.95, "update_size": 2e-3, "eval_terminated": 0.5})
+    writer.write(30.0, 3000, {"dead_units": 0.95, "update_size": 0.1, "eval_terminated": 0.5})
     for level in ("info", "warning", "error"):
         writer.event(25.0, level, "learner", f"something of level {level}")
     writer.close()
@@ -112,7 +112,13 @@ def test_a_chip_shows_its_chart_which_is_read_by_keys_and_the_state_is_announced
     chip = next(found for found in driver.find_elements("css selector", ".sz-chip") if "Dead units" in found.text)
     assert "".join(chip.accessible_name.split()) == "Deadunits95%,amber"
     assert "sz-amber" in chip.get_attribute("class")
-    assert "layer norm" in driver.find_element("css selector", ".sz-reasons").text
+    more = driver.find_element("css selector", ".sz-reasons")
+    one = more.text
+    assert "more)" in one
+    assert "\n" not in one  # the others would push the charts off the screen
+    more.find_element("css selector", "summary").click()
+    assert one in more.text
+    assert "layer norm" in more.text
     chip.send_keys(keys.ENTER)
     focused = driver.switch_to.active_element
     assert (focused.get_attribute("data-chart"), focused.aria_role) == ("dead_units", "slider")
