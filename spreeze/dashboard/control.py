@@ -292,8 +292,8 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
         _check_none_alive(folder)
         refuse_links(path)
         module = module_of_run(path)
-        if module not in (None, trusted, imported()):
-            raise RunError(f"{path.name} imports code ({clean(str(module), 80)}): allow this first")
+        if module is not None and module not in (trusted, imported()):
+            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow this first")
         more = () if module is None else ("--import", module)
         _launch(["--resume", path.name, "--runs-dir", str(folder), *more], folder, path.name)
 

@@ -71,10 +71,14 @@ def _one(path: Path, folder: Path) -> None:
         st.text(facts.about.note)
     cells = st.columns(4)
     module = None if recorded else _imported_by(path)
-    trusted = module in (None, control.imported()) or cells[0].checkbox(
-        f"Trust {components.plain(str(module))}",
-        key=f"trust_{path.name}",
-        help="The run imports this module: its code will run on this machine.",
+    trusted = (
+        module is None
+        or module == control.imported()
+        or cells[0].checkbox(
+            f"Trust {components.plain(module)}",
+            key=f"trust_{path.name}",
+            help="The run imports this module: its code will run on this machine.",
+        )
     )
     components.act_button(
         cells[0],
