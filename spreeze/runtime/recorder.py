@@ -22,8 +22,9 @@ from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_la
 from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.stop_reasons import StopReason
-from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
+from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
+from spreeze.metrics.writer import MetricsWriter
 from spreeze.process_identity import process_age_s
 from spreeze.run_directory import RunDir, group_folder, versions
 from spreeze.runtime.callback_links import CallbackLinks

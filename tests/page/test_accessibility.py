@@ -16,7 +16,7 @@ import pytest
 from test_episode_player import recorded_run
 
 from spreeze.dashboard.navigation import PAGES
-from spreeze.metrics.store import MetricsWriter
+from spreeze.metrics.writer import MetricsWriter
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
 # Streamlit's tables are left out: two on a page have cells of the same id, which an older axe-core calls serious.

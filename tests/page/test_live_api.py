@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 
 pytest.importorskip("streamlit")
 from starlette.requests import Request

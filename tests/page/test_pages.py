@@ -11,7 +11,8 @@ import long_run
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 from spreeze.run_directory import list_runs, read_about
 
 pytest.importorskip("streamlit")

@@ -16,7 +16,8 @@ from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.dashboard import control, run_data
 from spreeze.dashboard.start import SweepPlan, expected_runs, sweep_options
 from spreeze.errors import ConfigError
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 
 ENDED = control.Request(env_id="Pendulum-v1", auto=False, seed=4, settings={"stop.updates": 100})
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from spreeze.metrics.store import _SCHEMA, RAW_S, TIERS, EvaluationRow, MetricsWriter
+from spreeze.metrics.store import RAW_S, TIERS, EvaluationRow
 from spreeze.metrics.table import METRICS
+from spreeze.metrics.writer import _SCHEMA, MetricsWriter
 
 PARTED = (
     "sampler_env_steps_per_s",

@@ -12,6 +12,7 @@ from spreeze.dashboard.run_data import run_path
 from spreeze.errors import ConfigError, RunError, WeightsError
 from spreeze.files import read_json, write_json
 from spreeze.metrics import store
+from spreeze.metrics.writer import MetricsWriter
 from spreeze.run_directory import FORMAT, RunDir, find_run
 from spreeze.transport import weights
 
@@ -55,7 +56,7 @@ def test_a_run_without_a_number_is_opened_and_numbered(run):
 
 
 def _stored(path, number=None):
-    writer = store.MetricsWriter(path)
+    writer = MetricsWriter(path)
     writer.write(0.0, 0, {"updates": 1.0})
     writer.close()
     connection = sqlite3.connect(path)
@@ -71,7 +72,7 @@ def test_metrics_of_a_newer_version_are_neither_read_nor_changed(tmp_path):
     before = path.read_bytes()
     with pytest.raises(RunError, match=REFUSAL):
         store.MetricsReader(path).names()
-    writer = store.MetricsWriter(path)
+    writer = MetricsWriter(path)
     writer.write(1.0, 1, {"updates": 2.0})
     assert any("it has format 2" in text for _, text in writer.reports())
     writer.close()
@@ -81,7 +82,7 @@ def test_metrics_of_a_newer_version_are_neither_read_nor_changed(tmp_path):
 def test_metrics_without_a_number_are_read_and_continued(tmp_path):
     path = tmp_path / "metrics.db"
     _stored(path, 0)
-    writer = store.MetricsWriter(path)
+    writer = MetricsWriter(path)
     writer.write(1.0, 1, {"updates": 2.0})
     writer.close()
     assert store.MetricsReader(path).latest()["updates"].value == 2.0

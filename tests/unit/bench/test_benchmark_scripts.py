@@ -13,7 +13,8 @@ import pytest
 
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from spreeze.cli import query
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 
 
 @pytest.fixture

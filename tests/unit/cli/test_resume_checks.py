@@ -16,7 +16,8 @@ from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import make_task
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.files import write_json
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import WeightsStore

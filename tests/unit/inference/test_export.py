@@ -27,7 +27,8 @@ from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference import agreement, c_source, export, heads
 from spreeze.inference.normalizer import OBS_CLIP
 from spreeze.inference.policy import ACTIVATIONS, Policy
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.types import POLICY_FORMATS, Box, Choices, EnvSpec, Mixed, PictureSpec, TeamSpec
 from spreeze.workers.episodes.lockstep import run_episodes

@@ -24,7 +24,8 @@ from spreeze.metrics.comparison import (
     whole,
     worst_of_last,
 )
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 
 HTS, SERIAL = RunGroup("T-v0", "ppo", "hts"), RunGroup("T-v0", "ppo", "serial")
 

@@ -11,7 +11,8 @@ from spreeze.cli import report as command
 from spreeze.config.layers import Layer, resolve, sources_of, to_toml
 from spreeze.errors import ConfigError
 from spreeze.metrics import html_report
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 
 SAMPLE = REPO / "assets" / "sample_run"
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e\x1b[31m"

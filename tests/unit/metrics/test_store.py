@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from spreeze.errors import RunError
-from spreeze.metrics.store import _SCHEMA, EvaluationRow, MetricsReader, MetricsWriter, _open_for_writing
+from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import METRICS
+from spreeze.metrics.writer import _SCHEMA, MetricsWriter, _open_for_writing
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -181,7 +182,7 @@ def test_full_disk_is_counted_and_made_good_later(path, monkeypatch):
             connection.execute("PRAGMA max_page_count = 12")
         return connection
 
-    monkeypatch.setattr("spreeze.metrics.store._RETRY_S", 0.0)
+    monkeypatch.setattr("spreeze.metrics.writer._RETRY_S", 0.0)
     writer = MetricsWriter(path, connect=connect)
     for i in range(200):
         writer.write(float(i), i, {"updates": float(i), "alpha": 1.0})
@@ -198,7 +199,7 @@ def test_lasting_trouble_keeps_memory_bounded(path, monkeypatch):
     def connect(place):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 100)
+    monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 100)
     writer = MetricsWriter(path, connect=connect)
     writer.event(0.0, "error", "learner", "the first error is kept")
     for i in range(500):
@@ -215,8 +216,8 @@ def test_lasting_trouble_keeps_memory_bounded_whatever_is_written(path, monkeypa
     def connect(place):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 100)
-    monkeypatch.setattr("spreeze.metrics.store._FIRST_EVENTS", 10)
+    monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 100)
+    monkeypatch.setattr("spreeze.metrics.writer._FIRST_EVENTS", 10)
     writer = MetricsWriter(path, connect=connect)
     for i in range(1000):
         if kind == "events":
@@ -365,7 +366,7 @@ def test_the_recorded_sample_run_is_still_read():
 
 def test_the_newest_and_all_values_are_those_written_in_any_order(path, monkeypatch):
     """Late values, values of one time, silent series, a writer that is killed: beside a plain table."""
-    monkeypatch.setattr("spreeze.metrics.store._UPKEEP_S", 50.0)
+    monkeypatch.setattr("spreeze.metrics.writer._UPKEEP_S", 50.0)
     rng, names = np.random.default_rng(1), [metric.name for metric in METRICS if not metric.parts][:12]
     writer, told, t = MetricsWriter(path), {}, 0.0
     for trial in range(600):
@@ -489,7 +490,7 @@ def test_a_damaged_file_is_told_kept_and_a_new_one_begun(path, damage):
 
 
 def test_damage_that_shows_while_a_run_writes_costs_no_later_row(path, monkeypatch):
-    monkeypatch.setattr("spreeze.metrics.store._RETRY_S", 0.0)
+    monkeypatch.setattr("spreeze.metrics.writer._RETRY_S", 0.0)
     writer = MetricsWriter(path)
     for t in range(300):
         writer.write(float(t), t, {"updates": float(t)})
@@ -526,8 +527,8 @@ def test_damaged_files_do_not_pile_up_for_ever(path):
     ],
 )
 def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, error, remedy):
-    monkeypatch.setattr("spreeze.metrics.store._RETRY_S", 0.0)
-    monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 50)
+    monkeypatch.setattr("spreeze.metrics.writer._RETRY_S", 0.0)
+    monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 50)
     codes = {"full": sqlite3.SQLITE_FULL, "readonly": sqlite3.SQLITE_READONLY, "open": sqlite3.SQLITE_CANTOPEN}
     bad = [True]
 
@@ -563,7 +564,7 @@ def test_events_that_wait_are_bounded_and_the_first_ones_stay(path, monkeypatch)
     def connect(place):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 500)
+    monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 500)
     writer = MetricsWriter(path, connect=connect)
     for count in range(5000):
         writer.event(float(count), "warning", "learner", f"event {count}")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from spreeze.cli import train
-from spreeze.metrics import store
+from spreeze.metrics import writer
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import group_folder
 from spreeze.runtime import recorder
@@ -258,7 +258,7 @@ def test_metrics_that_cannot_be_stored_are_told_at_once_and_at_the_end(tmp_path,
     def connect(path):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(store, "_open_for_writing", connect)
+    monkeypatch.setattr(writer, "_open_for_writing", connect)
     notes = []
     made = session(tmp_path, notes, sessions=0)
     made.evaluation(RECORD)
