@@ -431,11 +431,11 @@ def check_power(machine: Machine) -> Check:
     return _finding("power", machine.power_source or "no battery reported")
 
 
-def check_other_runs(runs_dir: Path) -> Check:
+def check_live_runs(runs_dir: Path) -> Check:
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
     text = f"{len(alive)} running: {clean(', '.join(alive), 200)}" if alive else "none"
-    remedy = "they share the cores; stop one with python -m spreeze runs stop NAME"
-    return _finding("other runs", text, remedy if alive else None)
+    remedy = "a new run would share the cores; stop one with python -m spreeze runs stop NAME"
+    return _finding("live runs", text, remedy if alive else None)
 
 
 def examine(args: argparse.Namespace) -> dict[str, Any]:
@@ -452,7 +452,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         quick = [
             check_cores(machine), check_memory(machine, replay),
             check_gpus(machine), check_device_physics(machine), check_disk(runs_dir), check_sqlite(runs_dir),
-            check_display(), check_power(machine), check_other_runs(runs_dir),
+            check_display(), check_power(machine), check_live_runs(runs_dir),
         ]  # fmt: skip
         checks = [check_python(), check_packages(), *(job.result() for job in waiting), *quick]
         environment = None

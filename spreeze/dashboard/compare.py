@@ -299,7 +299,8 @@ def _offer_seeds(found: Report) -> None:
     liked = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]
     if not all((folder / name).is_dir() for name in liked):  # the recording
         return
-    first = 1 + max((run.seed for run in of_both if run.seed is not None), default=0)
+    known = [row(run_path(name, folder)) for name in run_names(folder)]  # those that are not compared, too
+    first = 1 + max((run.seed for run in known if run.env_id == env and run.seed is not None), default=0)
     flags = [word for name in liked for word in ("--like", name)]
     flags += ["--seeds", str(ahead.more), "--first-seed", str(first)]
     try:

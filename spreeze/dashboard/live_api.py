@@ -400,7 +400,9 @@ def _samplers(shown: Snapshot) -> str:
     working, wanted = shown.samplers_active if shown.samplers_rest else shown.samplers_alive, shown.samplers_wanted
     if working is not None and shown.samplers_rest and wanted == 1:
         return f"throttled to {percent(working)}"
-    return number(working) if working is None or wanted is None else f"{number(working)} of {number(wanted)}"
+    if working is None or wanted is None:
+        return number(working)
+    return f"{number(min(working, wanted))} of {number(wanted)}"  # one that has just been relieved still has a rate
 
 
 def _whole_run(path: Path) -> dict[str, float]:
@@ -451,7 +453,8 @@ def _why_ended(reason: str | None, error: object) -> str:
         return "It did not say why it ended."
     known = stop_reason(reason)
     why = known.sentence if known else clean(reason, 600)
-    return f"Ended: {why}. Next: play it (Watch), train more seeds (New run, Seeds and values), compare them (Compare)."
+    more = "play it (Watch), train more seeds (the Start form, Seeds and values), compare them (Compare)"
+    return f"Ended: {why}. Next: {more}."
 
 
 def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:

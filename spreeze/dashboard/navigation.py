@@ -92,7 +92,7 @@ def sidebar() -> None:
             f":gray[{plain(facts.title)}]"
         )
     if any(facts.state in LIVE_STATES for facts in rows.values()):
-        st.sidebar.caption("You can close this page: training continues.")
+        st.sidebar.caption("You can close this page: the running training continues.")
 
 
 def _short(facts: RunRow) -> str:

@@ -77,6 +77,12 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
         return _on_device(snapshot)
     if snapshot.lag is not None:
         return _on_policy(snapshot, learner_wait, sampler_wait)
+    if snapshot.serial:
+        return Bottleneck(
+            "Sampling and learning alternate in one process; a mode with several processes, such as spreeze, does both "
+            "at once.",
+            Side.BALANCED,
+        )
     if learner_wait >= WAITS and sampler_wait >= WAITS:
         return _limiter_bound(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS:
@@ -101,11 +107,12 @@ def _used_elsewhere(snapshot: Snapshot) -> float | None:
 def _who(snapshot: Snapshot) -> str:
     if (snapshot.sibling_cpu_cores or 0.0) <= _BACKGROUND_CORES:
         return "other programs"
-    return "your other runs" if _others(snapshot) is None else "other programs and runs"
+    kept = "the page, other runs and programs of low priority"
+    return kept if _others(snapshot) is None else f"other programs, {kept}"
 
 
 def _fewer_others(snapshot: Snapshot) -> str:
-    return f"ending {_who(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
+    return f"less load from {_who(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:

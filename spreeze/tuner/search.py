@@ -773,7 +773,7 @@ class Search:
             f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %" for value, share in runners
         )
         if self.expected and not knob.varied_last:
-            others = f"expected: {others}"  # of the model, which the rows of the table need not match
+            others = f"expected by a model fitted to the measurements: {others}"
         problem, value = self.problem, self.chosen.setting[knob.name]
         as_configured = value == problem.configured[knob.name]
         if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, self.chosen.setting))) > 1:

@@ -163,7 +163,7 @@ def test_no_page_is_empty_without_runs_because_the_sample_is_there(world):
 def test_the_page_says_that_training_continues_only_while_a_run_is_alive(world, state, told):
     world(state)
     page = open_page("live")
-    assert any("training continues" in one.value for one in page.sidebar.caption) is told
+    assert any("the running training continues" in one.value for one in page.sidebar.caption) is told
 
 
 def test_a_damaged_store_is_told_in_one_line(world):

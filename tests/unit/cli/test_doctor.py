@@ -111,7 +111,7 @@ def test_runs_dir_need_not_exist_and_is_not_made_by_looking(tmp_path):
     runs = tmp_path / "a" / "runs"
     assert doctor.check_disk(runs).status == "ok"
     assert doctor.check_sqlite(runs).status == "ok"
-    assert doctor.check_other_runs(runs).status == "ok"
+    assert doctor.check_live_runs(runs).status == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,10 +131,10 @@ def test_run_that_is_alive_is_named(tmp_path):
     (run / "run.json").write_text(json.dumps({"state": "running"}))
     fd = os.open(run / "run.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    found = doctor.check_other_runs(tmp_path)
+    found = doctor.check_live_runs(tmp_path)
     os.close(fd)
     assert (found.status, found.text) == ("warn", "1 running: walker")
-    assert doctor.check_other_runs(tmp_path).status == "ok"
+    assert doctor.check_live_runs(tmp_path).status == "ok"
 
 
 def test_torch_that_cannot_be_imported_fails_with_a_remedy(monkeypatch):
