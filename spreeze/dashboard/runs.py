@@ -90,12 +90,14 @@ def _one(path: Path, folder: Path) -> None:
         note=f"{path.name} resumed; see the Live page.",
         width="stretch",
         disabled=alive or recorded or not trusted,
-        help="Continues from the latest checkpoint.",
+        help="It is running." if alive else "Continues from the latest checkpoint.",
     )
     more: dict[str, Any] = {"key": "runs_stop", "disabled": not alive, "width": "stretch", "help": "Stops like Ctrl-C."}
     note = f"Requested {path.name} to stop."
     components.act_button(cells[1], "Stop", control.stop, path.name, folder, note=note, **more)
-    with cells[2].popover("Delete", disabled=alive or recorded, width="stretch"):
+    with cells[2].popover(
+        "Delete", disabled=alive or recorded, width="stretch", help="It is running: stop it first." if alive else None
+    ):
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
         sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
         note = f"{path.name} was deleted."
