@@ -276,7 +276,7 @@ METRICS: tuple[Metric, ...] = (
            "samplers that the CPU governor keeps running; for a fraction one runs part of the time", "supervisor", shown=True,
            label="active"),
     Metric("external_cpu_cores", "cores", "usable cores that other programs use", "supervisor", shown=True),
-    Metric("sibling_cpu_cores", "cores", "usable cores that your other runs, and programs of low priority, use", "supervisor"),
+    Metric("sibling_cpu_cores", "cores", "usable cores that the page, your other runs and programs of low priority use", "supervisor"),
     Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor", kind=Kind.SHARE,
            slot="sampler.policy_s"),
     Metric("sampler_env_share", "share", "sampler time spent in the environments", "supervisor", kind=Kind.SHARE,

@@ -227,7 +227,9 @@ class Governor:
         return Change(active, reason)
 
     def _reason(self, facts: Facts) -> str:
-        kept = f", your other runs {facts.sibling_cores:.2f}" if facts.sibling_cores >= BACKGROUND_CORES else ""
+        kept = ""
+        if facts.sibling_cores >= BACKGROUND_CORES:
+            kept = f", the page, other runs and programs of low priority {facts.sibling_cores:.2f}"
         kept += f", {self.leave_free * facts.usable_cores:.2f} are left free" if self.leave_free else ""
         return (
             f"other programs use {facts.external_cpu_cores:.2f} of {facts.usable_cores:g} usable cores{kept}; "

@@ -294,7 +294,7 @@ def test_what_another_run_keeps_busy_is_room_that_this_one_does_not_have_for_oth
     changes = feed(governor, 120, foreign=6.5, **sixteen)
     # 16 - 5 of the other run - (6.5 - 0.5) of others - 1 of the learner - half the dead band of 0.64 = 3.68 samplers.
     assert [change.active for _, change in changes] == [3.625]
-    assert "your other runs 5.00" in changes[0][1].reason
+    assert "other runs and programs of low priority 5.00" in changes[0][1].reason
 
 
 class TwoRuns:
