@@ -14,7 +14,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -24,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from spreeze.dashboard import control
 from spreeze.dashboard.run_data import one_at_a_time
 from spreeze.envs.make import has_display
 from spreeze.errors import ResourceError
@@ -177,8 +177,7 @@ def show(file: Path) -> None:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # A new browser process lasts as long as its window; without a wait it would end as a zombie.
-        threading.Thread(target=process.wait, name="browser", daemon=True).start()
+        control.reap(process)  # a new browser process lasts as long as its window
 
 
 _READING = ("GET", "HEAD", "OPTIONS")

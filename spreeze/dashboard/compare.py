@@ -14,7 +14,7 @@ import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn
-from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
+from spreeze.dashboard.run_data import row, rows, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, duration, number, percent
@@ -299,8 +299,8 @@ def _offer_seeds(found: Report) -> None:
     liked = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]
     if not all((folder / name).is_dir() for name in liked):  # the recording
         return
-    known = [row(run_path(name, folder)) for name in run_names(folder)]  # those that are not compared, too
-    first = 1 + max((run.seed for run in known if run.env_id == env and run.seed is not None), default=0)
+    taken = [run.seed for run in rows(folder) if run.env_id == env and run.seed is not None]  # compared or not
+    first = 1 + max(taken, default=0)
     flags = [word for name in liked for word in ("--like", name)]
     flags += ["--seeds", str(ahead.more), "--first-seed", str(first)]
     try:
