@@ -27,6 +27,7 @@ from spreeze.metrics.recorded_episodes import (
     KINDS,
     EvaluationKey,
     RecordedEpisode,
+    Recording,
     frames_path,
     is_term,
     kept_evaluations,
@@ -36,6 +37,7 @@ from spreeze.metrics.recorded_episodes import (
     returns_to_go,
     step_numbers,
 )
+from spreeze.metrics.return_change import return_change
 from spreeze.run_directory import finite_number, is_alive, read_config, read_run
 
 _MOST_FRAME_BYTES = 1_000_000
@@ -156,11 +158,20 @@ def episode(request: Request) -> dict[str, Any]:
         "fps": finite_number(facts.get("fps"), 1e4, 1e-2) or 30.0,
         "marks": [{"text": clean(mark.text, 300), "step": mark.step} for mark in marks_of(chosen, facts, gamma)],
         "strips": _strips(chosen, facts, gamma),
+        "change": _change(path, recording),
         "note": clean(facts.get("note") or "", 300),
         "drawable": facts.get("repeats") is not False,
         "frames": chosen.kinds[0],
         "drawn": frames_path(path, key, chosen.kinds[0]).is_file(),
     }
+
+
+def _change(path: Path, recording: Recording) -> dict[str, Any] | None:
+    """What differs from the evaluation before; None where there is none, or its numbers are damaged."""
+    with contextlib.suppress(RunError):
+        if found := return_change(path, recording):
+            return {"title": clean(found.title, 300), "sentences": [clean(text, 300) for text in found.sentences]}
+    return None
 
 
 def histograms(request: Request) -> dict[str, Any]:
@@ -280,8 +291,8 @@ def draw(request: Request) -> dict[str, Any]:
     place = frames_path(path, key, read_recording(path, key).of_kind(kind).kinds[0])
     if place.is_file():
         return {"state": "drawn"}
-    module = control.module_to_trust(path)
-    if module is not None and not is_alive(path) and request.query_params.get("trust") != module:
+    module = _foreign_module(path)
+    if module is not None and request.query_params.get("trust") != module:
         return {"state": "untrusted", "module": clean(module)}
     arguments = [str(path), key.id, kind]
     with _lock:
@@ -294,11 +305,20 @@ def draw(request: Request) -> dict[str, Any]:
     return {"state": "drawing"}
 
 
+def _foreign_module(path: Path) -> str | None:
+    """The module that drawing would import from an ended run, which may come from anywhere."""
+    return None if is_alive(path) else control.module_to_trust(path)
+
+
 def warm(request: Request) -> dict[str, Any]:
-    """Starts the process that will draw, which loads its packages meanwhile; it runs no code of any run yet."""
+    """Starts the process that will draw, which loads its packages and makes the run's task meanwhile.
+
+    Of a run whose module has yet to be trusted it makes none.
+    """
+    path = run_path(request.query_params.get("run", ""), runs_dir())
     with _lock:
         if not _spare or _spare[0].poll() is not None:
-            _spare[:] = [_process([])]
+            _spare[:] = [_process([] if _foreign_module(path) else [str(path)])]
     return {"state": "warm"}
 
 
@@ -315,7 +335,7 @@ def _started(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def _process(arguments: list[str]) -> subprocess.Popen[bytes]:
     quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-    where = subprocess.DEVNULL if arguments else subprocess.PIPE
+    where = subprocess.DEVNULL if len(arguments) == 3 else subprocess.PIPE
     command = [*_COMMAND, *arguments]
     process = subprocess.Popen(command, stdin=where, env=control.environment(), start_new_session=True, **quiet)
     control.reap(process)

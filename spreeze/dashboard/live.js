@@ -445,12 +445,13 @@ class LivePage {
   warmUp() {
     if (performance.now() < (this.warmUntil ?? 0)) return;
     this.warmUntil = performance.now() + 60000;
-    fetch(`${this.data.base}/api/episode/warm`, { method: "POST", signal: this.abort.signal }).catch(() => {});
+    fetch(`${this.data.base}/api/episode/warm?${new URLSearchParams({ run: this.data.run })}`, { method: "POST", signal: this.abort.signal }).catch(() => {});
   }
 
   // What the agent did at a point of the return curve.
   openEpisode(x) {
     this.player ??= new EpisodePlayer(this.host, { base: this.data.base, run: this.data.run, colours: this.data.colours, look: () => this.look });
+    this.warmUntil = 0;  // the process that was started ahead draws this episode
     this.player.open(this.axis, this.axis === "t" ? x * this.unit.by : x);
   }
 

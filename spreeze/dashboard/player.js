@@ -22,6 +22,7 @@ class EpisodePlayer {
     const kinds = make(head, "div", "sz-player-kinds");
     for (const kind of ["best", "median", "worst"]) this.kinds[kind] = this.button(kinds, kind, `the ${kind} episode of this evaluation`, () => { this.kind = kind; this.show(this.id); });
     this.button(head, "\u00d7", "close", () => box.close());
+    this.change = make(box, "details", "sz-player-change"); this.change.open = true;
     const body = make(box, "div", "sz-player-body");
     const left = make(body, "div", "sz-player-left");
     this.picture = make(left, "canvas", "sz-player-picture");
@@ -109,7 +110,7 @@ class EpisodePlayer {
   clear(text) {
     this.film.clear(); this.episode = null; this.play(false);
     this.picture.style.display = "none"; this.caption.textContent = text; this.allow.hidden = true;
-    this.marks.replaceChildren(); this.step.textContent = "";
+    this.marks.replaceChildren(); this.step.textContent = ""; this.change.hidden = true;
   }
 
   // ---- numbers --------------------------------------------------------------------------------
@@ -127,6 +128,12 @@ class EpisodePlayer {
     for (const mark of found.marks) {
       const line = make(this.marks, mark.step === null ? "div" : "button", mark.step === null ? "" : "sz-link", mark.text);
       if (mark.step !== null) line.onclick = () => { this.play(false); this.go(mark.step); };
+    }
+    this.change.hidden = !found.change;
+    if (found.change) {
+      this.change.replaceChildren();
+      make(this.change, "summary", "sz-strong", found.change.title);
+      for (const text of found.change.sentences) make(this.change, "div", "", text);
     }
     this.axis.zoom = null;
     found.strips.forEach((strip, i) => this.strip(strip, i, i === found.strips.length - 1));

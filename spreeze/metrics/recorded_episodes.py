@@ -16,6 +16,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ NOTE = 2**32 - 1
 """In place of a frame's env step: its bytes are a sentence on the pictures."""
 _AT_BOUND = 0.01
 """An action is at its bound within this share of the range."""
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError)
+"""Errors of reading a file that is no recording."""
 _OFTEN, _NEARLY_ALWAYS = 0.2, 0.9
 _OUTLIER = 4.0  # deviations from the mean of the steps' rewards
 
@@ -148,22 +151,29 @@ def read_recording(run_dir: Path, key: EvaluationKey) -> Recording:
     """
     path = run_dir / FOLDER / f"{key.id}.npz"
     try:
-        with _opened(path) as file:
-            with zipfile.ZipFile(file) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-            if size > _MOST_BYTES:
-                raise RunError(f"{path} unpacks to {size} bytes, more than {_MOST_BYTES}: it is not a recording")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                facts = json.loads(arrays["facts"].tobytes())
-                refuse_newer(facts.get("format"), FORMAT, path, RunError)
-                told = facts.pop("episodes")[: len(KINDS)]
-                episodes = tuple(_episode(place, one, arrays) for place, one in enumerate(told))
+        with _arrays(path) as arrays:
+            facts = json.loads(arrays["facts"].tobytes())
+            refuse_newer(facts.get("format"), FORMAT, path, RunError)
+            told = facts.pop("episodes")[: len(KINDS)]
+            episodes = tuple(_episode(place, one, arrays) for place, one in enumerate(told))
     except FileNotFoundError:
         raise RunError(f"{key.id} is not kept: evaluation.keep_episodes bounds how many evaluations are") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError) as error:
+    except _DAMAGE as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     return Recording(key=key, facts=facts, episodes=episodes)
+
+
+@contextlib.contextmanager
+def _arrays(path: Path) -> Iterator[Any]:
+    """The arrays of a file by their names; a RunError if they would fill the memory."""
+    with _opened(path) as file:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > _MOST_BYTES:
+            raise RunError(f"{path} unpacks to {size} bytes, more than {_MOST_BYTES}: it is not a recording")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            yield arrays
 
 
 def _opened(path: Path) -> Any:
@@ -202,9 +212,11 @@ def kept_evaluations(run_dir: Path) -> list[EvaluationKey]:
 
 
 def prune(run_dir: Path, most: int, most_bytes: float) -> None:
-    """Deletes what is too much: first the oldest pictures, then the evaluations that have the closest neighbours.
+    """Deletes what is too much: first the oldest pictures, then the evaluations whose neighbours tell the most of them.
 
-    The first and the newest evaluation stay, so what is left covers the whole run.
+    An evaluation counts by the share of the run's time between its neighbours, and by how far its return is from
+    theirs as a share of the range of returns. So what is left covers the whole run, and the deepest dips stay, as do
+    the first and the newest evaluation.
     """
     keys, folder = kept_evaluations(run_dir), run_dir / FOLDER
     pictures = sorted((_age_and_size(path), path) for path in folder.glob(f"e*{FRAMES}"))
@@ -216,11 +228,22 @@ def prune(run_dir: Path, most: int, most_bytes: float) -> None:
         path.unlink(missing_ok=True)
         total -= size
     while len(keys) > 2 and (len(keys) > most or total > most_bytes):
-        gaps = [after.wall_s - before.wall_s for before, after in zip(keys, keys[2:], strict=False)]
-        key = keys.pop(1 + gaps.index(min(gaps)))
+        t = np.array([key.wall_s for key in keys])
+        y = np.array([_return_mean(folder / f"{key.id}.npz") for key in keys])
+        gap = (t[2:] - t[:-2]) / max(t[-1] - t[0], 1e-9)
+        off = np.abs(y[1:-1] - (y[2:] + y[:-2]) / 2.0) / max(y.max() - y.min(), 1e-9)
+        key = keys.pop(1 + int(np.argmin(gap + off)))
         total -= sizes[key]
         for path in [folder / f"{key.id}.npz", *folder.glob(f"{key.id}-*")]:
             path.unlink(missing_ok=True)
+
+
+@lru_cache(4096)
+def _return_mean(path: Path) -> float:
+    """The mean return of a recording's evaluation; 0 where it cannot be read."""
+    with contextlib.suppress(*_DAMAGE, RunError), _arrays(path) as arrays:
+        return finite_number(json.loads(arrays["facts"].tobytes()).get("return_mean")) or 0.0
+    return 0.0
 
 
 def _age_and_size(path: Path) -> tuple[float, int]:

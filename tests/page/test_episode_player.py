@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import dashboard_browser as web
@@ -20,8 +21,12 @@ from spreeze.config.schema import EvaluationConfig
 from spreeze.dashboard import control, episode_api
 from spreeze.envs.task import make_task
 from spreeze.files import write_json
+from spreeze.machine.processes import LOW_PRIORITY
 from spreeze.metrics.recorded_episodes import frames_path, kept_evaluations
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.writer import MetricsWriter
 from spreeze.transport.weights import Weights
+from spreeze.workers.episodes import episode_redraw
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
 from spreeze.workers.episodes.episode_redraw import draw
 from spreeze.workers.episodes.lockstep import run_episodes, score
@@ -78,6 +83,20 @@ def test_the_numbers_of_an_episode_come_in_strips_with_sentences(run):
     assert texts[:2] == ["ran to the time limit of 200 steps", "action 0 at its bound 100 % of the time"]
 
 
+def test_a_recorded_evaluation_is_compared_with_the_one_before_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
+    path = recorded_run(tmp_path)
+    query = {"run": "r1", "evaluation": kept_evaluations(path)[0].id, "kind": "worst"}
+    assert ask(EPISODE, **query)["change"] is None, "the metrics do not have this evaluation"
+    (path / "metrics.db").unlink()
+    with closing(MetricsWriter(path / "metrics.db")) as store:
+        store.evaluation(EvaluationRow(10.0, 1000, 100, 1, 100, 3, -900.0, 10.0, 200.0))
+        store.evaluation(EvaluationRow(20.0, 2000, 200, 1, 200, 3, -1200.0, 10.0, 200.0))
+    found = ask(EPISODE, **query)["change"]
+    assert found["title"] == "Return -1,200, and -900 at the evaluation before, at 0:10"
+    assert found["sentences"][1] == "Episodes are as long as before; the reward a step went from -4.50 to -6."
+
+
 def test_actions_of_kept_episodes_are_histograms_over_time(run):
     found = ask(HISTOGRAMS, run="r1")
     assert list(found) == ["steps_action"], "nobody published values"
@@ -126,9 +145,13 @@ def test_pictures_are_drawn_by_a_post_alone_and_never_by_a_foreign_run_s_module(
         monkeypatch.setenv(control.IMPORT, "hostile")  # what the page was started with is allowed
 
 
-def test_a_process_started_ahead_draws_what_it_is_told_later(run):
+@pytest.mark.parametrize("ahead", ["r1", "other"])
+def test_a_process_started_ahead_for_any_run_draws_the_episode_that_is_asked_for(run, ahead):
+    if ahead != "r1":
+        recorded_run(run.parent, ahead)
     key = kept_evaluations(run)[0]
-    assert ask(WARM) == ask(WARM) == {"state": "warm"}
+    frames_path(run, key, "best").unlink(missing_ok=True)
+    assert ask(WARM, run=ahead) == ask(WARM, run=ahead) == {"state": "warm"}
     (process,) = episode_api._spare
     try:
         assert ask(DRAW, run="r1", evaluation=key.id, kind="best") == {"state": "drawing"}
@@ -137,6 +160,18 @@ def test_a_process_started_ahead_draws_what_it_is_told_later(run):
     finally:
         episode_api.end_drawing()
     assert len(list(frame_records(frames_path(run, key, "best").read_bytes()))) == 101
+
+
+def test_a_process_started_ahead_makes_no_task_of_a_module_that_is_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
+    started = []
+    monkeypatch.setattr(episode_api, "_process", lambda arguments: started.append(arguments))
+    for name, module in (("own", None), ("foreign", "hostile")):
+        monkeypatch.setattr(episode_api, "_spare", [])
+        path = recorded_run(tmp_path, name, module)
+        assert ask(WARM, run=name) == {"state": "warm"}
+        assert started.pop() == ([] if module else [str(path)])
+    assert "error" in ask(WARM, run="../own")
 
 
 def test_a_process_that_has_drawn_is_no_zombie_before_the_next_one(run):
@@ -148,6 +183,17 @@ def test_a_process_that_has_drawn_is_no_zombie_before_the_next_one(run):
         poll(lambda: not Path(f"/proc/{process.pid}").exists(), timeout_s=PATIENCE_S)
     finally:
         episode_api.end_drawing()
+
+
+@pytest.mark.parametrize(("urgent_s", "times"), [(0.0, 1), (1e9, 0)])
+def test_drawing_has_low_priority_after_its_first_seconds(run, monkeypatch, urgent_s, times):
+    lowered = []
+    monkeypatch.setattr(episode_redraw, "lower_priority", lowered.append)
+    monkeypatch.setattr(episode_redraw, "_URGENT_S", urgent_s)
+    key = kept_evaluations(run)[0]
+    frames_path(run, key, "median").unlink(missing_ok=True)
+    assert draw(run, key, "median") == ""
+    assert lowered == [LOW_PRIORITY] * times
 
 
 def test_pictures_come_in_bounded_pieces(run, monkeypatch):

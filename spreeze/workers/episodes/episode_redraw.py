@@ -1,12 +1,13 @@
 """Pictures of a recorded episode, drawn again from its seed and its actions, for the page that asks.
 
 ``python -m spreeze.workers.episodes.episode_redraw RUN ID KIND`` writes them as they are made, so that a player can
-show the first ones while the last are drawn. Rewards and observations are compared with the recorded ones at each env
-step: where an episode does not repeat, the pictures end, and a sentence says so.
+show the first ones while the last are drawn; ``main`` tells of a start ahead. Rewards and observations are compared
+with the recorded ones at each env step: where an episode does not repeat, the pictures end, and a sentence says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -14,7 +15,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +47,9 @@ _QUALITY = 75
 _MOST_FRAMES = 600
 """Pictures of one episode; a longer one has one for more env steps."""
 _LONGEST_S = 300.0
+_URGENT_S = 10.0
+"""Time at normal priority: somebody has clicked and looks. At low priority beside a run that uses all cores, two to
+four env steps a second would be drawn."""
 _LONGEST_WAIT_S = 120.0
 """Time for which a process that was started ahead waits."""
 _TOLERANCE = 1e-6
@@ -91,8 +95,15 @@ def _same(obs: np.ndarray, recorded: np.ndarray) -> bool:
     return np.allclose(obs.reshape(-1)[: len(recorded)], recorded, _TOLERANCE, 1e-6)
 
 
-def draw(run_dir: Path, key: EvaluationKey, kind: str) -> str:
+def drawing_task(run_dir: Path) -> Task:
+    """The run's task, which draws pictures; what its constructor raises."""
+    return new_task(partial(open_task, spec_from(read_json(run_dir / "env.json")), "rgb_array", whole_games=True))
+
+
+def draw(run_dir: Path, key: EvaluationKey, kind: str, make_task: Callable[[Path], Task] = drawing_task) -> str:
     """Draws the pictures of an episode, unless another process does; returns why they end early, or nothing.
+
+    ``make_task`` may return a task of this run that was made before.
 
     Raises:
         RunError: no such episode.
@@ -109,8 +120,7 @@ def draw(run_dir: Path, key: EvaluationKey, kind: str) -> str:
         fcntl.flock(file, fcntl.LOCK_EX)
         note = ""
         try:
-            spec = spec_from(read_json(run_dir / "env.json"))
-            task = new_task(partial(open_task, spec, "rgb_array", whole_games=True))
+            task = make_task(run_dir)
             try:
                 stride = max(clip_stride(task.render_fps), -(-episode.length // _MOST_FRAMES))
                 for data in _pictures(task, episode, stride):
@@ -150,7 +160,7 @@ class _Ended(Exception):
 
 
 def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[bytes]:
-    begun_s, size = time.monotonic(), 0
+    begun_s, size, urgent = time.monotonic(), 0, True
     for same, step in replay(task, episode):
         if not same:
             raise _Ended(
@@ -161,32 +171,59 @@ def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[byt
             continue
         data = frame_record(step, jpeg(task.render()))
         size += len(data)
+        if urgent and time.monotonic() - begun_s > _URGENT_S:
+            urgent = False
+            lower_priority(LOW_PRIORITY)
         if size > MOST_FRAME_BYTES or time.monotonic() - begun_s > _LONGEST_S:
             most = f"{MOST_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
             raise _Ended(f"the pictures end at step {step:,}: they take more than {most}")
         yield data
 
 
-def _told() -> list[str]:
-    """The arguments as a JSON line on standard input, by then with the packages loaded; empty if none comes."""
-    from PIL import Image  # noqa: F401
+def _prepared(run_dir: Path) -> Task | None:
+    """The run's task after its first picture, which takes longest; None if that fails, as drawing will tell."""
+    with contextlib.suppress(Exception):
+        task = drawing_task(run_dir)
+        task.reset(seed=0)
+        jpeg(task.render())
+        return task
+    return None
 
-    from spreeze.envs import single_env  # noqa: F401
 
+def _wait_for_arguments() -> list[str]:
+    """The arguments as a JSON line on standard input; empty if none comes."""
     ready, _, _ = select.select([sys.stdin], [], [], _LONGEST_WAIT_S)
     line = sys.stdin.readline() if ready else ""
     return [str(part) for part in json.loads(line)] if line else []
 
 
+def _draw_later(run_dir: Path | None) -> None:
+    """Loads the packages and prepares the task of a run, if one is named; then draws the episode that is asked for."""
+    from PIL import Image  # noqa: F401
+
+    from spreeze.envs import single_env  # noqa: F401
+
+    task = None if run_dir is None else _prepared(run_dir)
+    if not (arguments := _wait_for_arguments()):
+        return
+    asked, text, kind = arguments
+    if task is None or Path(asked) != run_dir:
+        draw(Path(asked), EvaluationKey.parse(text), kind)
+    else:
+        draw(Path(asked), EvaluationKey.parse(text), kind, lambda _: task)
+
+
 def main(argv: list[str]) -> int:
-    """Arguments are a run directory, an evaluation's ID and the kind of episode; without any it waits for them."""
-    lower_priority(LOW_PRIORITY)
-    if not (argv := argv or _told()):
-        return 0
-    run_dir, text, kind = argv
+    """Arguments are a run directory, an evaluation's ID and the kind of episode.
+
+    Without the last two it prepares itself, for that run if it is named, and reads all three from standard input.
+    """
     try:
         with stdout_to_stderr():
-            draw(Path(run_dir), EvaluationKey.parse(text), kind)
+            if len(argv) < 3:
+                _draw_later(Path(argv[0]) if argv else None)
+            else:
+                draw(Path(argv[0]), EvaluationKey.parse(argv[1]), argv[2])
     except (SpreezeError, OSError) as error:
         sys.stderr.write(f"{described(error)}\n")
         return 1

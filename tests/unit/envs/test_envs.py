@@ -591,13 +591,61 @@ def test_a_probe_tells_environments_that_wait_from_those_that_compute(cost, shar
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
-@pytest.mark.parametrize(("name", "camera"), [("HalfCheetah-v5", "track"), ("Ant-v5", "track"), ("Walker2d-v5", None)])
-def test_pictures_of_a_robot_that_runs_away_follow_it(name, camera):
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Ant-v5", "Walker2d-v5", "Hopper-v5", "Humanoid-v5"])
+def test_pictures_of_a_robot_that_runs_away_follow_it(name):
     with contextlib.closing(make_env(name, render_mode="rgb_array")) as env:
         renderer = env.unwrapped.mujoco_renderer
-        found = None if renderer.camera_id < 0 else renderer.model.camera(renderer.camera_id).name
-        assert found == camera
-        assert camera or "trackbodyid" in renderer.default_cam_config, "its own camera follows it"
+        assert renderer.model.camera(renderer.camera_id).name == "track"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+@pytest.mark.parametrize("name", ["Walker2d-v5", "HalfCheetah-v5"])
+def test_a_robot_that_is_far_away_is_drawn_with_its_floor_as_at_its_start(name):
+    with contextlib.closing(make_env(name, render_mode="rgb_array")) as env:
+        env.reset(seed=1)
+        here = env.render()
+        position = env.unwrapped.data.qpos.copy()
+        position[0] += 120.0  # a whole number of the floor's squares, beyond the end of its 40 m
+        env.unwrapped.set_state(position, env.unwrapped.data.qvel)
+        assert np.mean(np.abs(env.render().astype(int) - here)) < 4.0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+@pytest.mark.parametrize("name", ["Ant-v5", "Walker2d-v5"])
+def test_an_environment_that_draws_moves_as_one_that_does_not(name):
+    with (
+        contextlib.closing(make_env(name, render_mode="rgb_array")) as drawn,
+        contextlib.closing(make_env(name)) as env,
+    ):
+        assert np.array_equal(drawn.reset(seed=1)[0], env.reset(seed=1)[0])
+        rng = np.random.default_rng(1)
+        for _ in range(50):
+            action = rng.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
+            (obs, *rest), (expected, *others) = drawn.step(action), env.step(action)
+            assert np.array_equal(obs, expected)
+            assert rest[:3] == others[:3]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+@pytest.mark.parametrize(("render_mode", "coarse"), [("rgb_array", True), (None, False)])
+def test_only_pictures_to_look_at_are_drawn_with_coarser_shadows(render_mode, coarse):
+    with contextlib.closing(make_env("HalfCheetah-v5", render_mode=render_mode)) as env:
+        quality = env.unwrapped.model.vis.quality
+        assert (quality.shadowsize == 1024, quality.offsamples == 0) == (coarse, coarse)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+def test_pictures_that_a_policy_observes_are_drawn_as_their_author_wants_them():
+    from gymnasium.envs.registration import WrapperSpec, register, registry
+
+    pixels = WrapperSpec("pixels", "gymnasium.wrappers:AddRenderObservation", {"render_only": True})
+    entry = "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv"
+    register("SeenCheetah-v0", entry, additional_wrappers=(pixels,), kwargs={"render_mode": "rgb_array"})
+    try:
+        with contextlib.closing(make_env("SeenCheetah-v0", render_mode="rgb_array")) as env:
+            assert env.unwrapped.model.vis.quality.shadowsize > 1024
+    finally:
+        del registry["SeenCheetah-v0"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")

@@ -1,6 +1,7 @@
 """Recorded episodes as files and as sentences, by hand-made arrays."""
 
 import io
+import itertools
 import json
 import zipfile
 
@@ -21,6 +22,7 @@ from spreeze.metrics.recorded_episodes import (
     frames_path,
     marks_of,
     packed,
+    prune,
     read_frames,
     read_recording,
     returns_to_go,
@@ -209,3 +211,36 @@ def test_the_numbers_of_steps_are_scaled_actions_values_and_advantages():
         0.0,
         1.0,
     ]
+
+
+def keep(run_dir, wall_s, return_mean):
+    key = EvaluationKey(wall_s, round(100 * wall_s), round(wall_s))
+    path = run_dir / FOLDER / f"{key.id}.npz"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(packed(Recording(key=key, facts={"return_mean": return_mean}, episodes=(episode(),))))
+
+
+def test_of_evaluations_with_equal_returns_those_stay_that_cover_the_run_evenly(tmp_path):
+    for wall_s in (0.0, 10.0, 11.0, 20.0, 30.0, 31.0, 40.0):
+        keep(tmp_path, wall_s, 5.0)
+    prune(tmp_path, 5, 1e9)
+    kept = [key.wall_s for key in recorded_episodes.kept_evaluations(tmp_path)]
+    assert kept in ([0.0, 10.0, 20.0, 30.0, 40.0], [0.0, 11.0, 20.0, 30.0, 40.0], [0.0, 11.0, 20.0, 31.0, 40.0])
+
+
+def test_a_dip_of_the_return_stays_where_its_neighbours_are_deleted(tmp_path):
+    for wall_s in range(40):
+        keep(tmp_path, float(wall_s), 30.0 if wall_s == 23 else 100.0 + wall_s)
+    prune(tmp_path, 6, 1e9)
+    kept = [key.wall_s for key in recorded_episodes.kept_evaluations(tmp_path)]
+    assert len(kept) == 6
+    assert {0.0, 23.0, 39.0} <= set(kept)
+    assert max(after - before for before, after in itertools.pairwise(kept)) < 20.0
+
+
+def test_a_damaged_recording_counts_as_a_return_of_0_and_can_be_deleted(tmp_path):
+    for wall_s in range(6):
+        keep(tmp_path, float(wall_s), 0.0)
+    (tmp_path / FOLDER / "e3000-300-3-0.npz").write_bytes(b"no archive")
+    prune(tmp_path, 2, 1e9)
+    assert [key.wall_s for key in recorded_episodes.kept_evaluations(tmp_path)] == [0.0, 5.0]

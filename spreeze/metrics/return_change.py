@@ -1,0 +1,168 @@
+"""Why the return differs from that of the evaluation before, as far as a run's own numbers tell.
+
+Nothing here proves a cause. The sentences say whether chance is enough of an explanation, whether episodes became
+shorter or earned less a step, how many of them are affected, and what else changed between the two evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.formatting import duration, number
+from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
+from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
+from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
+
+_EARLIER = 12
+"""Evaluations before that show how much a metric usually changes from one to the next."""
+_LEAST_EARLIER = 5
+_UNUSUAL = 4.0
+"""Times its usual change, from which on the change of a metric is mentioned."""
+_LEAST_CHANGE = 0.1
+"""Share of its value that such a change has at least."""
+_MOST_METRICS, _MOST_EVENTS = 3, 4
+_NEWEST_EVENTS = 2000
+_GROUPS = ("Learning", "Balance", "Speed")
+"""Groups of charts whose metrics are examined."""
+
+
+class ReturnChange(NamedTuple):
+    title: str
+    sentences: tuple[str, ...]
+
+
+def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABLE) -> ReturnChange | None:
+    """What changed between a recorded evaluation and the one before it; None without one.
+
+    Raises:
+        RunError: the metrics are damaged or take too long to read.
+    """
+    with MetricsReader(run_dir / "metrics.db").held() as reader:
+        rows = reader.evaluations()
+        place = next((i for i, row in enumerate(rows) if _is_of(row, recording.key)), 0)
+        if place == 0:
+            return None
+        before, now = rows[place - 1], rows[place]
+        events = [one for one in reader.events(_NEWEST_EVENTS) if before.t < one.t <= now.t]
+        times = [row.t for row in rows[max(0, place - 1 - _EARLIER) : place + 1]]
+        moved = _moved(reader, times, table)
+    others = [*_event_sentences(events), *moved]
+    return ReturnChange(
+        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, "
+        f"at {duration(before.t)}",
+        (
+            *_chance(before, now, recording),
+            *_length_or_reward(before, now),
+            *(others or ["Between the two no event was recorded, and no metric of learning changed unusually."]),
+        ),
+    )
+
+
+def _is_of(row: EvaluationRow, key: EvaluationKey) -> bool:
+    return (row.env_steps, row.updates) == (key.env_steps, key.updates) and abs(row.t - key.wall_s) < 2e-3
+
+
+def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
+    """One sentence where two standard errors of the difference cover it; else on a fall, how many episodes show it."""
+    if min(before.episodes, now.episodes) < 2:
+        return []
+    error = math.hypot(*(row.return_std / math.sqrt(row.episodes - 1) for row in (before, now)))
+    if abs(now.return_mean - before.return_mean) > 2.0 * error:
+        return _which_episodes(before, now, recording)
+    return [
+        f"Chance is enough: returns of single episodes differ so much that the means of {now.episodes} may be "
+        f"{number(2.0 * error)} apart without any change of the policy."
+    ]
+
+
+def _length_or_reward(before: EvaluationRow, now: EvaluationRow) -> list[str]:
+    """Parts of the difference: its length at the mean reward a step, and the reward a step at the mean length."""
+    if min(before.length_mean, now.length_mean) <= 0.0:
+        return []
+    rewards = [row.return_mean / row.length_mean for row in (before, now)]
+    by_length = (now.length_mean - before.length_mean) * sum(rewards) / 2.0
+    by_reward = (rewards[1] - rewards[0]) * (now.length_mean + before.length_mean) / 2.0
+    if before.length_mean == now.length_mean:
+        return [f"Episodes are as long as before; the reward a step went from {_pair(*rewards)}."]
+    return [
+        f"Episodes went from {_pair(before.length_mean, now.length_mean)} env steps, the reward a step from "
+        f"{_pair(*rewards)}: {_signed(by_length)} by length, {_signed(by_reward)} by reward."
+    ]
+
+
+def _which_episodes(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
+    """Says of a fall of the return whether the median episode shows it or only the worst ones."""
+    returns = {kind: each.episode_return for each in recording.episodes for kind in each.kinds}
+    if now.return_mean >= before.return_mean or not {"median", "worst"} <= returns.keys() or now.episodes < 3:
+        return []
+    median, worst = returns["median"], returns["worst"]
+    few = median >= (before.return_mean + now.return_mean) / 2.0
+    return [
+        f"{'Few' if few else 'Most'} episodes are worse: of {now.episodes} the median has {number(median)} and the "
+        f"worst {number(worst)}."
+    ]
+
+
+def _event_sentences(events: Sequence[Event]) -> list[str]:
+    chosen = sorted(events, key=lambda one: one.level == "info")[:_MOST_EVENTS]
+    told = [f"{duration(one.t)}, {one.source}: {one.text}" for one in sorted(chosen, key=lambda one: one.t)]
+    more = len(events) - len(chosen)
+    return told + [f"and {more} more events in that time"] * (more > 0)
+
+
+def _moved(reader: MetricsReader, times: Sequence[float], table: MetricTable) -> list[str]:
+    """Sentences on the metrics whose last change is far above their usual one, the largest first."""
+    found = []
+    for metric in table.metrics:
+        if metric.chart is None or metric.chart.group not in _GROUPS or metric.parts or metric.writer == EVALUATION:
+            continue
+        means = _means(reader.series(metric.name, times[0]), times)
+        if (score := _score(means)) >= _UNUSUAL:
+            scale = metric.chart.scale
+            unit = "" if metric.unit in ("ratio", "share", "norm", "loss", "return") else f" {metric.unit}"
+            unit = " %" if metric.chart.unit == "%" else unit
+            text = f"{metric.chart.title} went from {_pair(scale * means[-2], scale * means[-1])}{unit}"
+            usual = "which had not changed before" if math.isinf(score) else f"{score:.0f} times its usual change"
+            found.append((score, f"{text}, {usual}."))
+    return [text for _, text in sorted(found, reverse=True)[:_MOST_METRICS]]
+
+
+def _means(series: Series, times: Sequence[float]) -> np.ndarray:
+    """The mean of a series between each two times, NaN without a value, float64 [len(times) - 1]."""
+    edges = np.searchsorted(series.t, times, side="right")
+    sums = np.concatenate([[0.0], np.cumsum(series.mean)])
+    with np.errstate(invalid="ignore"):
+        means: np.ndarray = np.diff(sums[edges]) / np.diff(edges)
+    return means
+
+
+def _score(means: np.ndarray) -> float:
+    """The last change over the usual one, by their median absolute deviation; 0 where too little is known."""
+    changes = np.diff(means)
+    earlier = changes[:-1][np.isfinite(changes[:-1])]
+    if len(changes) == 0 or not math.isfinite(changes[-1]) or len(earlier) < _LEAST_EARLIER:
+        return 0.0
+    last = abs(changes[-1] - float(np.median(earlier)))
+    if last < _LEAST_CHANGE * float(np.max(np.abs(means[-2:]))):
+        return 0.0
+    usual = 1.4826 * float(np.median(np.abs(earlier - np.median(earlier))))  # the deviation, if they are normal
+    if usual == 0.0:
+        return math.inf if last > 0.0 else 0.0
+    return float(last / usual)
+
+
+def _pair(before: float, now: float) -> str:
+    return f"{_short(before)} to {_short(now)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if 0.0 < abs(value) < 0.01 else number(value)
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0.0 else ''}{number(value)}"
