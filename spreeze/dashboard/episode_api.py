@@ -167,7 +167,7 @@ def episode(request: Request) -> dict[str, Any]:
 
 
 def _change(path: Path, recording: Recording) -> dict[str, Any] | None:
-    """What differs from the evaluation before; None where there is none, or its numbers are damaged."""
+    """The change since the evaluation before; None where there is none, or its numbers are damaged."""
     with contextlib.suppress(RunError):
         if found := return_change(path, recording):
             return {"title": clean(found.title, 300), "sentences": [clean(text, 300) for text in found.sentences]}

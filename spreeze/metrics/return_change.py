@@ -1,4 +1,4 @@
-"""Why the return differs from that of the evaluation before, as far as a run's own numbers tell.
+"""Reasons why the return differs from that of the evaluation before, as far as a run's own numbers tell.
 
 Nothing here proves a cause. The sentences say whether chance is enough of an explanation, whether episodes became
 shorter or earned less a step, how many of them are affected, and what else changed between the two evaluations.
@@ -37,7 +37,7 @@ class ReturnChange(NamedTuple):
 
 
 def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABLE) -> ReturnChange | None:
-    """What changed between a recorded evaluation and the one before it; None without one.
+    """Compares a recorded evaluation with the one before it; None without one.
 
     Raises:
         RunError: the metrics are damaged or take too long to read.
