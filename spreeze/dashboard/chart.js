@@ -309,7 +309,8 @@ class Chart {
     this.options.onRead?.(rows);
     for (const [trace, i] of rows) {
       const between = trace.low && trace.low[i] !== null && trace.low[i] !== trace.high[i] ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
-      lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
+      const elsewhere = Math.abs(trace.x[i] - nearest) > 0.005 * (x1 - x0) ? `, at ${shortText(trace.x[i])}` : "";
+      lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}${elsewhere}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
     if (this.under || this.focused) for (const mark of this.marked ?? []) if (mark.text && Math.abs(atX(mark.x) - atX(wanted)) < NEAR_PX) lines.push(mark.text.replace(/(.{60}[^ ]*) /g, "$1\n   "));

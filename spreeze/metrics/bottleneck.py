@@ -195,12 +195,14 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
 
 
 def _learner_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+    full = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
+    computes = "computes" if _used_elsewhere(snapshot) is None or not full else "computes or waits for a core"
     bound = ""
     if _held_by(snapshot) == "lower":
         bound = f" at the lower bound of {number(snapshot.samples_per_insert_min)} samples per insert"
     return Bottleneck(
-        f"Learner is the limit: it computes {percent(1 - learner_wait)} of its time; {_learner_remedy(snapshot)} would "
-        f"help; samplers wait {percent(sampler_wait)} for it{bound}.",
+        f"Learner is the limit: it {computes} {percent(1 - learner_wait)} of its time; {_learner_remedy(snapshot)} "
+        f"would help; samplers wait {percent(sampler_wait)} for it{bound}.",
         Side.LEARNER,
     )
 

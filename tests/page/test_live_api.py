@@ -431,8 +431,10 @@ chart.zoomY = [1, 2]; const zoomed = chart.yRange(0, 99); chart.dblclick();
 view.log = false;
 chart.traces = [{ name: "b", colour: "", x: [0, 1, 2], y: [5, 5, 5], low: [5, 4, 5], high: [5, 6, 5] }];
 const hovered = [0, 2].map((at) => { chart.axis.at = at; chart.draw(); return chart.box.said; });
+chart.traces.push({ name: "late", colour: "", x: [0], y: [7] });
+chart.axis.at = 2; chart.draw(); const apart = chart.box.said;
 const smooth = smoothed([1, 3, null, 3], 0.5);
-console.log(JSON.stringify({ whole, robust, kept, log, zoomed, after: chart.zoomY, hovered, smooth }));
+console.log(JSON.stringify({ whole, robust, kept, log, zoomed, after: chart.zoomY, hovered, apart, smooth }));
 """
 
 
@@ -448,6 +450,7 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
     assert (found["zoomed"], found["after"]) == ([1, 2], None)
     assert "b: 5" in found["hovered"][0]
     assert "(5 .. 5)" not in "".join(found["hovered"])
+    assert found["apart"].splitlines() == ["2 s", "b: 5", "late: 7, at 0"], "a value of another time says so"
     assert found["smooth"] == pytest.approx([1.0, 7 / 3, None, 19 / 7], nan_ok=True)
 
 

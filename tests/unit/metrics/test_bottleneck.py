@@ -108,6 +108,11 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
             "less load from other programs, which keep 0.50 cores busy,",
         ),
         (
+            _snapshot(0.03, 0.40, external_cpu_cores=0.5, cpu_use=1.0),
+            Side.LEARNER,
+            "Learner is the limit: it computes or waits for a core 97 % of its time; less load",
+        ),
+        (
             _snapshot(0.03, 0.40, sibling_cpu_cores=0.9),
             Side.LEARNER,
             "less load from the page, other runs and programs of low priority, which keep 0.90 cores busy,",
