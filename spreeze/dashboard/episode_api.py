@@ -313,7 +313,7 @@ def _foreign_module(path: Path) -> str | None:
 def warm(request: Request) -> dict[str, Any]:
     """Starts the process that will draw, which loads its packages and makes the run's task meanwhile.
 
-    Of a run whose module has yet to be trusted it makes none.
+    Where the run's module is not trusted yet, it makes no task.
     """
     path = run_path(request.query_params.get("run", ""), runs_dir())
     with _lock:

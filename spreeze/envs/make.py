@@ -351,9 +351,8 @@ def _follow_robot(env: gymnasium.Env[Any, Any]) -> None:
         for floor in [geom for geom in range(model.ngeom) if model.geom_type[geom] == _PLANE]:
             size, material = model.geom_size[floor, :2], model.geom_matid[floor]
             if material >= 0 and not model.mat_texuniform[material] and (size > 0.0).all():
-                model.mat_texrepeat[material] /= (
-                    2.0 * size
-                )  # repeats of the texture: over the plane before, now a metre
+                # Its texture was repeated so often over the whole plane, and is now in a metre.
+                model.mat_texrepeat[material] /= 2.0 * size
             size[:] = 0.0
 
 

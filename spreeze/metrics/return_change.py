@@ -51,6 +51,8 @@ def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABL
         events = [one for one in reader.events(_NEWEST_EVENTS) if before.t < one.t <= now.t]
         times = [row.t for row in rows[max(0, place - 1 - _EARLIER) : place + 1]]
         moved = _moved(reader, times, table)
+    few = "; there are too few evaluations before to tell which metrics changed unusually."
+    nothing = ", and no metric of learning changed unusually." if len(times) > _LEAST_EARLIER + 2 else few
     others = [*_event_sentences(events), *moved]
     return ReturnChange(
         f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, "
@@ -58,7 +60,7 @@ def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABL
         (
             *_chance(before, now, recording),
             *_length_or_reward(before, now),
-            *(others or ["Between the two no event was recorded, and no metric of learning changed unusually."]),
+            *(others or [f"Between the two no event was recorded{nothing}"]),
         ),
     )
 

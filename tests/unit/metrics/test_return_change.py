@@ -100,6 +100,8 @@ def test_events_between_the_two_are_listed_by_time_and_others_are_not(tmp_path):
     ]  # fmt: skip
 
 
-def test_nothing_unusual_is_said_as_such(tmp_path):
-    found = sentences(tmp_path, [row(10, 100.0), row(20, 50.0)])
+@pytest.mark.parametrize(("evaluations", "end"), [(2, "too few evaluations before"), (9, "no metric of learning")])
+def test_nothing_unusual_is_said_as_such_only_where_it_can_be_known(tmp_path, evaluations, end):
+    found = sentences(tmp_path, [row(10.0 * i, 100.0) for i in range(1, evaluations + 1)])
     assert found.sentences[-1].startswith("Between the two no event was recorded")
+    assert end in found.sentences[-1]
