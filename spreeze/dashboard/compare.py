@@ -218,9 +218,9 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
     from plotly.subplots import make_subplots  # slow to import (0.5 s), so only here
 
     columns = min(_SMALL_PER_ROW, len(charts))
-    rows = -(-len(charts) // columns)
+    charts_down = -(-len(charts) // columns)
     titles = [name.replace("_", " ") for name in charts]
-    chart = make_subplots(rows, columns, subplot_titles=titles if len(charts) > 1 else None)
+    chart = make_subplots(charts_down, columns, subplot_titles=titles if len(charts) > 1 else None)
     for place, groups in enumerate(charts.values()):
         at = {"row": place // columns + 1, "col": place % columns + 1}
         for i, (name, lines) in enumerate(groups.items()):
@@ -240,14 +240,14 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
             more = {"mode": shape, "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
             chart.add_scatter(x=across, y=up, showlegend=place == 0, **more, **at)
     chart.update_layout(
-        height=420 if len(charts) == 1 else 60 + 220 * rows,
+        height=420 if len(charts) == 1 else 60 + 220 * charts_down,
         margin={"l": 50, "r": 10, "t": 10 if len(charts) == 1 else 60, "b": 40},
         hovermode="x unified",
-        legend={"orientation": "h", "y": 1.02 if len(charts) == 1 else 1.0 + 0.2 / rows, "yanchor": "bottom"},
+        legend={"orientation": "h", "y": 1.02 if len(charts) == 1 else 1.0 + 0.2 / charts_down, "yanchor": "bottom"},
     )
     if len(charts) == 1:
         chart.update_yaxes(title=titles[0])
-    chart.update_xaxes(title=axis, row=rows)
+    chart.update_xaxes(title=axis, row=charts_down)
     return chart
 
 
@@ -334,18 +334,18 @@ def _target(curves: list[Curve]) -> float:
 
 
 def _show_table(
-    rows: list[dict[str, str]], key: str, helps: Mapping[str, str], widths: Mapping[str, int] | None = None
+    table: list[dict[str, str]], key: str, helps: Mapping[str, str], widths: Mapping[str, int] | None = None
 ) -> None:
     """A table; ``helps`` is title of a column -> what it says when the pointer is over it; ``widths`` are in pixels."""
     columns = {**dict.fromkeys(helps), **(widths or {})}
     config = {
         title: st.column_config.TextColumn(help=helps.get(title), width=width) for title, width in columns.items()
     }
-    st.dataframe(rows, hide_index=True, key=key, column_config=config)
+    st.dataframe(table, hide_index=True, key=key, column_config=config)
 
 
 def _group_table(reports: list[Report]) -> None:
-    rows = [
+    table = [
         ({"task": found.runs[0].group.env} if len(reports) > 1 else {}) | cells
         for found in reports
         for cells in comparison.group_cells(found)
@@ -356,12 +356,12 @@ def _group_table(reports: list[Report]) -> None:
     }
     for title, (_, what) in comparison.TIMES.items():
         helps[title] = f"wall time until {what} reached the target [h:min:s], a dash until all seeds did"
-    st.markdown(components.table(list(rows[0]), [list(cells.values()) for cells in rows]))  # its cells wrap
+    st.markdown(components.table(list(table[0]), [list(cells.values()) for cells in table]))  # its cells wrap
     st.caption("; ".join(f"{title}: {text}" for title, text in helps.items()) + ".")
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
-    rows, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.POLICIES
+    table, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.POLICIES
     for run in (run for found in reports for run in found.runs):
         evaluations = curves[run.name].evaluations
         task = {"task": run.group.env} if len(reports) > 1 else {}
@@ -373,7 +373,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
         last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
         name = run.name.replace(f"{run.group.env}_", "")  # a whole one would not fit
-        rows.append({"run": name} | task | {"group": run.group.label} | final | times | best | last)
+        table.append({"run": name} | task | {"group": run.group.label} | final | times | best | last)
     limits = ((duration(found.runs[0].limit_s), found.runs[0].group.env) for found in reports)
     helps = {
         "final": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
@@ -385,8 +385,8 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         for title, (_, what) in comparison.TIMES.items()
     }
     names = {"run": 165, "group": 110} if len(reports) == 1 else {"run": 130, "task": 90, "group": 90}
-    widths = dict.fromkeys(rows[0], _CELL) | names
-    _show_table(rows, "compare_runs_table", helps, widths)
+    widths = dict.fromkeys(table[0], _CELL) | names
+    _show_table(table, "compare_runs_table", helps, widths)
 
 
 def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
@@ -401,20 +401,20 @@ def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequenc
         if len(effects) < 2:
             continue
         st.markdown(f"**What matters in {components.plain(known[0].group.env)}** (return at equal time)")
-        rows = []
+        table = []
         for effect in effects:
             told = "; ".join(
                 f"{value}: {comparison.spread_text(comparison.spread(results, found.rules))} ({len(results)})"
                 for value, results in sorted(effect.values.items(), key=lambda item: _by_number(item[0]))
             )
-            rows.append(
+            table.append(
                 {"setting": ", ".join(effect.settings), "explains": percent(effect.share), "value: return (runs)": told}
             )
         helps = {
             "explains": "Share of the variance between runs that the values of this setting explain, whatever the "
             "others are (eta squared). Settings in one line always changed together."
         }
-        _show_table(rows, f"compare_effects_{known[0].group.env}", helps)
+        _show_table(table, f"compare_effects_{known[0].group.env}", helps)
         st.plotly_chart(coordinates(runs, [name for effect in effects for name in effect.settings]), config=CONFIG)
 
 
@@ -446,17 +446,17 @@ def _by_number(text: str) -> tuple[float, str]:
 
 def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
     """Everything in which the runs differ, one a line: settings, versions, machine."""
-    rows = [
+    table = [
         {"what": name} | {curve.name: curve.settings.get(name, DASH) for curve in curves.values()} for name in names
     ]
     facts = {curve.name: _circumstances(path) for path, curve in curves.items()}
     for name in dict.fromkeys(name for each in facts.values() for name in each):
         told = {run: each.get(name, DASH) for run, each in facts.items()}
         if len(set(told.values())) > 1:
-            rows.append({"what": name} | told)
-    if rows:
+            table.append({"what": name} | told)
+    if table:
         st.markdown("**In what these runs differ**")
-        _show_table(rows, "compare_settings", {})
+        _show_table(table, "compare_settings", {})
 
 
 def _circumstances(path: Path) -> dict[str, str]:

@@ -74,9 +74,10 @@ no more than the second share of what they kept then."""
 _LOAD_LOOK_S = 1.0  # Time to check whether the machine is quieter now [s].
 _MOST_TRIES, _TRY_AGAIN_S = 3, 86_400.0
 """A result that is provisional for another reason than load is measured again so often, then once a day."""
-_SAME_STEP = 2.0
+_SAME_STEP, _OWN_STEP_US = 2.0, 20.0
 """A result holds while an env step takes less than this many times what it took then, and more than one part in so
-many. A bound around the stored time, not steps of a scale: there noise would cross one."""
+many, both with what the sampler itself takes for a step: of an environment that takes 10 us, twice that is noise. A
+bound around the stored time, not steps of a scale: there noise would cross one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,7 +286,8 @@ def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict
 def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts: Stopping) -> str | None:
     """Why a result of the same key has to be measured again; None while it holds, or as long as nothing is better."""
     then, now = record["env_step_us_median"], probe.step_us_median
-    if (then is None) != (now is None) or (now and then and not 1.0 / _SAME_STEP < now / then < _SAME_STEP):
+    ratio = 1.0 if not now or not then else (now + _OWN_STEP_US) / (then + _OWN_STEP_US)
+    if (then is None) != (now is None) or not 1.0 / _SAME_STEP < ratio < _SAME_STEP:
         before, after = ("more than a second" if one is None else f"{one:.0f} us" for one in (then, now))
         return f"an env step took {before} then and takes {after} now"
     causes = set(record["provisional"] or ()) - {BATTERY}  # a result on mains has another key

@@ -39,7 +39,7 @@ SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INT
 
 SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action=Choices((2,)),
                max_episode_steps=500, reward_threshold=475.0)  # fmt: skip
-PROBE = Probe(spec=SPEC, step_us_median=None, step_cv=None, memory_bytes=10**6)
+PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, memory_bytes=10**6)
 
 
 def settings_of(**parts):

@@ -617,8 +617,8 @@ def test_a_result_that_stays_provisional_without_load_is_measured_a_few_times_th
 # --- an environment of another speed or version ---
 
 
-@pytest.mark.parametrize(("step_us", "again"), [(95.0, False), (26.0, False), (110.0, True), (18_500.0, True),
-                                                (20.0, True)])  # fmt: skip
+@pytest.mark.parametrize(("step_us", "again"), [(95.0, False), (26.0, False), (125.0, True), (18_500.0, True),
+                                                (12.0, True)])  # fmt: skip
 def test_an_environment_of_another_speed_is_measured_again_and_noise_is_not(bench, step_us, again):
     bench.tune()
     bench.said.clear()
@@ -627,6 +627,12 @@ def test_an_environment_of_another_speed_is_measured_again_and_noise_is_not(benc
     assert record["env_step_us_median"] == (step_us if again else 50.0)
     assert any(f"an env step took 50 us then and takes {step_us:.0f} us now" in text for text in bench.said) == again
     assert len(bench.records()) == 1
+
+
+def test_twice_the_time_of_a_step_of_some_microseconds_is_noise(bench):
+    bench.tune(probe=dataclasses.replace(PROBE, step_us_median=11.0))
+    bench.tune(probe=dataclasses.replace(PROBE, step_us_median=24.0))
+    assert bench.measured == 1
 
 
 def test_noise_that_wanders_cannot_carry_a_result_along(bench):
