@@ -47,6 +47,11 @@ def number(value: float | None) -> str:
     return f"{value:.{_decimals(value)}f}"
 
 
+def signed(value: float) -> str:
+    """``number`` with a plus sign where it is not negative."""
+    return f"{'+' if value >= 0.0 else ''}{number(value)}"
+
+
 def whole(value: float | None) -> str:
     """Formats all digits, for numbers such as a seed."""
     return DASH if value is None or not math.isfinite(value) else f"{value:.0f}"

@@ -326,23 +326,24 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
     """
     modes = (env.metadata or {}).get("render_modes")
     if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
-        _follow_robot(env)
-        if render_mode == "rgb_array":
-            _draw_faster(env)
+        renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
+        if renderer is not None:
+            _follow_robot(renderer)
+            if render_mode == "rgb_array" and not pictures_in(env.observation_space):  # what a policy observes stays
+                _draw_faster(renderer)
         return env
     env.close()
     how = f"renders only as {', '.join(map(str, modes))}, which needs a display" if modes else "does not render"
     raise EnvironmentError_(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
 
 
-def _follow_robot(env: gymnasium.Env[Any, Any]) -> None:
+def _follow_robot(renderer: Any) -> None:
     """Points MuJoCo's pictures at the robot, over a floor without an end.
 
     Gymnasium 1.4 takes a camera that stands still: its ``trackbodyid`` has no effect, because each picture resets the
     camera's type to a free one. A plane of size 0 is drawn as far as one sees; contacts take every plane as endless.
     """
-    renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
-    if renderer is None or renderer.camera_id != -1:
+    if renderer.camera_id != -1:
         return
     model = renderer.model
     cameras = [model.camera(number).name for number in range(model.ncam)]
@@ -356,16 +357,11 @@ def _follow_robot(env: gymnasium.Env[Any, Any]) -> None:
             size[:] = 0.0
 
 
-def _draw_faster(env: gymnasium.Env[Any, Any]) -> None:
-    """Draws MuJoCo's pictures with coarser shadows and edges, in a quarter of the time without a graphics card.
-
-    Where pictures are what the policy observes, they stay as they are.
-    """
-    renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
-    if renderer is not None and not pictures_in(env.observation_space):
-        quality = renderer.model.vis.quality
-        quality.shadowsize = min(quality.shadowsize, _SHADOW_PIXELS)
-        quality.offsamples = 0
+def _draw_faster(renderer: Any) -> None:
+    """Draws MuJoCo's pictures with coarser shadows and edges, in a quarter of the time without a graphics card."""
+    quality = renderer.model.vis.quality
+    quality.shadowsize = min(quality.shadowsize, _SHADOW_PIXELS)
+    quality.offsamples = 0
 
 
 def _render_offscreen() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from spreeze.formatting import DASH, number, percent
+from spreeze.formatting import DASH, number, percent, signed
 from spreeze.metrics.recorded_episodes import can_fall
 
 SETTLED_UPDATES = 20_000
@@ -112,7 +112,7 @@ def _bias(values: Mapping[str, float]) -> _Found:
             "episodes do not hold, nor for custom networks."
         )
     bias = value - came
-    text = f"{'+' if bias >= 0.0 else ''}{number(bias)}"
+    text = signed(bias)
     told = f"The value at the start is {number(value)}, the discounted return that came {number(came)}"
     # A return around 0 has no size of its own: that of the rewards' scale stands for it.
     size = max(abs(came), values.get("return_scale", 0.0))

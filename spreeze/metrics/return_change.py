@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.formatting import duration, number
+from spreeze.formatting import duration, number, signed
 from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
@@ -87,13 +87,13 @@ def _length_or_reward(before: EvaluationRow, now: EvaluationRow) -> list[str]:
     if min(before.length_mean, now.length_mean) <= 0.0:
         return []
     rewards = [row.return_mean / row.length_mean for row in (before, now)]
-    by_length = (now.length_mean - before.length_mean) * sum(rewards) / 2.0
-    by_reward = (rewards[1] - rewards[0]) * (now.length_mean + before.length_mean) / 2.0
     if before.length_mean == now.length_mean:
         return [f"Episodes are as long as before; the reward a step went from {_pair(*rewards)}."]
+    by_length = (now.length_mean - before.length_mean) * sum(rewards) / 2.0
+    by_reward = (rewards[1] - rewards[0]) * (now.length_mean + before.length_mean) / 2.0
     return [
         f"Episodes went from {_pair(before.length_mean, now.length_mean)} env steps, the reward a step from "
-        f"{_pair(*rewards)}: {_signed(by_length)} by length, {_signed(by_reward)} by reward."
+        f"{_pair(*rewards)}: {signed(by_length)} by length, {signed(by_reward)} by reward."
     ]
 
 
@@ -164,7 +164,3 @@ def _pair(before: float, now: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.2g}" if 0.0 < abs(value) < 0.01 else number(value)
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0.0 else ''}{number(value)}"

@@ -207,10 +207,8 @@ def _draw_later(run_dir: Path | None) -> None:
     if not (arguments := _wait_for_arguments()):
         return
     asked, text, kind = arguments
-    if task is None or Path(asked) != run_dir:
-        draw(Path(asked), EvaluationKey.parse(text), kind)
-    else:
-        draw(Path(asked), EvaluationKey.parse(text), kind, lambda _: task)
+    make_task = drawing_task if task is None or Path(asked) != run_dir else lambda _: task
+    draw(Path(asked), EvaluationKey.parse(text), kind, make_task)
 
 
 def main(argv: list[str]) -> int:
