@@ -43,7 +43,7 @@ def fixed_settings(config: Config) -> list[str]:
     algo = config.run.algo
     fixed = [*marked("fixed"), *(f"{algo}.{name}" for name in config.sections()[algo].marked("fixed"))]
     if config.on_policy is not None:
-        fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
+        fixed += ["run.mode", "rollout.correction"]
         if not config.data_flow.asynchronous:  # episodes are repeated from their seeds
             fixed += ["run.seed", *(f"image.{item.name}" for item in dataclasses.fields(config.image))]
     elif config.replay.save:  # saved rows are discounted sums of n rewards

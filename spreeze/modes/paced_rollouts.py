@@ -56,24 +56,29 @@ class RolloutData(Data):
         self.mailbox = run.open(lambda: InferenceMailbox.create(spec))
         self.memory = LearnerMemory(run.open(VersionedParameters.create), run.open(VersionedParameters.create))
         self.size_bytes = spec.size_bytes
-        if plan.earlier.sessions:
-            self._restore(run.folder(group))
+        if plan.earlier.sessions and not self._restore(run.folder(group)):
+            learner = Address("learner", group).name
+            run.notes.append(
+                f"{learner} now has {spec.num_envs} environments and rollouts of {spec.rows} rows, other than before: "
+                "all begin new episodes, and the rollout that was collected last is lost"
+            )
         self.first_rollout, state = self.rollouts.current, self.memory.states.read(self.rollouts.current)
         self.first_updates = 0 if state is None else int(state.meta["updates"])
 
-    def _restore(self, folder: Path) -> None:
+    def _restore(self, folder: Path) -> bool:
+        """False if rollouts have other sizes now."""
         checkpoint = CheckpointStore(folder / "checkpoints").load_latest()
         if checkpoint is None:
-            return
+            return True
         try:
-            restore_rollouts(checkpoint.tensors, checkpoint.state, self.rollouts, self.memory)
+            return restore_rollouts(checkpoint.tensors, checkpoint.state, self.rollouts, self.memory)
         except (CheckpointError, KeyError) as error:
             raise ConfigError(f"{folder.name} cannot be continued with these settings: {error}") from None
 
     @property
     def env_steps(self) -> int:
         """Env steps of whole rollouts since the run started."""
-        return self.rollouts.current * self.rollouts.spec.rows
+        return self.rollouts.env_steps_before(self.rollouts.current)
 
     @property
     def swaps(self) -> int | None:

@@ -56,6 +56,8 @@ def run_workers(
                 run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
             if run.whole_env_steps is not None:
                 recorder.continue_from(run.whole_env_steps)
+            for text in run.notes:
+                recorder.event("info", text)
             stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
             loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
             try:

@@ -96,6 +96,7 @@ class RolloutSpec(Jsonable):
         counters = ("steps", "start", "episode", "next_start", "next_episode")
         return (
             ArraySpec("interval", (1,), "int64"),
+            ArraySpec("began", (3,), "int64"),
             *(ArraySpec(name, (count,), "int64") for name in counters),
             ArraySpec("log", log, "float32"),
             ArraySpec("marked_log", (_MARKS, *log), "float32"),
@@ -137,6 +138,8 @@ class Rollouts:
         self.spec, self.fields = spec, fields
         self.steps = fields["steps"]
         self._current, self._slots = fields["interval"], spec.num_slots
+        self._began = fields["began"]
+        """The rollout that was restored, the run's env steps before it, and the first rollout whose rows are here."""
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> Rollouts:
@@ -154,6 +157,16 @@ class Rollouts:
     def current(self) -> int:
         """j: the rollout that is being collected, if the learner paces it."""
         return int(self._current[0])
+
+    @property
+    def first(self) -> int:
+        """The first rollout whose rows are here; those before it were learned from, or dropped by a resume."""
+        return int(self._began[2])
+
+    def env_steps_before(self, rollout: int) -> int:
+        """Env steps of all rollouts before that one, since the run started, which may have had other sizes."""
+        began, env_steps, _ = self._began.tolist()
+        return int(env_steps + (rollout - began) * self.spec.rows)
 
     @property
     def full(self) -> bool:
@@ -240,47 +253,59 @@ class Rollouts:
         start, episode = fields["marked_start"][mark], fields["marked_episode"][mark]
         longest = int(np.minimum(self.current * self.spec.sync_interval - start, self.spec.log_steps).max())
         arrays = {"start": start, "episode": episode, "log": fields["marked_log"][mark, :, :longest]}
+        arrays["sync_interval"] = np.array(self.spec.sync_interval)
         if self.current > 0:
-            before = (self.current - 1) % self._slots
+            before, with_batch = (self.current - 1) % self._slots, with_batch and self.current > self.first
             arrays["last_obs"] = fields["next_obs"][before, -1]
             arrays |= {f"side_{name}": fields[name][before] for name in self.side if with_batch}
         if self.spec.state_dim:
             arrays["memory"] = fields["marked_memory"][mark]
         return {name: array.copy() for name, array in arrays.items()}
 
-    def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
-        """Restores the result of ``state_arrays`` at the start of ``rollout``; a CheckpointError if sizes differ."""
-        fields, count = self.fields, self.spec.num_envs
-        side = {name: arrays.get(f"side_{name}") for name in self.side}
-        sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
-        memory = arrays.get("memory", np.zeros((count, 0), np.float32))
-        if memory.shape[1] != self.spec.state_dim:
+    def restore(self, arrays: dict[str, np.ndarray], rollout: int, env_steps: int) -> bool:
+        """Restores the result of ``state_arrays`` at the start of ``rollout``, ``env_steps`` into the run.
+
+        False if it is of other sizes: then all environments begin new episodes, and the rollout before is lost.
+
+        Raises:
+            CheckpointError: the policy had another memory.
+        """
+        fields, spec = self.fields, self.spec
+        if (dim := arrays["memory"].shape[1] if "memory" in arrays else 0) != spec.state_dim:
             raise CheckpointError(
-                f"the checkpoint has {memory.shape[1]} values of a policy's memory, now it is {self.spec.state_dim}; "
+                f"the checkpoint has {dim} values of a policy's memory, now it is {spec.state_dim}; "
                 "use the same recurrent network"
             )
-        if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
-            raise CheckpointError(
-                f"the checkpoint has {len(arrays['start'])} environments, not {count} (samplers x "
-                f"envs_per_sampler); sync_interval must not change either"
-            )
+        side = {name: arrays[f"side_{name}"] for name in self.side if f"side_{name}" in arrays}
+        # Earlier releases do not write the interval.
+        steps = int(arrays.get("sync_interval", next((len(array) for array in side.values()), spec.sync_interval)))
+        same = (steps, len(arrays["start"])) == (spec.sync_interval, spec.num_envs)
+        self.steps[:] = rollout * spec.sync_interval
+        self._began[:] = rollout, env_steps, rollout - bool(same and side)
+        if same:
+            self._restore_episodes(arrays, side, rollout)
+        else:
+            for name, value in (("start", self.steps), ("episode", arrays["episode"].max() + 1)):
+                fields[name][:] = fields[f"next_{name}"][:] = value
+        self._current[0] = rollout - 1
+        self.mark()
+        self._current[0] = rollout
+        return same
+
+    def _restore_episodes(self, arrays: dict[str, np.ndarray], side: dict[str, np.ndarray], rollout: int) -> None:
+        fields = self.fields
         fields["log"][:, : arrays["log"].shape[1]] = arrays["log"]
         for name in ("start", "episode"):
             fields[name][:] = fields[f"next_{name}"][:] = arrays[name]
         for name, array in side.items():
-            if array is not None:
-                fields[name][(rollout - 1) % self._slots] = array
+            fields[name][(rollout - 1) % self._slots] = array
         if "last_obs" in arrays:
             fields["next_obs"][(rollout - 1) % self._slots, -1] = arrays["last_obs"]
-        self.steps[:] = rollout * self.spec.sync_interval
         if self.spec.state_dim:
-            fields["memory"][(rollout * self.spec.sync_interval) % 2] = memory
-        self._current[0] = rollout - 1
-        self.mark()
-        self._current[0] = rollout
+            fields["memory"][(rollout * self.spec.sync_interval) % 2] = arrays["memory"]
 
     def close(self) -> None:
-        del self.steps, self._current
+        del self.steps, self._current, self._began
         self.fields.close()
 
 
@@ -723,15 +748,19 @@ class LearnerMemory(NamedTuple):
     states: VersionedParameters  # the learner's whole state at the start of rollouts j and j + 1
 
 
-def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory) -> None:
+def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory) -> bool:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
-    Raises a CheckpointError if it has other sizes, a KeyError if it is not that of an on-policy run.
+    False if it had another number of environments, or longer rollouts: then they begin new episodes.
+
+    Raises a CheckpointError if the policy had another memory, a KeyError if it is not that of an on-policy run.
     """
 
     def part(name: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(name): array for key, array in tensors.items() if key.startswith(name)}
 
     current = int(state["interval"])
-    rollouts.restore(part(ROLLOUTS), current)
+    env_steps = state.get("collected_env_steps", current * rollouts.spec.rows)  # earlier releases do not write it
+    same = rollouts.restore(part(ROLLOUTS), current, int(env_steps))
     memory.states.publish(part(LEARNER), state["learner"], 0, current)
+    return same

@@ -113,13 +113,13 @@ class OnPolicyTrainer:
         if self._learned == current or (self._lag == 0 and not self._rollouts.full):
             return False
         source = current - self._lag
-        if source >= 0:
+        if source >= self._rollouts.first:
             start = perf_counter()
             versions = self._rollouts.versions(source)
             if (versions != source).any():
                 found = sorted(set(versions.reshape(-1).tolist()))
                 raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
-            progress = self._progress(source * self._rollouts.spec.rows)
+            progress = self._progress(self._rollouts.env_steps_before(source))
             waited_s = self.waited_s
             if self.mixer is None:
                 self.algorithm.learn(self._rollouts.batch(source), progress)
@@ -185,7 +185,7 @@ class OnPolicyTrainer:
     @property
     def env_steps(self) -> int:
         """Env steps of all finished rollouts since the run started."""
-        return self._rollouts.current * self._rollouts.spec.rows
+        return self._rollouts.env_steps_before(self._rollouts.current)
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         """Policy of this rollout, theta(j), as it was handed over; of several learners that mix, the mean of theirs.
@@ -211,6 +211,7 @@ class OnPolicyTrainer:
         tensors |= {ROLLOUTS + name: array for name, array in kept.items()}
         return tensors, {
             "interval": rollouts.current,
+            "collected_env_steps": self.env_steps,
             "lag": self._lag,
             "learner": state.meta,
             "updates": state.meta["updates"],

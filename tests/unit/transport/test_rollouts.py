@@ -162,8 +162,9 @@ def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollo
     }
     other = Rollouts.create(SPEC)
     try:
-        other.restore(saved, 1)
-        assert (other.current, other.steps.tolist()) == (1, [3, 3])
+        assert other.restore(saved, 1, 600)
+        assert (other.current, other.first, other.steps.tolist()) == (1, 0, [3, 3])
+        assert (other.env_steps_before(1), other.env_steps_before(2)) == (600, 606)
         assert [part.tolist() for part in other.episode_of(BOTH)] == [[0, 3], [0, 3]]
         assert other.played(0).tolist() == [[1], [2], [3]]
         assert other.played(1).tolist() == []
@@ -174,14 +175,23 @@ def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollo
 
 
 @pytest.mark.parametrize("changed", [{"num_envs": 3}, {"sync_interval": 4}])
-def test_a_checkpoint_of_other_sizes_is_refused(rollouts, columns, changed):
+def test_with_a_checkpoint_of_other_sizes_all_environments_begin_new_episodes(rollouts, columns, changed):
     fill(columns, 1)
+    columns.abandon(1)
     rollouts.mark()
     rollouts.swap()
+    saved = rollouts.state_arrays(with_batch=True)
     other = Rollouts.create(RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,)} | changed)))
+    steps, envs = other.spec.sync_interval, np.arange(other.spec.num_envs)
     try:
-        with pytest.raises(CheckpointError, match="has 2 environments, not"):
-            other.restore(rollouts.state_arrays(with_batch=True), 1)
+        assert not other.restore(saved, 1, 6)
+        assert (other.current, other.first) == (1, 1), "the rollout before has other sizes and cannot be learned from"
+        assert (other.env_steps_before(1), other.env_steps_before(2)) == (6, 6 + other.spec.rows)
+        start, episode = other.episode_of(envs)
+        assert (start == steps).all()
+        assert (episode == saved["episode"].max() + 1).all(), "no episode is played twice"
+        assert all(not len(other.played(env)) for env in envs)
+        assert not any(name.startswith("side_") for name in other.state_arrays(with_batch=True))
     finally:
         other.close()
 
@@ -245,7 +255,7 @@ def test_a_checkpoint_begins_the_interval_with_its_states_and_needs_the_same_mem
     saved = rollouts.state_arrays(with_batch=True)
     other = Rollouts.create(WITH_MEMORY)
     try:
-        other.restore(saved, 1)
+        other.restore(saved, 1, 6)
         assert other.memory_of(BOTH).tolist() == [[4, 4], [0, 0]]
         assert other.batch(0).state.tolist() == [[1, 1], [1, 1]]
         assert other.state_arrays(with_batch=True)["memory"].tolist() == saved["memory"].tolist()
@@ -254,7 +264,7 @@ def test_a_checkpoint_begins_the_interval_with_its_states_and_needs_the_same_mem
     without = Rollouts.create(SPEC)
     try:
         with pytest.raises(CheckpointError, match="2 values of a policy's memory, now it is 0"):
-            without.restore(saved, 1)
+            without.restore(saved, 1, 6)
     finally:
         without.close()
 
