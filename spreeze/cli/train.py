@@ -64,6 +64,7 @@ from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import Outcome, summary
+from spreeze.tuner.beside_run import BesideRunTuner, rollouts_at_first
 from spreeze.tuner.in_run import InRunTuner, can_tune_in_run, first_setting
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import CAPACITY, ENVS, SAMPLERS, Setting, TrialResult
@@ -282,12 +283,28 @@ class _TuningResult:
             plan = planned(known.layer(), None)
             if not plan.alone:
                 return self._to_tune(plan, first, most, tuning, planned)
+        if self.record is None and (begun := rollouts_at_first(problem, tuning.settings.config)) is not None:
+            plan = planned(Setting({}).layer(), None)
+            if not plan.alone:
+                return dataclasses.replace(plan, tuner=BesideRunTuner(tuning, begun, self._chosen_by(planned)))
         if self.record is None:
             run_dir.write_state(state="tuning", tuning_began=time.time())
             spent_s = 0.0 if args.resume else process_age_s()  # which may hold a comparison of algorithms
             self.record = tuning.measured(spent_s=spent_s, fresh=args.fresh)
             show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
         return planned(layer_of(self.record), self.record["reasons"])
+
+    def _chosen_by(
+        self, planned: Callable[[Layer, dict[str, str] | None], RunPlan]
+    ) -> Callable[[dict[str, Any]], RunPlan]:
+        """A function for the record of a tuner that chose during the run; it returns the plan that follows."""
+
+        def chosen(record: dict[str, Any]) -> RunPlan:
+            self.record, self.plan = record, planned(layer_of(record), record["reasons"])
+            self.on_plan(self.plan, record)
+            return self.plan
+
+        return chosen
 
     def _to_tune(
         self,
@@ -298,12 +315,7 @@ class _TuningResult:
         planned: Callable[[Layer, dict[str, str] | None], RunPlan],
     ) -> RunPlan:
         """The plan with a tuner that chooses while the run trains, among up to ``most`` samplers."""
-
-        def chosen(record: dict[str, Any]) -> None:
-            self.record, self.plan = record, planned(layer_of(record), record["reasons"])
-            self.on_plan(self.plan, record)
-
-        tuner = InRunTuner(tuning, first.replace(SAMPLERS, plan.samplers), chosen)
+        tuner = InRunTuner(tuning, first.replace(SAMPLERS, plan.samplers), self._chosen_by(planned))
         with contextlib.suppress(ConfigError):  # replay is too small for more samplers
             started = max(most, plan.samplers)
             return dataclasses.replace(plan, samplers=started, first_samplers=plan.samplers, tuner=tuner)

@@ -454,11 +454,11 @@ class TuningConfig(Section):
     )
     while_training: bool = setting(
         True,
-        "measure on the running workers while they train, where they can change these settings; else before the run, "
-        "which then waits up to a minute",
+        "measure while the run trains, where one learner on this machine does; else before the run, which then waits "
+        "up to a minute",
         flag="--tune-first",
         inverse="tune before training starts (up to a minute) instead of during it",
-        read=_replay,
+        read=_processes,
         tuner=True,
     )
     govern: bool = setting(

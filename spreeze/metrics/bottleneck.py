@@ -32,6 +32,7 @@ class Side(StrEnum):
     WARMING_UP = "warming up"
     OTHERS = "other programs"
     EVALUATOR = "evaluator"
+    TUNER = "tuner"
     UNKNOWN = "unknown"
 
 
@@ -44,20 +45,30 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
     sentence, side = _bottleneck(snapshot)
     used, who = _used_elsewhere(snapshot), _who(snapshot)
-    if side not in (Side.OTHERS, Side.EVALUATOR) and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
+    if side not in (Side.OTHERS, Side.EVALUATOR, Side.TUNER) and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
         sentence = f"{sentence.removesuffix('.')}; {who} keep {number(used)} cores busy."
     return Bottleneck(sentence, side)
 
 
-def _bottleneck(snapshot: Snapshot) -> Bottleneck:
+def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
+    """A sentence where rates do not tell, or not yet; None where they do."""
     if snapshot.unevaluated:
         return Bottleneck(
             "No evaluation: the evaluator keeps failing, so the target return cannot be reached; see its log.",
             Side.EVALUATOR,
         )
+    if snapshot.tuner_measures:
+        how = "on the running workers" if snapshot.lag is None else "in turns with the run, which rests meanwhile"
+        return Bottleneck(f"The tuner measures {how}: rates are lower until it has chosen.", Side.TUNER)
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
+    return None
+
+
+def _bottleneck(snapshot: Snapshot) -> Bottleneck:
+    if (found := _instead_of_rates(snapshot)) is not None:
+        return found
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
     needless = sampler_wait is not None and sampler_wait >= WAITS  # those that work wait: nobody needs the others

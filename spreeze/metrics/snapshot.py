@@ -108,6 +108,8 @@ class Snapshot:
     restarts: int = 0
     unevaluated: bool = False
     """A return is waited for, and the evaluator keeps failing."""
+    tuner_measures: bool = False
+    """The tuner has not chosen yet, and measures while the run trains."""
     env_errors: int | None = None
     """Errors and bad transitions of environments so far; each costs an episode."""
     progress: float | None = None
@@ -202,6 +204,7 @@ def snapshot_of(
         "eval_best": run.get("eval_best"),
         "eval_final": run.get("eval_final"),
         "unevaluated": run.get("unevaluated") is True,
+        "tuner_measures": run.get("tuner_measures") is True,
         "learning_starts": whole_number(replay.get("learning_starts")),
         "samples_per_insert_min": low if replay else None,
         "samples_per_insert_max": high if replay else None,

@@ -71,7 +71,7 @@ class Assembly(contextlib.ExitStack):
         self.whole_env_steps: int | None = None
         """Env steps that a resume continues from, where it collects a part of the earlier ones again."""
         self.notes: list[str] = []
-        """What the user should know of how the run begins."""
+        """Lines for the user about how the run begins."""
         self.measured: Callable[[tuple[GroupSample, ...], float, Recorder], tuple[GroupSample, ...]] | None = None
         """Adds what is known of all learners together to the groups of a time; None: nothing."""
         self.host_rows = range(0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,17 +48,35 @@ def split_evenly(samplers: int, learners: int) -> list[int]:
     return [samplers // learners + (group < samplers % learners) for group in range(learners)]
 
 
-class RunTuner(Protocol):
-    """A tuner that measures on the workers of a run while they train."""
+class RunWorkers(Protocol):
+    """The processes of a run's workers."""
 
-    def begin(self, run: Any, pids: Callable[[], Mapping[str, int]]) -> None:
-        """Begins to measure, on an ``Assembly`` whose workers have these process ids."""
+    def pids(self) -> Mapping[str, int]:
+        """Name -> process id of the running workers."""
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signals all workers and what they started."""
+
+
+class TunerChoice(NamedTuple):
+    """A tuner's choice for a run."""
+
+    samplers: int
+    plan: RunPlan | None = None
+    """The plan for which all workers have to start again; None: the choice is in force."""
+
+
+class RunTuner(Protocol):
+    """A tuner that measures while a run trains."""
+
+    def begin(self, run: Any, workers: RunWorkers) -> None:
+        """Begins to measure for an ``Assembly`` with its workers."""
 
     def notes(self) -> list[str]:
         """Lines since the last call, for the user."""
 
-    def chosen_samplers(self) -> int | None:
-        """Samplers that the choice has, once, as soon as it is in force; None before and after."""
+    def choice(self) -> TunerChoice | None:
+        """The choice, once, as soon as the measurements are over; None before and after."""
 
     def end(self) -> None:
         """Ends the measurements; what is in force stays."""

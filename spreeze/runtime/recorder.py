@@ -104,9 +104,7 @@ class Recorder:
     def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
-        balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
-        rows = plan.config.replay.capacity if balanced else None
-        self.rates = Rates(plan.batch_size, table=table, restores=plan.earlier.sessions > 0, balanced_rows=rows)
+        self.rates = self._new_rates()
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -128,7 +126,7 @@ class Recorder:
         self._info = InfoMeans()
         self._callback_values: dict[str, float] = {}
         self._samplers_alive = 0
-        self.samplers_wanted = plan.working_samplers
+        self.samplers_wanted, self.tuner_measures = plan.working_samplers, False
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
@@ -153,6 +151,21 @@ class Recorder:
         if self.curve and not self._store_has_curve():
             self._store.evaluation(*self.curve)
             self.event("info", f"metrics: {len(self.curve)} evaluations of earlier sessions were read from eval.csv")
+
+    def _new_rates(self) -> Rates:
+        plan = self._plan
+        balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
+        rows = plan.config.replay.capacity if balanced else None
+        return Rates(plan.batch_size, table=self._table, restores=plan.earlier.sessions > 0, balanced_rows=rows)
+
+    def go_on_with(self, plan: RunPlan) -> RunPlan:
+        """The plan with what the ended workers have done, for others that go on in the same session."""
+        outcome, before = self.outcome, self._plan.earlier
+        counts = {name: getattr(outcome, name) for name in ("env_steps", "updates", "episodes")}
+        earlier = dataclasses.replace(before, **counts, sessions=before.sessions + 1)
+        self._plan = dataclasses.replace(plan, earlier=earlier)
+        self.rates, self.samplers_wanted = self._new_rates(), plan.working_samplers
+        return self._plan
 
     def continue_from(self, env_steps: int) -> None:
         """The env steps of earlier sessions that count, where a part of them is collected again."""
@@ -452,6 +465,7 @@ class Recorder:
                 eval_final=self.outcome.eval_final,
                 episodes=metrics["episodes"],
                 unevaluated=self._unevaluated,
+                tuner_measures=self.tuner_measures,
                 progress=snapshot.progress,
                 eta_s=snapshot.eta_s,
             )
@@ -479,6 +493,7 @@ class Recorder:
             "eval_best": outcome.eval_best,
             "eval_final": outcome.eval_final,
             "unevaluated": self._unevaluated,
+            "tuner_measures": self.tuner_measures,
         }
         bare = snapshot_of(
             run,

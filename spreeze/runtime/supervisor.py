@@ -51,26 +51,44 @@ def run_workers(
     try:
         watch.start()
         logs.start()
-        with interrupts.guarded_by(watch), contextlib.ExitStack() as stack:
-            with interrupts.abandonable():  # a saved replay may have gigabytes
-                run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
-            if run.whole_env_steps is not None:
-                recorder.continue_from(run.whole_env_steps)
-            for text in run.notes:
-                recorder.event("info", text)
-            stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
-            loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
-            try:
-                loop.start()
-                loop.run()
-            finally:
-                loop.stop()
+        with interrupts.guarded_by(watch):
+            loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs)
+            while loop.next_plan is not None:
+                plan = recorder.go_on_with(loop.next_plan)
+                loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs)
         evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
         watch.end()
         logs.close()
         recorder.close(interrupts.again())
     return recorder.outcome
+
+
+def _supervise(
+    assemble: Assemble,
+    plan: RunPlan,
+    run_dir: RunDir,
+    recorder: Recorder,
+    interrupts: Interrupts,
+    launcher: Launcher,
+    logs: LogKeeper,
+) -> _RunLoop:
+    """Trains with one set of workers; returns once all have ended."""
+    with contextlib.ExitStack() as stack:
+        with interrupts.abandonable():  # a saved replay may have gigabytes
+            run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
+        if run.whole_env_steps is not None:
+            recorder.continue_from(run.whole_env_steps)
+        for text in run.notes:
+            recorder.event("info", text)
+        stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
+        loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
+        try:
+            loop.start()
+            loop.run()
+        finally:
+            loop.stop()
+    return loop
 
 
 class _RunLoop:
@@ -108,6 +126,7 @@ class _RunLoop:
         self._falls = FallWatch(plan.config.learner.checkpoint_interval_s)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
+        self.next_plan: RunPlan | None = None  # with which the run goes on; None: it is over
 
     def start(self) -> None:
         """Starts all workers but the visualizer and the samplers that only the tuner may want."""
@@ -148,7 +167,8 @@ class _RunLoop:
                     self._tune()
                 reason = self._stop_reason()
                 if reason is not None:
-                    outcome.stopped_by = reason
+                    outcome.stopped_by, self.next_plan = reason, None
+                if reason is not None or self.next_plan is not None:
                     return
         except WorkerError as error:
             outcome.stopped_by, outcome.error = StopReason.FAILURE, str(error)
@@ -245,21 +265,23 @@ class _RunLoop:
             if self._governor is not None:
                 self._governor.hold()
             self._run_dir.write_state(tuning_began=time.time())
-            tuner.begin(self._assembly, self._workers.pids)
+            self._recorder.tuner_measures = True
+            tuner.begin(self._assembly, self._workers)
         for text in tuner.notes() if self._tunes else ():
             self._recorder.event("info", text)
-        if self._tunes and (samplers := tuner.chosen_samplers()) is not None:
-            self._recorder.samplers_wanted = samplers
+        if self._tunes and (choice := tuner.choice()) is not None:
+            self._recorder.tuner_measures = False
+            self._recorder.samplers_wanted, self.next_plan = choice.samplers, choice.plan
             if self._governor is not None:
-                self._governor.allow(samplers)
+                self._governor.allow(choice.samplers)
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
         if self._assembly.plan.tuner is not None:
             self._assembly.plan.tuner.end()
         self._recorder.rates.end()
-        start_s = time.monotonic()
-        self._run_dir.write_state(state="stopping")
+        start_s, state = time.monotonic(), "stopping" if self.next_plan is None else "tuning"
+        self._run_dir.write_state(state=state)
         try:
             self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:
@@ -269,7 +291,7 @@ class _RunLoop:
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
             self._recorder.first_error, restarts = self._workers.first_error, self._workers.restart_count
-            self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state="stopping")
+            self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state=state)
             self._recorder.finish(restarts)
 
     def _waited(self, specs: list[WorkerSpec]) -> None:

@@ -26,7 +26,8 @@ rollout   E, for on-policy modes; rows and minibatches stay about as configured,
 3. Whole runs with these learners: numbers of samplers without a rate limit. A model of shared cores predicts all
    combinations of learner, batch size, samplers and samples per insert. Scores within 3 % are ties, which the knobs
    decide. Finally the choice and its neighbours are measured together.
-4. Whole runs, for all other knobs: each is varied in turn around the choice.
+4. Whole runs, for all other knobs: one step by each in the same turns. Where the cores are busy and none is better,
+   that is all; else each is varied in turn around the choice.
 
 Steps 3 and 4 alternate between candidates in many short windows and compare turn by turn, since the speed of a shared
 machine changes within seconds. A change needs a gain of 5 %, or 10 % if it changes rollouts. Settings that affect
@@ -38,8 +39,9 @@ little remains, profile and defaults are used (``Search.fall_back``). A result i
 15 % of the cores, on battery, or if measurements were doubtful: it is used with a notice, and measured again once other
 programs use half as much, on mains, or otherwise at the next two starts and then once a day.
 
-*Measuring.* In mode spreeze with one learner on a processor, ``train --auto`` measures on the workers of the run while
-they train (``in_run``). Elsewhere each candidate runs in new child processes with a deadline and a memory limit, within
-60 s on a quiet machine. Results are cached by machine, environment, algorithm, knobs, objective, pins and package
-versions, and hold while an env step takes between half and twice as long (``run``). One tuner measures at a time.
+*Measuring.* With one learner on this machine, ``train --auto`` measures while the run trains: in mode spreeze on its
+workers (``in_run``), in modes with rollouts in processes of their own, in turns with the run (``beside_run``).
+Elsewhere it measures first. A candidate in new child processes has a deadline and a memory limit; all take 60 s at most
+on a quiet machine. Results are cached by machine, environment, algorithm, knobs, objective, pins and package versions,
+and hold while an env step takes between half and twice as long (``run``). One tuner measures at a time.
 """

@@ -11,13 +11,14 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from spreeze.config.schema import Config
 from spreeze.errors import SpreezeError
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
+from spreeze.runtime.plan import RunPlan, RunWorkers, TunerChoice
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import RetunedSettings
 from spreeze.tuner.knobs import as_configured, find_memory_plan, most_samplers
@@ -188,7 +189,7 @@ class RunMeasurer(Measurer):
                 candidate.fail(str(failed), starved=failed.starved)
 
 
-class _Ended:
+class Ended:
     """The wish to stop, of the user or because the run is over."""
 
     def __init__(self, interrupts: Stopping) -> None:
@@ -199,22 +200,30 @@ class _Ended:
         return self.run_ended.is_set() or self._interrupts.stop_requested
 
 
-class InRunTuner:
+class TunerThread:
     """Tunes a run in a thread of its supervisor (``runtime.plan.RunTuner``)."""
 
-    def __init__(self, tuning: Tuning, first: Setting, on_record: Callable[[dict[str, Any]], None]) -> None:
-        """``first`` is in force when the run begins; ``on_record`` hears, in the supervisor's thread, of the result."""
+    begins = ""
+    """Line for the user at the beginning."""
+    _told: Collection[str] = ()
+    """Knobs whose change the user is told; empty: all."""
+
+    def __init__(self, tuning: Tuning, first: Setting, on_record: Callable[[dict[str, Any]], RunPlan]) -> None:
+        """``first`` is in force when the run begins.
+
+        ``on_record`` hears, in the supervisor's thread, of the result, and returns the plan of a run with it.
+        """
         self._tuning, self._first, self._on_record = tuning, first, on_record
         tuning.listener = dataclasses.replace(tuning.listener, say=lambda text: None)
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._found: queue.SimpleQueue[tuple[dict[str, Any] | None, int]] = queue.SimpleQueue()
-        self._ended = _Ended(tuning.interrupts)
+        self._found: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._ended = Ended(tuning.interrupts)
         self._thread: threading.Thread | None = None
 
-    def begin(self, run: Assembly, pids: Callable[[], Mapping[str, int]]) -> None:
-        """Begins to measure, on a run whose workers have these process ids."""
-        self._notes.put("the tuner measures on the running workers; what they learn meanwhile stays")
-        self._thread = threading.Thread(target=self._run, args=(run, pids), name="tuner", daemon=True)
+    def begin(self, run: Assembly, workers: RunWorkers) -> None:
+        """Begins to measure for a run with these workers."""
+        self._notes.put(self.begins)
+        self._thread = threading.Thread(target=self._run, args=(run, workers), name="tuner", daemon=True)
         self._thread.start()
 
     def notes(self) -> list[str]:
@@ -225,15 +234,13 @@ class InRunTuner:
                 found.append(self._notes.get_nowait())
         return found
 
-    def chosen_samplers(self) -> int | None:
-        """Samplers to govern, once the measurements are over and the choice is in force."""
+    def choice(self) -> TunerChoice | None:
+        """The choice, once, as soon as the measurements are over."""
         try:
-            record, samplers = self._found.get_nowait()
+            record = self._found.get_nowait()
         except queue.Empty:
             return None
-        if record is not None:
-            self._on_record(record)
-        return samplers
+        return self._choice(record, None if record is None else self._on_record(record))
 
     def end(self) -> None:
         """Ends the measurements; what is in force stays."""
@@ -241,33 +248,64 @@ class InRunTuner:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, run: Assembly, pids: Callable[[], Mapping[str, int]]) -> None:
-        first, record, start = self._first, None, AWAKE()
-        windows = _RunWindows(run, pids, first, self._tuning.machine.cores.usable, self._ended)
+    def _run(self, run: Assembly, workers: RunWorkers) -> None:
+        record, start = None, AWAKE()
         try:
-            record = self._measured(windows)
+            with only_tuner(self._notes.put, self._ended) as beside:
+                record = self._measured(run, workers, beside)
         except (KeyboardInterrupt, TrialFailed) as stopped:
             self._notes.put(f"not tuned: {stopped or 'stopped'}")
         except (SpreezeError, OSError) as error:
             self._notes.put(f"not tuned: {error}")
         finally:
-            chosen = Setting(first if record is None else {**first, **record["choice"]})
-            windows.put(chosen, most=chosen[RATIO_MAX])
-            self._found.put((record, chosen[SAMPLERS]))
+            self._conclude(record)
+            self._found.put(record)
         if record is not None:
-            moved = [name for name in chosen if name in _CHANGEABLE and chosen[name] != first[name]]
+            first, chosen = self._first, {**self._first, **record["choice"]}
+            told = self._told or chosen.keys()
+            moved = [name for name in chosen if name in told and chosen[name] != first[name]]
             changes = [f"{name} {first[name]} -> {chosen[name]}" for name in moved]
             what = ", ".join(changes) or "what the run began with is the choice"
             self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {what}")
 
-    def _measured(self, windows: _RunWindows) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
+        """The tuner's record."""
+        raise NotImplementedError
+
+    def _conclude(self, record: dict[str, Any] | None) -> None:
+        """Puts the choice in force, or what the run began with, where the workers can change it."""
+
+    def _choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+        """The choice that follows from a record, with the plan of a run with it."""
+        raise NotImplementedError
+
+
+class InRunTuner(TunerThread):
+    """Measures on the workers of a run."""
+
+    begins = "the tuner measures on the running workers; what they learn meanwhile stays"
+    _told = _CHANGEABLE
+    _windows: _RunWindows | None = None
+
+    def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
         tuning, first, cores = self._tuning, self._first, self._tuning.machine.cores.usable
-        with only_tuner(self._notes.put, self._ended) as beside:
-            windows.wait_for_samplers()
-            problem = tuning.problem()
-            known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
-            configured = Setting({**problem.configured, **known})
-            # The watchers run, and are measured with the rest.
-            problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
-            ends_s = AWAKE() + problem.targets.budget_s
-            return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), beside)
+        self._windows = windows = _RunWindows(run, workers.pids, first, cores, self._ended)
+        windows.wait_for_samplers()
+        problem = tuning.problem()
+        known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
+        configured = Setting({**problem.configured, **known})
+        # The watchers run, and are measured with the rest.
+        problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
+        ends_s = AWAKE() + problem.targets.budget_s
+        return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), beside)
+
+    def _chosen(self, record: dict[str, Any] | None) -> Setting:
+        return Setting(self._first if record is None else {**self._first, **record["choice"]})
+
+    def _conclude(self, record: dict[str, Any] | None) -> None:
+        if self._windows is not None:
+            chosen = self._chosen(record)
+            self._windows.put(chosen, most=chosen[RATIO_MAX])
+
+    def _choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+        return TunerChoice(self._chosen(record)[SAMPLERS])

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from spreeze.errors import ConfigError
@@ -24,6 +24,7 @@ from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, OnResult, Se
 from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Stopping, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
+_MOST_GROUPS = 4  # Trials that start together: a start is mostly imports.
 _GROUP_START_S = 5.0  # Time to start a group, about.
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 """Bounds of the time that starting a group may take: as much as is left."""
@@ -58,20 +59,21 @@ class Measurer:
         ends_s: float,
         interrupts: Stopping,
         samplers_only: bool = False,
+        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """Starts nothing yet; all must be done at ``ends_s``; ``samplers_only`` measures without a learner.
 
-        One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``.
+        One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``. The context of
+        ``alone`` keeps the workers of a run from computing during a turn of a mode's real workers.
         """
         on_policy = plan.config.on_policy is not None
-        self._plan, self._ends_s = plan, ends_s
+        self._plan, self._ends_s, self._alone = plan, ends_s, alone
         self._helper = None if on_policy or samplers_only else UpdateHelper(plan, memory_cap_bytes, interrupts)
         self._kind = HOST if samplers_only else ROLLOUTS if on_policy else REPLAY
         self._open = functools.partial(
             Trial, self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes, interrupts=interrupts
         )
-        most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports
-        self._groups = max(1, min(most, memory_cap_bytes // max(1, group_bytes)))
+        self._groups = max(1, min(_MOST_GROUPS, memory_cap_bytes // max(1, group_bytes)))
         self.step_us: float | None = None
         """Time of one env step, None if not known; windows are long enough for some."""
         self._start_s: dict[str, float] = {}
@@ -128,7 +130,8 @@ class Measurer:
             settle_s, window_s = pace.divided(end - AWAKE(), sum(len(one.candidates) for one in trials))
             for number in range(pace.repeats):
                 for trial in trials[:: 1 if number % 2 == 0 else -1]:
-                    trial.attempt(functools.partial(trial.take_turn, number, settle_s, window_s))
+                    with self._alone():
+                        trial.attempt(functools.partial(trial.take_turn, number, settle_s, window_s))
                 if self.seconds_left() < 0.0:
                     break
             for trial in trials:

@@ -156,18 +156,22 @@ class Tuning:
             self.listener.say(
                 f"tuning for {self.probe.spec.env_id} on this machine ({config.tuning.budget_s:.0f} s at most):"
             )
-            cores = self.machine.cores.usable
-            samplers = config.run.learners if config.on_policy is None else problem.configured.get(ROLLOUT_SAMPLERS, 1)
-            measurer = Measurer(
-                RunPlan(settings=self.settings, spec=self.probe.spec, samplers=samplers, free_core=False, to_tune=True),
-                usable_cores=cores,
-                memory_cap_bytes=int(_CAP_SHARE * self._free_bytes),
-                ends_s=start + config.tuning.budget_s - spent_s - _CLOSING_S,
-                group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)),
-                interrupts=self.interrupts,
-                samplers_only=self.samplers_only,
-            )
+            measurer = self.measurer(problem, start + config.tuning.budget_s - spent_s)
             return self.search(problem, measurer, beside, spent_s=spent_s)
+
+    def measurer(self, problem: TuningProblem, ends_s: float, **more: Any) -> Measurer:
+        """Measures in processes of its own, all done at ``ends_s``; ``more`` as for a ``Measurer``."""
+        config, cores = self.settings.config, self.machine.cores.usable
+        samplers = config.run.learners if config.on_policy is None else problem.configured.get(ROLLOUT_SAMPLERS, 1)
+        return Measurer(
+            RunPlan(settings=self.settings, spec=self.probe.spec, samplers=samplers, free_core=False, to_tune=True),
+            usable_cores=cores,
+            memory_cap_bytes=int(_CAP_SHARE * self._free_bytes),
+            ends_s=ends_s - _CLOSING_S,
+            group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)),
+            samplers_only=self.samplers_only,
+            **{"interrupts": self.interrupts, **more},
+        )
 
     def search(
         self, problem: TuningProblem, measurer: Measurer, beside: str | None, *, spent_s: float = 0.0

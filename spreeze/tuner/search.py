@@ -60,6 +60,7 @@ _THREADS_HELP = 0.3  # More threads are tried on a device that reaches this shar
 _SIZES = 3  # Batches of each kind of learner measured at once.
 _COST_ERROR = 0.02  # A row's cost is not known where it adds less than this share to the time of the largest batch.
 _MOST_RUNNERS = 3
+_CORES_BUSY = 0.8  # Share of the cores in use from which more processes do not help.
 _AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which a note would say nothing.
 _ROOM = 2.0  # The upper bound is this many times what was measured, so that the learner is not held back by chance.
 
@@ -632,6 +633,8 @@ class Search:
     def vary(self) -> None:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
 
+        One step by each rollout knob comes first, and is all where the cores are busy and no step is better.
+
         Raises:
             WorkerError: every candidate failed by an error of its own.
             NothingMeasured: nothing could be measured for want of time or quiet.
@@ -639,7 +642,8 @@ class Search:
         joint = [knob for knob in self.problem.knobs if knob.trial == JOINT]
         last = [knob for knob in joint if knob.varied_last]
         rollout = [knob for knob in joint if not knob.varied_last] if self.problem.stage == ROLLOUT else []
-        varied = [*rollout, *rollout[:1], *last]
+        rollout += rollout[:1]
+        varied = [*(rollout if self._first_steps(rollout) else ()), *last]
         for number, knob in enumerate(varied):
             best = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(varied) - number))
             if best is not None:
@@ -653,6 +657,24 @@ class Search:
             why = next((row.failure for row in self.results if row.setting == here and row.failure), "no time was left")
             raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
+    def _first_steps(self, rollout: Sequence[Knob]) -> bool:
+        """Measures one step by each of these knobs in the same turns; True if more of them are worth measuring.
+
+        None is where no step is better and the cores are busy: others would add processes that get no core.
+        """
+        here = self.chosen.setting
+        steps = {knob: knob.neighbours(self.problem, here)[:1] for knob in rollout}
+        wanted, within_s = [here, *itertools.chain(*steps.values())], self.measure.seconds_left() / 3
+        if len(wanted) < 3 or within_s < _LEAST_S:
+            return True
+        rounds, best = self._compare("the choice", self._joint, wanted, self.measure.seconds_left() / 3, _ROLLOUT_GAIN)
+        if best is None:
+            return True
+        self.chosen, self.measured = model.measured_worth(self.problem, best), True
+        for knob, others in steps.items():
+            self._note_runners(knob, here, others, rounds, best)
+        return best.setting != here or (best.cpu or 0.0) < _CORES_BUSY
+
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
         """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
         wanted = knob.neighbours(self.problem, here)
@@ -665,13 +687,22 @@ class Search:
         same_rollouts = knob.varied_last or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
         least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
         rounds, best = self._compare(knob.column, ask, [here, *wanted], within_s, least_gain)
-        if best is not None and here in (rows := rounds.newest()) and rows[here].ran:
-            shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in [here, *wanted]}
-            shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
-            others = [(setting[knob.name], share / shares[best.setting]) for setting, share in shares.items()]
-            others = [other for setting, other in zip(shares, others, strict=True) if setting != best.setting]
-            self.runners[knob.name] = _best_runners(others)
+        if best is not None:
+            self._note_runners(knob, here, wanted, rounds, best)
         return best
+
+    def _note_runners(
+        self, knob: Knob, here: Setting, others: Sequence[Setting], rounds: Rounds, best: TrialResult
+    ) -> None:
+        """Keeps the scores of a knob's values, relative to the best."""
+        rows = rounds.newest()
+        if here not in rows or not rows[here].ran:
+            return
+        shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in [here, *others]}
+        shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
+        top = shares.get(best.setting, 1.0)
+        runners = [(setting[knob.name], share / top) for setting, share in shares.items() if setting != best.setting]
+        self.runners[knob.name] = _best_runners([one for one in runners if one[0] != best.setting[knob.name]])
 
     # --- the answer ---
 

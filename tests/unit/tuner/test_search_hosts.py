@@ -34,7 +34,7 @@ def test_more_samplers_than_cores_are_taken_where_environments_wait():
 
 def test_more_environments_are_taken_where_inference_is_shared():
     machine = Machine(lambda one: 1000.0 * min(one[SAMPLERS], 8) * one[ENVS] / (one[ENVS] + 4))
-    assert chosen(tune(problem(), machine, lambda result: None)) == (8, 32)
+    assert chosen(tune(problem(), machine, lambda result: None)) == (8, 64), "twice as many give 6 % more once again"
 
 
 def test_what_memory_has_no_room_for_is_not_tried():

@@ -49,8 +49,9 @@ def problem(cores=2.0, configured=DEFAULT, pins=(), memory_bytes=8 * 10**9):
 class Machine:
     """Rates by a formula; each measurement takes 5 s of the budget."""
 
-    def __init__(self, rate, budget_s=200.0, fails=lambda setting: None):
+    def __init__(self, rate, budget_s=200.0, fails=lambda setting: None, cpu_share=()):
         self.rate, self.left_s, self.fails, self.asked = rate, budget_s, fails, []
+        self.cpu_share = cpu_share
 
     def seconds_left(self):
         return self.left_s
@@ -63,7 +64,14 @@ class Machine:
             failure, rate = self.fails(setting), self.rate(setting)
             rates = () if failure else (0.99 * rate, rate, 1.01 * rate)
             found.append(
-                TrialResult(stage=ROLLOUT, setting=setting, failure=failure, env_steps_per_s=rates, updates_per_s=rates)
+                TrialResult(
+                    stage=ROLLOUT,
+                    setting=setting,
+                    failure=failure,
+                    env_steps_per_s=rates,
+                    updates_per_s=rates,
+                    cpu_share=self.cpu_share,
+                )
             )
             on_result(found[-1])
         return found
@@ -137,6 +145,23 @@ def test_each_knob_s_values_are_measured_beside_what_is_there():
     assert chosen(tuned(machine)) == changed(inference_workers=0)
     assert machine.asked[0] == DEFAULT
     assert [one for one in machine.asked if one == DEFAULT] == 2 * [DEFAULT], "once for each knob until one moves"
+
+
+def test_where_the_cores_are_busy_and_no_first_step_is_better_nothing_more_is_measured():
+    busy, idle = (Machine(lambda setting: 100.0, cpu_share=(share,)) for share in (0.9, 0.5))
+    tuning = tuned(busy)
+    assert chosen(tuning) == DEFAULT
+    assert busy.asked == [DEFAULT, changed(samplers=1, interval=128, inference_workers=1),
+                          changed(inference_workers=0), changed(envs=16, interval=32)]  # fmt: skip
+    assert tuning.choices[ROLLOUT_ENVS].runners_up == ((16, 1.0),)
+    tuned(idle)
+    assert len(idle.asked) > len(busy.asked), "more processes may use what is idle"
+
+
+def test_a_first_step_that_is_better_is_where_the_others_are_varied():
+    machine = Machine(lambda setting: 100.0 * min(setting[ROLLOUT_ENVS], 16), budget_s=1000.0, cpu_share=(0.9,))
+    assert tuned(machine).choices[ROLLOUT_ENVS].value == 16
+    assert changed(envs=32, interval=16) in machine.asked
 
 
 def test_a_machine_that_had_slowed_down_before_a_candidate_does_not_hide_it():

@@ -1,0 +1,66 @@
+"""The tuner beside an on-policy run, whose storages have the sizes that are to be chosen.
+
+The run begins with what it would have without the tuner. Candidates are measured in processes of their own; while one
+takes its turn, the run's workers stand still. A choice of other sizes takes effect by starting the workers again, with
+the networks, optimizers and statistics of the last update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from spreeze.config.schema import Config
+from spreeze.machine.awake import AWAKE
+from spreeze.runtime.assembly import Assembly
+from spreeze.runtime.plan import RunPlan, RunWorkers, TunerChoice
+from spreeze.tuner.in_run import TunerThread
+from spreeze.tuner.knobs import fit_rollout
+from spreeze.tuner.problem import ROLLOUT_SAMPLERS, Setting, TuningProblem
+
+_PAUSE_S = 0.2
+
+
+def rollouts_at_first(problem: TuningProblem, config: Config) -> Setting | None:
+    """The setting with which an on-policy run begins that is tuned meanwhile; None where it is tuned before."""
+    flow = config.data_flow
+    alone = config.run.learners == 1 and not flow.mixes_parameters and not flow.averages_parameters
+    apart = config.mode.starts_processes and not config.mode.module and config.cluster.address is None
+    if config.on_policy is None or not (config.tuning.while_training and alone and apart):
+        return None
+    return fit_rollout(problem, problem.configured)
+
+
+class BesideRunTuner(TunerThread):
+    """Measures in processes of its own, in turns with the workers of a run."""
+
+    begins = "the tuner measures in processes of its own, in turns with this run; what it learns meanwhile stays"
+
+    def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
+        tuning, pause_file = self._tuning, run.run_dir / "control" / "pause"
+
+        @contextlib.contextmanager
+        def alone() -> Iterator[None]:
+            """Stops the workers meanwhile; a run that the user has paused is waited for, and stays paused."""
+            while pause_file.exists() and not self._ended.stop_requested:
+                time.sleep(_PAUSE_S)
+            workers.signal_all(signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                if not pause_file.exists():
+                    workers.signal_all(signal.SIGCONT)
+
+        problem = tuning.problem()
+        ends_s = AWAKE() + problem.targets.budget_s
+        measurer = tuning.measurer(problem, ends_s, alone=alone, interrupts=self._ended)
+        return tuning.search(problem, measurer, beside)
+
+    def _choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+        changes = record is not None and any(record["choice"][name] != self._first[name] for name in record["choice"])
+        if plan is None or not changes:
+            return TunerChoice(self._first[ROLLOUT_SAMPLERS])
+        return TunerChoice(plan.samplers, plan)
