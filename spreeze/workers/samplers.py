@@ -23,7 +23,8 @@ from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.transport.weights import ParameterSource
-from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy, TransitionCollector
+from spreeze.workers.collectors.rollout_collector import NewestPolicy, RolloutCollector, RolloutPolicy
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
 from spreeze.workers.jobs import BufferSamplerJob, RolloutSamplerJob, RolloutWorkerJob, SamplerJob
@@ -41,11 +42,11 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     rng = np.random.default_rng([job.seed, stream, sink.next_logical - job.loaded_rows])
     collector_class: Callable[..., TransitionCollector] = TransitionCollector
     if job.rows_per_step > 1:
-        from spreeze.workers.hindsight import GoalCollector
+        from spreeze.workers.collectors.goal_collector import GoalCollector
 
         collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
     elif sink.layout.sequence is not None:
-        from spreeze.workers.sequences import SequenceCollector
+        from spreeze.workers.collectors.sequence_collector import SequenceCollector
 
         collector_class = SequenceCollector
     collector = collector_class(

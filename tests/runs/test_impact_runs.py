@@ -23,7 +23,7 @@ from spreeze.transport.rollouts import Rollouts, RolloutsHandle
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.types import Choices, EnvSpec, TeamSpec
 from spreeze.workers import buffer_learner, torch_devices
-from spreeze.workers.collectors import SamplerStats
+from spreeze.workers.collectors.collector import SamplerStats
 from spreeze.workers.samplers import _BufferSampler
 
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)),

@@ -27,7 +27,7 @@ from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
 from spreeze.workers.replay_trainer import ReplayTrainer
 

@@ -29,7 +29,7 @@ from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import SamplerJob
 from spreeze.workers.replay_trainer import ReplayTrainer

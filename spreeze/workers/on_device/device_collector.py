@@ -22,7 +22,7 @@ from spreeze.envs.task import Task
 from spreeze.errors import BadTransition
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.metrics.table import Phase
-from spreeze.workers.collectors import Collector, OnError, OnProgress
+from spreeze.workers.collectors.collector import Collector, OnError, OnProgress
 from spreeze.workers.on_device.device_actor import DeviceActor
 
 BLOCK = 64

@@ -14,7 +14,7 @@ from spreeze.envs.make import make_env
 from spreeze.envs.probe import plain_words
 from spreeze.envs.task import make_task, open_task
 from spreeze.errors import EnvironmentError_, WorkerError
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 pytestmark = pytest.mark.warm
 

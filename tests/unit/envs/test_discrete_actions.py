@@ -17,7 +17,7 @@ from spreeze.envs.task import RandomActions, Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.heads import head_of
 from spreeze.types import Box, Choices, FrameSpec, RowLayout
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 MODES = modes()
 Q_META = {"policy": "q_values", "num_actions": 3, "epsilon_start": 1.0, "epsilon_end": 0.25, "epsilon_env_steps": 100}

@@ -16,7 +16,7 @@ from spreeze.inference.convolution import CNNS, Trunk, conv_layers
 from spreeze.inference.policy import Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import Choices, FrameSpec, RowLayout, TransitionBatch
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 SHORT = {"sticky_actions": 0.0, "noop_max": 0, "max_episode_frames": 400}

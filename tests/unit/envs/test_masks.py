@@ -29,7 +29,8 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, Sh
 from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Choices, RowLayout
-from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
+from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.episodes.lockstep import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
 from spreeze.workers.replay_trainer import DeviceNormalizer

@@ -23,7 +23,7 @@ from spreeze.envs.task import make_task, vector_maker
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
 from spreeze.types import Box, Choices, EnvSpec
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")

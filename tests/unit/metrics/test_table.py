@@ -25,7 +25,7 @@ from spreeze.runtime.rates import CounterSample, GroupSample, Rates
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.collectors import SamplerStats
+from spreeze.workers.collectors.collector import SamplerStats
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import ROLES, Address

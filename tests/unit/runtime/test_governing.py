@@ -36,7 +36,7 @@ from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.shared_memory import Wakeup, readable
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address, role_of
 from spreeze.workers.samplers import SamplerLoop

@@ -6,8 +6,8 @@ from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.types import Box, EnvSpec
-from spreeze.workers import collectors
-from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.collectors import transition_collector
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 SPEC = EnvSpec(
     env_id="Script-v0", import_module=None, obs_dim=2, action=Box((-4.0,), (8.0,)),
@@ -220,7 +220,7 @@ def test_making_environments_keeps_the_heartbeat_going():
 
 @pytest.mark.parametrize(("slow_s", "rounds"), [(1000.0, 1), (0.0, 3)])
 def test_each_environment_has_a_heartbeat_where_a_step_of_all_takes_long(monkeypatch, slow_s, rounds):
-    monkeypatch.setattr(collectors, "_SLOW_S", slow_s)
+    monkeypatch.setattr(transition_collector, "SLOW_S", slow_s)
     beats = []
     sampling, _ = _sampling(Plan(), 5, on_progress=beats.append)
     for _ in range(3):

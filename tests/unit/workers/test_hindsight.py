@@ -15,7 +15,7 @@ from spreeze.errors import ConfigError
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import RowLayout
-from spreeze.workers.hindsight import GoalCollector, GoalEpisode, Relabelling
+from spreeze.workers.collectors.goal_collector import GoalCollector, GoalEpisode, Relabelling
 
 S = gymnasium.spaces
 GAMMA = 0.5

@@ -17,7 +17,7 @@ from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
 from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, RolloutSpec, restore_rollouts
 from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, reset_seed
+from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy, reset_seed
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.samplers import Inference, MailboxClient
 

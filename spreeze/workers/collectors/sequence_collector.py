@@ -13,7 +13,8 @@ import numpy as np
 
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
+from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 
 class SequenceRowWriter(VectorRowWriter):

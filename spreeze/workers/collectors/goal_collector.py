@@ -21,7 +21,8 @@ from spreeze.envs.scalars import FLOAT32_MAX
 from spreeze.envs.task import Task
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.collectors import FrameRowWriter, StepBatch, TransitionCollector, VectorRowWriter
+from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
+from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 _STREAM = 17
 """Tells the draws of goals from other draws of the same seeds."""

@@ -1,0 +1,296 @@
+"""Steps environments and stores what they give as rollouts, the same bits whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from spreeze.envs.task import ObsBuffer, Task
+from spreeze.errors import WorkerError
+from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays
+from spreeze.metrics.table import Phase
+from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
+from spreeze.transport.weights import ParameterSource, VersionedParameters
+from spreeze.types import EnvSpec
+from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
+
+_BLOCK_STEPS = 32
+"""Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
+_SEED_BITS = 31
+
+
+class RolloutPolicy:
+    """The policy of the current rollout, read again when a new rollout starts."""
+
+    def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
+        self._rollouts, self._policies = rollouts, policies
+        self._policy: Policy | None = None
+        self.version = -1
+        """Rollout of the policy that was returned last."""
+
+    def current(self) -> Policy | None:
+        """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
+        current = self._rollouts.current
+        if current != self.version:
+            weights = self._policies.read(current)
+            if weights is None:
+                return None
+            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
+            self.version = current
+        return self._policy
+
+
+class NewestPolicy:
+    """The newest published policy, for samplers that do not wait for anybody."""
+
+    def __init__(self, weights: ParameterSource) -> None:
+        self._weights = weights
+        self._held: tuple[int, int] | None = None
+        self._policy: Policy | None = None
+
+    @property
+    def version(self) -> int:
+        """Updates of the learner when it published this policy."""
+        return self._held[1] if self._held else 0
+
+    def refresh(self) -> None:
+        weights = self._weights.read_latest(self._held)
+        if weights is not None:
+            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
+            self._held = weights.order
+
+    def current(self) -> Policy | None:
+        return self._policy
+
+
+class RolloutCollector(Collector):
+    """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
+
+    def __init__(
+        self,
+        make_task: Callable[[], Task],
+        spec: EnvSpec,
+        rollouts: Rollouts,
+        *,
+        first: int,
+        num_envs: int,
+        seed: int,
+        step_synchronous: bool = False,
+        replays: bool = True,
+        nan_policy: str = "drop",
+        on_progress: OnProgress = ignored,
+        on_error: OnError = ignored,
+    ) -> None:
+        """Makes the environments and brings each to its state in the rollout storages.
+
+        Without ``replays`` each starts a new episode instead; the one before is truncated.
+
+        Raises:
+            WorkerError: an environment is not repeatable, its episode is too long for a replay, or too many errors.
+        """
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
+        # Where the arguments have changed, an episode may have begun with others than it would have again.
+        self._step_synchronous, self._replays = step_synchronous, replays and not self._version
+        self.columns = RolloutWriter(rollouts, first, num_envs)
+        self._rows = ObsBuffer(num_envs, spec)
+        self._sign = spec.frames is not None and spec.frames.sign_rewards
+        noise_dim, numbers = rollouts.spec.action_dim, 0 if spec.box is None else spec.box.dim
+        envs = range(first, first + num_envs)
+        self._noise = [ActionNoise(seed, env, noise_dim, numbers) for env in envs]
+        self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
+        state_dim = rollouts.spec.state_dim
+        self._state: State = (np.zeros((num_envs, state_dim), np.float32),) if state_dim else ()
+        """The policy's, before the next step of each environment."""
+        try:
+            for index in range(num_envs):
+                on_progress(Phase.INIT)
+                self._versions.append(self._version)
+                self._tasks.append(self._make_task())
+                self._restore(index)
+        except BaseException:
+            self.close()
+            raise
+
+    def _restore(self, index: int) -> None:
+        """Restores an environment: starts its current episode and repeats the episode's actions."""
+        env = self._first + index
+        if not self._replays:
+            self.columns.abandon(index)
+            self._reset(index)
+            return
+        actions = self._rollouts.played(env)
+        if actions is None:
+            raise WorkerError(
+                f"environment {env} of {self._spec.env_id} cannot be restored: its episode is longer than the "
+                f"{self._rollouts.spec.log_steps} logged actions; set a step limit for the environment"
+            )
+        if not len(actions):
+            self._reset(index)
+            return
+        # These steps succeeded before, so an error does not belong to the episode, which is tried again.
+        while (ended := self._replayed(index, actions)) is None:
+            self._replace(index)
+        stored = self._rollouts.last_obs(env)
+        if ended:
+            raise self._not_deterministic(
+                env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps"
+            )
+        if stored is not None and not np.array_equal(stored, self._rows.array[index]):
+            raise self._not_deterministic(env, f"its observation after {len(actions)} steps differs")
+        for part in self._state:
+            part[index] = self._rollouts.memory_of(np.array([env]))[0]
+
+    def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
+        """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
+        try:
+            self._begin(index)
+            for action in self._tasks[index].unscale_action(actions):
+                self._on_progress(Phase.RESET)
+                obs, reward, terminated, truncated = self._tasks[index].step(action)
+                self._take(index, obs, reward)
+                if terminated or truncated:
+                    return True
+        except Exception as error:
+            self._count_error(self._where(index, f"step {self._lengths[index] + 1}, repeated"), error)
+            return None
+        return False
+
+    def _not_deterministic(self, env: int, what: str) -> WorkerError:
+        return WorkerError(
+            f"environment {env} is not deterministic: with the same seed and actions {what}; "
+            f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would differ"
+        )
+
+    def _reset(self, index: int) -> None:
+        """Starts the current episode, or the next one whose reset does not raise."""
+        while True:
+            self._on_progress(Phase.RESET)
+            try:
+                self._begin(index)
+                return
+            except Exception as error:
+                self._drop_episode(index, "reset", error)
+
+    def _drop_episode(self, index: int, what: str, error: Exception) -> None:
+        """Gives up the current episode and replaces its environment; does not start the next episode."""
+        self._count_error(self._where(index, what), error)
+        self.columns.abandon(index)
+        self._replace(index)
+
+    def _where(self, index: int, what: str) -> str:
+        return f"environment {self._first + index}, episode {self.columns.episode[index]}, {what}"
+
+    def _begin(self, index: int) -> None:
+        self._returns[index], self._lengths[index] = 0.0, 0
+        begin_episode(self._state, index)
+        seed = reset_seed(self._seed, self._first + index, self.columns.episode[index])
+        self._rows.start(index, self._tasks[index].reset(seed))
+
+    def _take(self, index: int, obs: np.ndarray, reward: float) -> None:
+        self._rows.put(index, obs)
+        self._returns[index] += reward
+        self._lengths[index] += 1
+
+    def may_step(self) -> list[int]:
+        return self.columns.may_step(step_synchronous=self._step_synchronous)
+
+    def requests(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray, State]:
+        """Observations [n, O], noise [n, Z] and states [n, S] for the next actions; valid until the next step."""
+        episode, lengths = self.columns.episode, self._lengths
+        for index in indices:
+            self._noise_rows[index] = self._noise[index].at(episode[index], lengths[index])
+        rows = self.columns.rows(indices)
+        return self._rows.array[rows], self._noise_rows[rows], tuple(part[rows] for part in self._state)
+
+    def advance(self, policies: RolloutPolicy | NewestPolicy) -> bool:
+        """Steps all open environments with actions drawn here; False if there are none, or no policy yet."""
+        start = perf_counter()
+        indices = self.may_step()
+        policy = policies.current() if indices else None
+        if policy is not None:
+            action, log_prob, state = policy.draw(*self.requests(indices))
+        self.counts.policy_s += perf_counter() - start
+        if policy is not None:
+            self.step(indices, Responses(action, log_prob, policies.version, state))
+        return policy is not None
+
+    def step(self, indices: Sequence[int], responses: Responses) -> None:
+        """Steps environments and commits their rows."""
+        start = perf_counter()
+        obs = self._rows.array[self.columns.rows(indices)].copy()
+        native = self._tasks[0].unscale_action(responses.action)
+        rewards, terminated, truncated = [], [], []
+        failed: dict[int, Exception] = {}
+        for row, index in enumerate(indices):
+            if self._is_slow:
+                self._on_progress(Phase.STEP)
+            try:
+                step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(native[row])
+            except Exception as error:
+                failed[index] = error
+                continue
+            self._take(index, step_obs, reward)
+            rewards.append(reward)
+            terminated.append(is_terminated)
+            truncated.append(is_truncated)
+        stepped = perf_counter()
+        self._is_slow = stepped - start > SLOW_S
+        if self.interlude is not None and truncated and self.interlude.overdue:
+            truncated[0] = not terminated[0]
+        if failed:
+            kept = [row for row, index in enumerate(indices) if index not in failed]
+            indices, obs, responses = [indices[row] for row in kept], obs[kept], responses.of(kept)
+        if self._sign:
+            rewards = np.sign(rewards).tolist()
+        if indices:
+            at = self.columns.rows(indices)
+            next_obs, states = self._rows.array[at], (*(part[at] for part in self._state), *responses.state)
+            self.columns.commit(
+                indices, StepRows(obs, *responses[:3], rewards, terminated, truncated, next_obs, *states)
+            )
+            for part, following in zip(self._state, responses.state, strict=True):
+                part[at] = following
+        written = perf_counter()
+        self.counts.env_steps += len(indices)
+        for row, index in enumerate(indices):
+            if terminated[row] or truncated[row]:
+                self._count_episode(index)
+                self._between_episodes(index)
+                self._reset(index)
+        for index, reason in failed.items():
+            self._drop_episode(index, f"step {self._lengths[index] + 1}", reason)
+            self._reset(index)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def close(self) -> None:
+        self.columns.close()
+        super().close()
+
+
+def reset_seed(seed: int, env: int, episode: int) -> int:
+    return int(np.random.SeedSequence((seed, env, episode)).generate_state(1)[0]) >> (32 - _SEED_BITS)
+
+
+class ActionNoise:
+    def __init__(self, seed: int, env: int, noise_dim: int, numbers: int) -> None:
+        """Draws noise for so many ``numbers`` of an action from a standard normal, else uniformly from [0, 1)."""
+        self._key = (seed, env)
+        self._noise_dim, self._numbers = noise_dim, numbers
+        self._held: tuple[int, int] | None = None
+        self._block = np.zeros((0, noise_dim), np.float32)
+
+    def at(self, episode: int, step: int) -> np.ndarray:
+        """Noise float32 [Z] of a step; valid until the next call."""
+        number, row = divmod(step, _BLOCK_STEPS)
+        if self._held != (episode, number):
+            self._held = (episode, number)
+            # The generator increments the first word; the other two identify the block.
+            rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
+            normal = rng.standard_normal((_BLOCK_STEPS, self._numbers), np.float32)
+            self._block = np.hstack((normal, rng.random((_BLOCK_STEPS, self._noise_dim - self._numbers), np.float32)))
+        noise: np.ndarray = self._block[row]
+        return noise

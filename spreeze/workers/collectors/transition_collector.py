@@ -1,0 +1,202 @@
+"""Steps environments and stores what they give as rows of replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+from spreeze.envs.task import ActionScaling, Task
+from spreeze.envs.vector_engines import VectorTask
+from spreeze.inference.normalizer import DiscountedReturns
+from spreeze.inference.policy import State, begin_episode
+from spreeze.machine.processes import close_in_time
+from spreeze.metrics.table import Phase
+from spreeze.transport.replay_ring import ShardWriter
+from spreeze.types import EnvSpec
+from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
+from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
+
+_REWARD_STEPS, _FIRST_REWARDS = 128, 4096
+"""Steps whose rewards are added up at once, and the number of steps up to which a fourth of them are: 0.1 ms a time."""
+_ALL = slice(None)
+
+
+class TransitionCollector(Collector):
+    """N environments stepped together; with ``make_vector`` they are one, and an error ends all its episodes."""
+
+    rows_per_step = 1
+    """Most rows that one env step writes."""
+
+    def __init__(
+        self,
+        make_task: Callable[[], Task],
+        num_envs: int,
+        spec: EnvSpec,
+        sink: ShardWriter,
+        *,
+        n_step: int,
+        gamma: float,
+        seeds: list[int],
+        nan_policy: str = "drop",
+        on_progress: OnProgress = ignored,
+        on_error: OnError = ignored,
+        make_vector: Callable[[int, int], VectorTask] | None = None,
+    ) -> None:
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        self._unscale_action = ActionScaling(spec, bounded=True)
+        self._rows = self._open_rows(spec, num_envs, sink, n_step, gamma)
+        self.state = State()
+        """The policy's state in the current episodes."""
+        self._reward = np.zeros(num_envs, np.float32)
+        self._terminated = np.zeros(num_envs, np.float32)
+        self._discounted, self._in_block = DiscountedReturns(gamma), 0
+        self._rewards = np.zeros((_REWARD_STEPS, num_envs), np.float32)
+        self._ends = np.zeros((_REWARD_STEPS, num_envs), bool)
+        self._block_steps = _REWARD_STEPS // 4
+        self._make_vector, self._seed = make_vector, seeds[0]
+        self._running = np.zeros((2, num_envs))
+        """Return and length of each current episode of a vector environment."""
+        self._later_seeds = np.random.default_rng(seeds)
+        self._vector: VectorTask | None = None
+        if make_vector is not None:
+            self._renew_vector()
+        for index in range(num_envs if make_vector is None else 0):
+            on_progress(Phase.INIT)
+            self._versions.append(self._version)
+            self._tasks.append(self._make_task())
+            self._reset(index, seeds[index])
+
+    def _open_rows(
+        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
+    ) -> VectorRowWriter | FrameRowWriter:
+        return (VectorRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, sink, n_step, gamma)
+
+    @property
+    def obs(self) -> np.ndarray:
+        return self._rows.obs
+
+    def step(self, actions: np.ndarray, version: int) -> None:
+        """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
+        start = perf_counter()
+        native = self._unscale_action(actions, np.empty_like(actions))  # new: environments may keep their action
+        ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
+        stepped = perf_counter()
+        self._is_slow = stepped - start > SLOW_S
+        if self.interlude is not None and not ended and not broken and self.interlude.overdue:
+            ended = [(0, True)]
+        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
+        self._count_rewards(ended, broken)
+        written = perf_counter()
+        self.counts.env_steps += self.num_envs - len(broken)
+        for index in broken:
+            begin_episode(self.state, index)
+        for index, _ in ended:
+            begin_episode(self.state, index)
+            self._count_episode(index)
+            self._between_episodes(index)
+            self._reset(index, None)
+        if self._make_vector is None:
+            for index in broken:
+                self._reset(index, self._rebuild(index))
+        elif self._vector is None:
+            self._renew_vector()
+        else:
+            self._rows.start(_ALL, self._vector.obs)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def _count_rewards(self, ended: list[tuple[int, bool]], broken: list[int]) -> None:
+        """Keeps the rewards of this step, and adds a block of them to the returns once it is full."""
+        at = self._in_block
+        self._rewards[at] = self._reward
+        if ended or broken:
+            self._ends[at, [index for index, _ in ended] + broken] = True
+            self._rewards[at, broken] = 0.0
+        self._in_block = steps = at + 1
+        if steps == self._block_steps:
+            self._discounted.add(self._rewards[:steps], self._ends[:steps])
+            self.counts.returns = self._discounted.sums()
+            self._ends[...], self._in_block = False, 0
+            if self._discounted.count >= _FIRST_REWARDS:
+                self._block_steps = _REWARD_STEPS
+
+    def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
+        ended: list[tuple[int, bool]] = []
+        broken: list[int] = []
+        take, reward, terminated = self._rows.take, self._reward, self._terminated
+        for index, task in enumerate(self._tasks):
+            if self._is_slow:
+                self._on_progress(Phase.STEP)
+            try:
+                step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
+            except Exception as error:
+                self._count_error(f"environment {index}", error)
+                broken.append(index)
+                continue
+            take(index, step_obs)
+            reward[index] = step_reward
+            terminated[index] = step_terminated
+            self._returns[index] += step_reward
+            self._lengths[index] += 1
+            if step_terminated or step_truncated:
+                ended.append((index, step_truncated))
+        return ended, broken
+
+    def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Like ``_step_tasks`` for a vector environment, whose steps that start an episode may give no row."""
+        assert self._vector is not None
+        try:
+            done = self._vector.step(native)
+        except Exception as error:
+            self._count_error("environment 0", error)
+            self._vector.close()
+            self._vector = None
+            return [], list(range(self.num_envs))
+        self._rows.take(_ALL, done.next_obs)
+        self._reward[...], self._terminated[...] = done.reward, done.terminated
+        np.add(self._running[0], done.reward, out=self._running[0], where=done.valid)
+        self._running[1] += done.valid
+        over = np.flatnonzero(done.terminated | done.truncated).tolist()
+        for index in over:
+            self._returns[index], self._lengths[index] = float(self._running[0, index]), int(self._running[1, index])
+            self._running[:, index] = 0.0
+        return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
+
+    def _renew_vector(self) -> None:
+        """Makes and resets the vector environment, and tries again as long as that raises."""
+        assert self._make_vector is not None
+        while True:
+            self._on_progress(Phase.INIT)
+            try:
+                self._vector = self._make_vector(self.num_envs, self._seed)
+                self._rows.start(_ALL, self._vector.reset(self._seed))
+                break
+            except Exception as error:
+                self._count_error("environment 0", error)
+        self._seed += self.num_envs  # other episodes after an error
+        self._running[...] = 0.0
+
+    def _reset(self, index: int, seed: int | None) -> None:
+        """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
+        while self._make_vector is None:
+            self._on_progress(Phase.RESET)
+            try:
+                self._rows.start(index, self._tasks[index].reset(seed))
+                break
+            except Exception as error:
+                self._count_error(f"environment {index}", error)
+                seed = self._rebuild(index)
+        self._returns[index], self._lengths[index] = 0.0, 0
+
+    def _rebuild(self, index: int) -> int:
+        """Replaces an environment; returns the seed of its first reset, so that runs are repeatable."""
+        self._replace(index)
+        return int(self._later_seeds.integers(2**31))
+
+    def close(self) -> None:
+        super().close()
+        if self._vector is not None:
+            close_in_time(self._vector.close)
