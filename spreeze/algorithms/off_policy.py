@@ -31,10 +31,7 @@ from spreeze.algorithms.fused_mlp import (
     RELU,
     HiddenLayers,
     MlpBuffers,
-    Parallel,
     Parameters,
-    TwoStreams,
-    TwoThreads,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
@@ -44,6 +41,7 @@ from spreeze.algorithms.fused_mlp import (
     row_chunks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.parallel_work import Parallel, TwoStreams, TwoThreads
 from spreeze.algorithms.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
 from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
 from spreeze.errors import ConfigError

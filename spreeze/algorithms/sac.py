@@ -26,9 +26,7 @@ from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
     MlpPasses,
-    Parallel,
     Parameters,
-    TwoStreams,
     mlp_backward,
     mlp_forward,
     new_parameters,
@@ -43,6 +41,7 @@ from spreeze.algorithms.off_policy import (
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.parallel_work import Parallel, TwoStreams
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow

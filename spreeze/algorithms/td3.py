@@ -13,8 +13,9 @@ from typing import Any
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ImageEncoder, over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parallel, Parameters, new_parameters
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
 from spreeze.algorithms.off_policy import ActorOutputs, Critics, DeviceSplit, OffPolicyAlgorithm, TrainedNetworks
+from spreeze.algorithms.parallel_work import Parallel
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting

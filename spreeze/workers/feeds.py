@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spreeze.algorithms import create_on_policy
-from spreeze.algorithms.fused_mlp import TwoThreads
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig, StopConfig
 from spreeze.errors import WorkerError

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from spreeze.algorithms import create
 from spreeze.algorithms.algorithm import Publication
-from spreeze.algorithms.fused_mlp import Parallel, TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
+from spreeze.algorithms.parallel_work import Parallel, TwoStreams
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.inference.normalizer import (

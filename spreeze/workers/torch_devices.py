@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spreeze.algorithms.fused_mlp import TwoThreads, thread_pair_for
+from spreeze.algorithms.parallel_work import TwoThreads, thread_pair_for
 from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import check_precision, mkl_lacks_avx512, named_devices

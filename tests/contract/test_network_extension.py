@@ -16,12 +16,12 @@ from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
-    TwoThreads,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
     new_parameters,
 )
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithms import NetworkRow, find_network
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.errors import ConfigError, WeightsError

@@ -34,8 +34,8 @@ from torch import Tensor
 from whole_runs import train
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import TwoStreams
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
+from spreeze.algorithms.parallel_work import TwoStreams
 from spreeze.cli.bench import synthetic_spec
 from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.layers import Layer, resolve

@@ -7,7 +7,7 @@ from batches import ACT, OBS, batches, made
 from exact import exact
 
 from spreeze.algorithms.crossq import CrossQ, CrossQConfig
-from spreeze.algorithms.fused_mlp import TwoThreads
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithms import fitting_algorithms
 from spreeze.errors import ConfigError
 from spreeze.types import Box, Choices, EnvSpec

@@ -15,7 +15,7 @@ from spreeze.algorithms.distributional import (
     quantile_huber_gradient,
     truncated,
 )
-from spreeze.algorithms.fused_mlp import TwoThreads
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.types import Choices, EnvSpec

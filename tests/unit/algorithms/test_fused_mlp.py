@@ -14,13 +14,13 @@ from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
     MlpPasses,
-    TwoThreads,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
     new_parameters,
     policy_arrays,
 )
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.inference.policy import ACTIVATIONS, Policy

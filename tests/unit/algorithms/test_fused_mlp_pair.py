@@ -12,7 +12,7 @@ from exact import exact
 from harness import PATIENCE_S
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import TwoStreams, TwoThreads, thread_pair_for
+from spreeze.algorithms.parallel_work import TwoStreams, TwoThreads, thread_pair_for
 from spreeze.config.schema import SECTIONS
 
 OBS, ACT = 5, 2

@@ -13,8 +13,8 @@ import torch
 from batches import ACT, NAMES, OBS, batches, made, same
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import TwoThreads
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.algorithms.sac import DiscreteSAC
 from spreeze.config.schema import SECTIONS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError

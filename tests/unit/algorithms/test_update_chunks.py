@@ -10,14 +10,8 @@ from batches import ACT, NAMES, OBS, batches
 from exact import exact
 
 from spreeze.algorithms import create, fused_mlp
-from spreeze.algorithms.fused_mlp import (
-    MlpBuffers,
-    TwoThreads,
-    mlp_backward,
-    mlp_forward,
-    mlp_gradients,
-    new_parameters,
-)
+from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, mlp_gradients, new_parameters
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 
 ROWS = 700

@@ -15,7 +15,7 @@ from learner_rates import HostWaits
 from played_graphs import LAYOUT, SPEC, PlayedGraph, filled
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import TwoStreams
+from spreeze.algorithms.parallel_work import TwoStreams
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.inference.policy import exploring_arrays
 from spreeze.transport.replay_ring import ReplayReader

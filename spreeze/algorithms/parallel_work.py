@@ -1,0 +1,118 @@
+"""Two parts of an update at once: by two threads of a processor, or by two branches of a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from spreeze.inference.lazy_torch import torch
+
+Work = Callable[[], object]
+
+
+class TwoThreads(AbstractContextManager["TwoThreads"]):
+    """Two threads that split an update over two cores. Use as a context manager, or ``close`` it.
+
+    Threads of one matmul spin while they wait for each other, so each matmul stalls if something else runs on one of
+    their cores. Here the second thread sleeps until it gets a whole pass of a network, some milliseconds of work.
+    Torch releases the GIL in every matmul. ``threads`` is the number of threads per matmul in each of the two.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._handed, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._work: Work | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="learner-2", daemon=True)
+        self._thread.start()
+
+    def both(self, here: Work, there: Work) -> None:
+        """Runs ``there`` in the second thread and ``here`` in the caller's; raises errors of either, ``here`` first."""
+        self._work = there
+        self._handed.release()
+        try:
+            here()
+        finally:
+            self._done.acquire()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._work = None
+            self._handed.release()
+            self._thread.join()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # a setting of each thread
+        with torch.inference_mode():
+            while True:
+                self._handed.acquire()
+                # Finished work is not kept, since it holds the buffers of a batch.
+                work, self._work = self._work, None
+                if work is None:
+                    return
+                try:
+                    work()
+                except BaseException as error:
+                    self._error = error
+                del work
+                self._done.release()
+
+
+class TwoStreams:
+    """Two branches of a CUDA graph that split an update; without a recording they run in sequence.
+
+    With small batches an update consists of a hundred kernels of a few microseconds, each on a few multiprocessors, so
+    independent kernels run in parallel. Calls of ``both`` may be nested.
+    """
+
+    def __init__(self) -> None:
+        self._streams: list[Any] = []
+        self._taken = 0
+
+    def both(self, here: Work, there: Work) -> None:
+        """Records ``there`` as a branch parallel to ``here``; later kernels wait for both."""
+        cuda: Any = torch.cuda
+        if torch.compiler.is_compiling() or not (cuda.is_initialized() and cuda.is_current_stream_capturing()):
+            there()
+            here()
+            return
+        main = cuda.current_stream()
+        if self._taken == len(self._streams):
+            self._streams.append(cuda.Stream(main.device))
+        # A stream is taken once until the outermost call ends: work of a second one would wait for that of the first.
+        side, outermost = self._streams[self._taken], self._taken == 0
+        self._taken += 1
+        try:
+            side.wait_stream(main)
+            with cuda.stream(side):
+                there()
+            here()
+        except BaseException:
+            # A recording with a branch that nothing waits for cannot be ended, nor its memory be freed.
+            with contextlib.suppress(RuntimeError):
+                main.wait_stream(side)
+            raise
+        else:
+            main.wait_stream(side)
+        finally:
+            if outermost:
+                self._taken = 0
+
+
+Parallel = TwoThreads | TwoStreams
+
+
+def thread_pair_for(threads: int) -> tuple[TwoThreads | None, int]:
+    """Splits learner threads into (two threads or None, threads per matmul)."""
+    if threads < 2:
+        return None, 1
+    return TwoThreads(threads // 2), threads // 2
