@@ -20,7 +20,6 @@ from spreeze.dashboard import control
 from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
-from spreeze.metrics import student_quantile
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import POLICIES, read_summary
 from spreeze.metrics.health import judgements
@@ -40,7 +39,6 @@ _TAIL_ROWS = 600
 _LOG_LINES, _EVENTS, _MARKS = 8, 12, 60
 """Lines of the log, events in the list, and events that are marked in charts."""
 STALE_S = 3.0
-_NORMAL = 1.959963984540054  # 97.5 % quantile of the normal distribution
 _FALLEN = 0.25  # part of the best return whose loss is told
 _NEW_S = 5.0  # age of a timeline or of marks that are sent again, until every page has them
 _MARK_TEXT = 160  # characters of a mark's sentence
@@ -329,7 +327,7 @@ def texts(
     """Every number outside of the charts as text, metrics by their names; unknown ones are a dash."""
     parts = data_flow(run)
     names = [tile[0] for tile in _TILES] + [name for stage in (parts.stages if parts else ()) for name in stage.items]
-    interval = None if last is None else half_width(last)
+    interval = None if last is None else last.half_width
     drawn_s: float | None = None
     with contextlib.suppress(OSError):
         drawn_s = (path / "live.jpg").stat().st_mtime
@@ -414,12 +412,6 @@ def _whole_run(path: Path) -> dict[str, float]:
     return {name: value for name, told in found.items() if (value := finite_number(told)) is not None}
 
 
-def half_width(record: EvaluationRow) -> float | None:
-    """Half of the 95 % interval of the mean return (Student 1908); None for one episode."""
-    free = record.episodes - 1  # the standard deviation is the population one
-    return student_quantile(_NORMAL, free) * record.return_std / math.sqrt(free) if free > 0 else None
-
-
 def _note(
     shown: Snapshot,
     state: str,
@@ -461,7 +453,7 @@ def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:
     """A sentence where the newest policy is clearly worse than the best one was, by the intervals of both."""
     if best is None or last is None:
         return ""
-    doubt = math.hypot(half_width(best) or 0.0, half_width(last) or 0.0)
+    doubt = math.hypot(best.half_width or 0.0, last.half_width or 0.0)
     if best.return_mean - last.return_mean <= max(2.0 * doubt, _FALLEN * abs(best.return_mean)):
         return ""
     return (
@@ -521,7 +513,7 @@ def _evaluations(reader: MetricsReader, seen: int, count: int) -> dict[str, list
         chosen = reader.evaluations(seen) if count > seen else []
 
     def bounds(sign: int) -> list[float | int | None]:
-        halves = [(record.return_mean, half_width(record)) for record in chosen]
+        halves = [(record.return_mean, record.half_width) for record in chosen]
         return [None if half is None else _finite(mean + sign * half) for mean, half in halves]
 
     return {

@@ -215,8 +215,8 @@ def prune(run_dir: Path, most: int, most_bytes: float) -> None:
     """Deletes what is too much: first the oldest pictures, then the evaluations whose neighbours tell the most of them.
 
     An evaluation counts by the share of the run's time between its neighbours, and by how far its return is from
-    theirs as a share of the range of returns. So what is left covers the whole run, and the deepest dips stay, as do
-    the first and the newest evaluation.
+    those of its learner as a share of the range of returns. So what is left covers the whole run, and the deepest dips
+    stay, as do the first and the newest evaluation.
     """
     keys, folder = kept_evaluations(run_dir), run_dir / FOLDER
     pictures = sorted((_age_and_size(path), path) for path in folder.glob(f"e*{FRAMES}"))
@@ -230,9 +230,11 @@ def prune(run_dir: Path, most: int, most_bytes: float) -> None:
     while len(keys) > 2 and (len(keys) > most or total > most_bytes):
         t = np.array([key.wall_s for key in keys])
         y = np.array([_return_mean(folder / f"{key.id}.npz") for key in keys])
-        gap = (t[2:] - t[:-2]) / max(t[-1] - t[0], 1e-9)
-        off = np.abs(y[1:-1] - (y[2:] + y[:-2]) / 2.0) / max(y.max() - y.min(), 1e-9)
-        key = keys.pop(1 + int(np.argmin(gap + off)))
+        gap, off = (t[2:] - t[:-2]) / max(t[-1] - t[0], 1e-9), np.zeros(len(keys))
+        for group in {key.group for key in keys}:  # each learner has returns of its own
+            own = np.array([place for place, key in enumerate(keys) if key.group == group])
+            off[own[1:-1]] = np.abs(y[own[1:-1]] - (y[own[2:]] + y[own[:-2]]) / 2.0) / max(np.ptp(y[own]), 1e-9)
+        key = keys.pop(1 + int(np.argmin(gap + off[1:-1])))
         total -= sizes[key]
         for path in [folder / f"{key.id}.npz", *folder.glob(f"{key.id}-*")]:
             path.unlink(missing_ok=True)

@@ -70,15 +70,15 @@ def _is_of(row: EvaluationRow, key: EvaluationKey) -> bool:
 
 
 def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
-    """One sentence where two standard errors of the difference cover it; else on a fall, how many episodes show it."""
-    if min(before.episodes, now.episodes) < 2:
+    """One sentence where the 95 % intervals of both cover the difference; else on a fall, how many episodes show it."""
+    if before.half_width is None or now.half_width is None:
         return []
-    error = math.hypot(*(row.return_std / math.sqrt(row.episodes - 1) for row in (before, now)))
-    if abs(now.return_mean - before.return_mean) > 2.0 * error:
+    doubt = math.hypot(before.half_width, now.half_width)
+    if abs(now.return_mean - before.return_mean) > doubt:
         return _which_episodes(before, now, recording)
     return [
         f"Chance is enough: returns of single episodes differ so much that the means of {now.episodes} may be "
-        f"{number(2.0 * error)} apart without any change of the policy."
+        f"{number(doubt)} apart without any change of the policy."
     ]
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from spreeze.errors import RunError, refuse_newer
 from spreeze.formatting import clean
+from spreeze.metrics import student_quantile
 
 FORMAT = 1
 """Format number of ``metrics.db``, in its ``user_version``."""
@@ -34,6 +35,7 @@ MOST_SERIES = 4096
 US = 1e6
 """Microseconds in a second."""
 _NAN = struct.pack("<d", math.nan)
+_NORMAL = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
 class EvaluationRow(NamedTuple):
@@ -48,6 +50,12 @@ class EvaluationRow(NamedTuple):
     return_mean: float
     return_std: float
     length_mean: float
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % interval of the mean return (Student 1908); None for one episode."""
+        free = self.episodes - 1  # the standard deviation is the population one
+        return student_quantile(_NORMAL, free) * self.return_std / math.sqrt(free) if free > 0 else None
 
 
 _FIELDS = ", ".join(EvaluationRow._fields)

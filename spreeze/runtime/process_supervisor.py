@@ -303,10 +303,11 @@ def _check_each(handles: list[WorkerHandle]) -> None:
     """Raises a WorkerError if one of these workers was given up."""
     for handle in handles:
         if handle.restarts.given_up:
-            name, role = handle.spec.name, handle.spec.role
+            name, role, failures = handle.spec.name, handle.spec.role, len(handle.failures)
+            times = "once" if failures == 1 else f"{failures} times"
             raise WorkerError(
-                f"{f'the {name}' if name == role.name else name} failed {len(handle.failures)} times and is not "
-                f"started again; the last failure: {handle.failures[-1]}; see logs/{name}.log of the run"
+                f"{f'the {name}' if name == role.name else name} failed {times} and is not started again; the last "
+                f"failure: {handle.failures[-1]}; see logs/{name}.log of the run"
             )
 
 

@@ -213,8 +213,8 @@ def test_the_numbers_of_steps_are_scaled_actions_values_and_advantages():
     ]
 
 
-def keep(run_dir, wall_s, return_mean):
-    key = EvaluationKey(wall_s, round(100 * wall_s), round(wall_s))
+def keep(run_dir, wall_s, return_mean, group=0):
+    key = EvaluationKey(wall_s, round(100 * wall_s), round(wall_s), group)
     path = run_dir / FOLDER / f"{key.id}.npz"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(packed(Recording(key=key, facts={"return_mean": return_mean}, episodes=(episode(),))))
@@ -236,6 +236,13 @@ def test_a_dip_of_the_return_stays_where_its_neighbours_are_deleted(tmp_path):
     assert len(kept) == 6
     assert {0.0, 23.0, 39.0} <= set(kept)
     assert max(after - before for before, after in itertools.pairwise(kept)) < 20.0
+
+
+def test_returns_of_one_learner_are_no_dips_of_another(tmp_path):
+    for wall_s in range(40):
+        keep(tmp_path, float(wall_s), -500.0 if wall_s % 2 else 30.0 if wall_s == 22 else 100.0, group=wall_s % 2)
+    prune(tmp_path, 6, 1e9)
+    assert 22.0 in [key.wall_s for key in recorded_episodes.kept_evaluations(tmp_path)]
 
 
 def test_a_damaged_recording_counts_as_a_return_of_0_and_can_be_deleted(tmp_path):

@@ -57,13 +57,13 @@ def test_parts_by_length_and_by_reward_a_step_add_up_to_the_difference(tmp_path)
     )
 
 
-def test_a_difference_within_two_standard_errors_is_called_chance(tmp_path):
-    # Deviations of 30 over sqrt(9) are 10 each, so two standard errors of the difference are 28.3.
+def test_a_difference_that_the_intervals_of_both_cover_is_called_chance(tmp_path):
+    # Deviations of 30 over sqrt(9) are 10 each, times 2.262 (9 degrees of freedom) 22.6, of the difference 32.0.
     found = sentences(tmp_path, [row(10, 100.0, std=30.0), row(20, 75.0, std=30.0)])
     assert "Chance is enough" in found.sentences[0]
-    assert "28.3 apart" in found.sentences[0]
+    assert "32.0 apart" in found.sentences[0]
     (tmp_path / "more").mkdir()
-    found = sentences(tmp_path / "more", [row(10, 100.0, std=30.0), row(20, 70.0, std=30.0)])
+    found = sentences(tmp_path / "more", [row(10, 100.0, std=30.0), row(20, 67.0, std=30.0)])
     assert not any("Chance" in text for text in found.sentences)
 
 
