@@ -204,7 +204,7 @@ METRICS: tuple[Metric, ...] = (
            "supervisor", kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames/s", "Speed"),
            label="update frames"),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since the first update", "supervisor",
-           shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
+           shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert so far"),
     Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the last seconds (tianji)",
            "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
     Metric("staleness", "ratio", "rows of a batch / rows in replay (tianji; Eq. 2 of the paper)", "supervisor",

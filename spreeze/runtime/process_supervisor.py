@@ -118,9 +118,9 @@ class ProcessSupervisor:
         return messages
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Signals all workers and what they started; deadlines begin again."""
+        """Signals all workers and what they started, in any thread; deadlines begin again."""
         now = self._clock()
-        for handle in self.handles.values():
+        for handle in list(self.handles.values()):
             if handle.process is not None:
                 handle.heartbeat_seen_s = now
                 handle.process.signal_group(number)

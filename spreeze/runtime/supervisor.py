@@ -54,8 +54,8 @@ def run_workers(
         with interrupts.guarded_by(watch):
             loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs)
             while loop.next_plan is not None:
-                plan = recorder.go_on_with(loop.next_plan)
-                loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs)
+                plan, free = recorder.go_on_with(loop.next_plan), loop.leave_free
+                loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs, free)
         evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
         watch.end()
@@ -72,8 +72,9 @@ def _supervise(
     interrupts: Interrupts,
     launcher: Launcher,
     logs: LogKeeper,
+    leave_free: float | None = None,
 ) -> _RunLoop:
-    """Trains with one set of workers; returns once all have ended."""
+    """Trains with one set of workers; returns once all have ended. ``leave_free`` is the user's latest wish, if any."""
     with contextlib.ExitStack() as stack:
         with interrupts.abandonable():  # a saved replay may have gigabytes
             run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
@@ -83,6 +84,8 @@ def _supervise(
             recorder.event("info", text)
         stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
         loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
+        if leave_free is not None:
+            loop.keep_free(leave_free)
         try:
             loop.start()
             loop.run()
@@ -116,7 +119,7 @@ class _RunLoop:
             launcher=launcher,
         )
         self._finished: dict[Address, str] = {}
-        self._leave_free = plan.config.tuning.leave_free
+        self.leave_free = plan.config.tuning.leave_free
         self._env_args = EnvironmentArguments(plan, run_dir, recorder.event)
         self._post_header()
         self._timeline = Timeline(
@@ -130,7 +133,7 @@ class _RunLoop:
 
     def start(self) -> None:
         """Starts all workers but the visualizer and the samplers that only the tuner may want."""
-        self._run_dir.write_state(leave_free=None if self._governor is None else self._leave_free)
+        self._run_dir.write_state(leave_free=None if self._governor is None else self.leave_free)
         for name, spec in self._assembly.specs.items():
             try:
                 if name != "visualizer" and not self._waits_for_tuner(spec):
@@ -215,9 +218,15 @@ class _RunLoop:
         except (ValueError, ConfigError) as error:
             self._recorder.event("warning", f"leave-free = {clean(text, 40)!r} was ignored: {error}")
             return
-        self._governor.leave_free(share)
+        self.keep_free(share)
         self._run_dir.write_state(leave_free=share)
         self._recorder.event("info", f"{percent(share)} of the usable cores are left free for other programs")
+
+    def keep_free(self, share: float) -> None:
+        """Leaves that share of the usable cores to other programs from now on."""
+        self.leave_free = share
+        if self._governor is not None:
+            self._governor.leave_free(share)
 
     def _look_at_arguments(self) -> None:
         """Hands on new arguments of environments; returns before and after are not compared."""
