@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +74,7 @@ def page() -> None:
     _algorithms(path)
     tuning = read(path)
     if not tuning.rows and not tuning.choice:
-        if state_of(path) in LIVE_STATES and read_run(path).get("tuning_began") is not None:
-            st.info("The tuner measures on the running workers. Its rows appear here.")
-        else:
-            st.info("This run was not tuned: no --auto, or it ended before. Its settings are below.")
+        st.info(_untuned(read_run(path), live=state_of(path) in LIVE_STATES))
         _settings(path)
         return
     _choices(tuning)
@@ -84,6 +82,17 @@ def page() -> None:
     _reasons(tuning)
     _pins(path, tuning)
     _settings(path)
+
+
+def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
+    """Why there are neither rows nor a choice of the tuner."""
+    if "--auto" not in (run.get("command") or ()):
+        return "Autotune was off for this run (--auto). Its settings are below."
+    if not live:
+        return "This run ended before its tuner had measured anything. The settings with which it ran are below."
+    if run.get("tuning_began") is not None:
+        return "The tuner measures while the run trains. Its rows appear here."
+    return "The tuner begins some seconds after the first update, and measures while the run trains."
 
 
 def _algorithms(path: Path) -> None:
@@ -113,7 +122,8 @@ def show_start(name: str, folder: Path) -> None:
     if now.name != name or now.phase != "starting" or appeared:
         st.rerun()
     run, tuning = read_run(folder / name), read(folder / name)
-    st.title(f"Starting {components.plain(name)}", anchor=False)
+    what = "the next run of " if read_json(folder / f"{name}.sweep.json").get("runs") else ""
+    st.title(f"Starting {what}{components.plain(name)}", anchor=False)
     st.caption(components.plain(run.get("machine") or "Testing the environment in a separate process."))
     if run.get("state") == "tuning":
         began = run.get("tuning_began")
@@ -166,7 +176,7 @@ def _choices(tuning: TuningView) -> None:
                 "."
                 if tuning.rollouts
                 else " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
-                f"(0.85 of the highest update frame rate) {rule}."
+                f"(0.85 of the highest update frame rate of the line through the chosen learner's rows) {rule}."
             )
         )
 
@@ -241,9 +251,10 @@ def _measured(tuning: TuningView) -> None:
                     objective = asked or objective
                     st.caption(components.plain(FORMULAS[objective]))
                 st.plotly_chart(score_figure(tuning, together, objective), config=CONFIG, key="tune_score")
-                st.caption(
-                    "Batch size and samples/insert change what is learned: they move only for more than the spread."
-                )
+                if not tuning.rollouts:
+                    st.caption(
+                        "Batch size and samples/insert change what is learned: they move only for more than the spread."
+                    )
     for title, rows in tuning.stages:
         st.markdown(f"**{title}**")
         st.dataframe(tuning.table(rows), hide_index=True, column_config=_HELP)

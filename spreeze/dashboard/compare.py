@@ -37,6 +37,7 @@ _RUNS = navigation.COMPARED
 _MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
 """Runs in a comparison, those that it starts with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400
+_MOST_VERDICT = 2000
 _ALL = "all metrics"
 _SMALL_PER_ROW = 3
 _CELL = 62
@@ -60,7 +61,8 @@ def page() -> None:
     current = navigation.current()
     sweeps = _sweeps()
     if _RUNS not in st.session_state:
-        st.session_state[_RUNS] = _of_task(names, current)
+        own = [name for name, sweep in sweeps.items() if current is not None and row(current).name in sweep.runs]
+        st.session_state[_RUNS] = own[:1] or _of_task(names, current)
     elif not set(st.session_state[_RUNS]) <= {*sweeps, *names}:  # one was deleted
         st.session_state[_RUNS] = [name for name in st.session_state[_RUNS] if name in sweeps or name in names]
     picked = st.multiselect(
@@ -118,7 +120,9 @@ def page() -> None:
     )
     differ = comparison.differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
-    _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
+    tuned = comparison.tuned_in_all(list(curves.values())) - {*varied}
+    asked = [name for name in differ if name not in tuned]
+    _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, asked)
     _differences(curves, differ)
 
 
@@ -264,7 +268,12 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
         if st.session_state.get(key, before) == before:  # not set by the user
             st.session_state[key] = usual
         target = cell.number_input(
-            f"Target return of {components.plain(task)}", key=key, step=0.1, help="Used for the times to target."
+            f"Target return of {components.plain(task)}",
+            key=key,
+            step=0.1,
+            help="For the times to target. "
+            "At first the published return where a group reached it in every run, else the highest mean of ten "
+            "evaluations that a group has in every run.",
         )
         found[task] = comparison.report(own, Rules(targets=(float(target),), robust=robust))
     return found
@@ -276,7 +285,7 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
     if any(name.startswith(comparison.IGNORED) for name in names):
         flags += "".join(f" --by {name}" for name in names)
     for sentence in (sentence for part in found for sentence in comparison.verdicts(part)):
-        st.markdown(f"**{components.plain(sentence)}.**")
+        st.markdown(f"**{components.plain(sentence, _MOST_VERDICT)}.**")
     for part in found:
         _offer_seeds(part)
     _group_table(found)
@@ -454,9 +463,14 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
         told = {run: each.get(name, DASH) for run, each in facts.items()}
         if len(set(told.values())) > 1:
             table.append({"what": name} | told)
+    st.markdown("**In what these runs differ**")
     if table:
-        st.markdown("**In what these runs differ**")
         _show_table(table, "compare_settings", {})
+    else:
+        st.caption(
+            "In nothing that counts: machine, versions and settings are the same, but for seeds, names, stop "
+            "conditions, evaluations and logs."
+        )
 
 
 def _circumstances(path: Path) -> dict[str, str]:

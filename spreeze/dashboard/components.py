@@ -132,9 +132,9 @@ _MARKS = re.compile(r"([\\`*_\[\]<>$|~:#!])")
 _MOST = 500
 
 
-def plain(text: object) -> str:
+def plain(text: object, most: int = _MOST) -> str:
     """One line with all Markdown escaped; a dash for empty text."""
-    return _MARKS.sub(r"\\\1", clean(text or DASH, _MOST))
+    return _MARKS.sub(r"\\\1", clean(text or DASH, most))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

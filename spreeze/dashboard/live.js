@@ -78,7 +78,7 @@ class LivePage {
     this.events = make(log, "div", "sz-events");
     const tail = make(this.host, "div", "sz-card");
     this.logTitle = make(tail, "div", "sz-title", "Latest log");
-    this.log = make(tail, "pre", "sz-log", "no output yet");
+    this.log = make(tail, "pre", "sz-log", "nothing in the logs of its workers");
   }
 
   // A number with its label; a large one has smaller numbers below it.

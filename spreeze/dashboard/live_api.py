@@ -21,7 +21,7 @@ from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, r
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
-from spreeze.metrics.comparison import POLICIES, read_summary
+from spreeze.metrics.comparison import POLICIES, final_metric, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MOST_NUMBERS
 from spreeze.metrics.progress import Trend, trend_of
@@ -46,7 +46,7 @@ _MARK_TEXT = 160  # characters of a mark's sentence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
-_OF_A_TREND = 600
+_OF_A_TREND = 10_000
 """Evaluations among which the trend looks for the last third of the time."""
 _OTHERS = ("external_cpu_cores", "sibling_cpu_cores")  # at the end of a run its last samples lack them
 _MOST_PARTS = 8
@@ -102,15 +102,16 @@ def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
     return found
 
 
+_WHEN = "in the last seconds; of a run that has ended, the mean from its first update on."
 _STATE = f"State of the run: {', '.join(LIVE_STATES)}; finished, stopped, failed; crashed or damaged."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
     ("wall", "Wall time [h:min:s]", "", "Training time, including earlier sessions."),
     ("env_steps", "Env steps", "", ""),
     ("updates", "Updates", "", ""),
-    ("env_steps_per_s", "Sampling", "steps/s", ""),
-    ("updates_per_s", "Learning", "updates/s", ""),
-    ("update_frames_per_s", "Update frames", "/s", ""),
+    ("env_steps_per_s", "Sampling", "steps/s", f"Env steps of all samplers, {_WHEN}"),
+    ("updates_per_s", "Learning", "updates/s", f"Gradient steps of the critics, {_WHEN}"),
+    ("update_frames_per_s", "Update frames", "/s", f"Updates times batch size, {_WHEN}"),
     ("eval_return", "Return", "", ""),
     ("interval", "95 % interval", "", "Half-width of the 95 % confidence interval of the latest mean return."),
     (
@@ -228,7 +229,7 @@ def live_response(
                 series[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
         series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
         count, last = reader.last_evaluation()
-        best = reader.best_evaluation()
+        best, final = reader.best_evaluation(), final_metric(reader.evaluations(max(0, count - POLICIES)))
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
@@ -259,7 +260,7 @@ def live_response(
         "text": {
             **texts(shown, fresh, run, last, path, table),
             "progress": _progress(shown),
-            "final": number(shown.eval_final) + f" of {count}" * (shown.eval_final is not None and count < POLICIES),
+            "final": DASH if final is None else number(final) + f" of {count}" * (count < POLICIES),
             "since_best": _since_best(best, shown.wall_s),
             "trend": _trend(path, count, run, config.get("stop", {}), state),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
@@ -359,7 +360,7 @@ def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bo
     elif state not in LIVE_STATES:
         text = "No picture: the run ended before the first one."
     else:
-        text = "No picture yet: the first one follows the first policy."
+        text = "No picture yet: the first one is drawn some seconds after the first policy, later on busy cores."
     known = not (path / "live.jpg").is_file() and kept_evaluations(path)
     return text + (" A click on the return shows recorded episodes." if known else "")
 

@@ -224,7 +224,7 @@ def watch() -> None:
     if not found:
         known = "The button above shows recorded episodes. " if kept_evaluations(path) else ""
         st.info(
-            f"No clip yet: the first one begins seconds after the first policy and takes longer beside other programs. "
+            f"No clip yet: the first one begins seconds after the first policy; on busy cores it is drawn for minutes. "
             f"{known}"
             if row(path).state in LIVE_STATES
             else f"No clip: the run ended before the first one. {known}The command above shows its best policy."

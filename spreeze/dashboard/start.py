@@ -403,7 +403,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
                 values[key] = components.setting_input(config, key, "start", keep=True, **more)
 
     st.caption("The run stops at the first of these conditions, or with Stop.")
-    ask(list(_STOPS), blank="never")
+    ask(list(_STOPS), blank="not set")
     st.caption("The machine.")
     ask(list(_MACHINE))
     if request.auto:
@@ -497,12 +497,11 @@ def expected_runs(request: control.Request, plan: SweepPlan) -> str:
 def show_sweep(folder: Path, live: str | None) -> None:
     """Says how far the sweep or comparison is that a page has started, with a button that ends it."""
     launch = control.launching(folder)
-    if (comparison := control.comparing(folder, live)) is not None:
-        text = f"Comparing algorithms: {components.plain(live)} learns now; the best one goes on."
-        _running(text, "End the comparison", comparison.name, folder)
-        return
     runs = read_json(folder / f"{launch.name}.sweep.json").get("runs") if launch is not None else None
     if launch is None or not isinstance(runs, list):
+        if (comparison := control.comparing(folder, live)) is not None:
+            text = f"Comparing algorithms: {components.plain(live)} learns now; the best one goes on."
+            _running(text, "End the comparison", comparison.name, folder)
         return
     states = [run.get("state") for run in runs if isinstance(run, dict)]
     ended = sum(state in ("finished", "failed", "interrupted") for state in states)

@@ -18,6 +18,7 @@ WAITS = 0.10
 CPU_FULL = 0.85
 _BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
 _HEAVY_CORES = 0.5  # load of other programs that is named whatever the bottleneck is: rates would be higher without it
+_WORTH_CORES = 0.25  # load from elsewhere whose end would be felt
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40
 """Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
@@ -110,9 +111,9 @@ def _others(snapshot: Snapshot) -> float | None:
 
 
 def _used_elsewhere(snapshot: Snapshot) -> float | None:
-    """Cores that other programs and the user's other runs keep busy, where these are more than the background."""
+    """Cores that other programs and the user's other runs keep busy, where rates would rise without these."""
     known = [cores for cores in (snapshot.external_cpu_cores, snapshot.sibling_cpu_cores) if cores is not None]
-    return sum(known) if sum(known) > _BACKGROUND_CORES else None
+    return sum(known) if sum(known) > _WORTH_CORES else None
 
 
 def _who(snapshot: Snapshot) -> str:
@@ -139,7 +140,7 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
         cores = "more cores" if _used_elsewhere(snapshot) is None else _fewer_others(snapshot)
-        remedy = f"{cores}, more {passes}" if busy else "more samplers, more environments each"
+        remedy = f"{cores.removesuffix(',')}, more {passes}" if busy else "more samplers, more environments each"
         return Bottleneck(
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
         )

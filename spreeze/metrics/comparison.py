@@ -75,6 +75,7 @@ class Rules:
 
 
 FEWEST_RUNS = 3
+_MOST_NAME = 100
 MOST_SEEDS = 50
 """Most additional seeds that are advised."""
 
@@ -104,6 +105,8 @@ class Curve:
     evaluations: Sequence[EvaluationRow] = field(repr=False)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """``section.field`` -> its value in the run's configuration, as text."""
+    tuned: frozenset[str] = frozenset()
+    """The settings that the tuner chose."""
     ended_at: float | None = None
     """Target return that ended the run."""
 
@@ -125,6 +128,7 @@ class RunReport:
     name: str
     group: RunGroup
     seed: int | None
+    end_s: float
     policies: int
     """Evaluated policies behind the final metric; fewer than requested in a short run."""
     final: float | None
@@ -277,16 +281,24 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
     return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
 
 
+def tuned_in_all(curves: Sequence[Curve]) -> frozenset[str]:
+    """The settings that the tuner chose for each of these runs."""
+    return frozenset.intersection(*(curve.tuned for curve in curves)) if curves else frozenset()
+
+
 def split_by_settings(
     curves: Sequence[Curve], by: Sequence[str] | None = None, also: Sequence[str] = ()
 ) -> list[Curve]:
     """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
 
-    Those ``also`` given split them even where they are ``IGNORED``.
+    Those ``also`` given split them even where they are ``IGNORED``. What the tuner chose for all runs of a group does
+    not, unless it is given: it may choose otherwise at each start.
     """
     found = []
     for curve in curves:
-        differ = differing([other for other in curves if other.group == curve.group], by or also)
+        others = [other for other in curves if other.group == curve.group]
+        tuned = tuned_in_all(others) - {*(by or also)}
+        differ = [name for name in differing(others, by or also) if name not in tuned]
         variant = ", ".join(
             f"{name}={curve.settings.get(name, 'not set')}" for name in differ if by is None or name in by
         )
@@ -338,6 +350,7 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         name=curve.name,
         group=curve.group,
         seed=curve.seed,
+        end_s=curve.end_s,
         policies=min(rules.policies, len(found)),
         final=final_metric(found, rules.policies),
         final_time=final_metric(found, rules.policies, limit_s),
@@ -444,8 +457,15 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
         settings={
             f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()
         },
+        tuned=_tuned(read_json(path / "tune.json")),
         ended_at=finite_number(summary.get("target_return")) if by_target else None,
     )
+
+
+def _tuned(record: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that the tuner chose, without those that were set by the user."""
+    chosen, pinned = record.get("settings"), record.get("pinned")
+    return frozenset(chosen if isinstance(chosen, dict) else ()) - frozenset(pinned if isinstance(pinned, list) else ())
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -554,9 +574,7 @@ def verdicts(found: Report) -> list[str]:
         if len(groups) > 1:
             at_limit = found.rules.limit_s is not None
             sentences += [_standing_text(found.standings[env], at_limit)] if env in found.standings else []
-            sentences += [
-                _verdict(env, target, i, groups, found.rules.policies) for i, target in enumerate(found.rules.targets)
-            ]
+            sentences += [_verdict(env, i, groups, found) for i in range(len(found.rules.targets))]
     return sentences
 
 
@@ -582,8 +600,8 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     first, best, next_best = found.first, found.best, found.next_best
     time = "the time limit" if at_limit else "the time that all runs have"
     text = (
-        f"{first.env}, after {_told(found.limit_s)}, {time}: {first.label} has a return of {spread_text(best)}, "
-        f"{found.second.label} {spread_text(next_best)}"
+        f"{first.env}, after {_told(found.limit_s)}, {time}: {_short(first)} has a return of {spread_text(best)}, "
+        f"{_short(found.second)} {spread_text(next_best)}"
     )
     seeds = min(best.seeds, next_best.seeds)
     if seeds < FEWEST_RUNS:
@@ -593,7 +611,7 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     else:
         sure = f"one of its runs has more with a probability of {spread_text(found.improvement, percent)}"
     if found.apart:
-        return f"{text}; {first.label} is better: {sure}"
+        return f"{text}; {_short(first)} is better: {sure}"
     text = f"{text}; {sure}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
     if found.more is None:
         return text
@@ -602,19 +620,25 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     return f"{text}; {found.more} more each would, if the difference is what it seems"
 
 
-def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport], policies: int) -> str:
-    times = {group.group.label: time.centre for group in groups if (time := group.required_s[place]) is not None}
+def _verdict(env: str, place: int, groups: Sequence[GroupReport], found: Report) -> str:
+    """Sentence on who reached a target first, how long the others took, and who did not."""
+    target, policies = found.rules.targets[place], found.rules.policies
+    times = {_short(group.group): time.centre for group in groups if (time := group.required_s[place]) is not None}
+    latest = {_short(group.group): max(run.end_s for run in found.runs if run.group == group.group) for group in groups}
+    least_s = min(times.values(), default=0.0)
     late = [
-        f"{group.group.label} did not"
+        f"{name} ended before that, after {_told(latest[name])}"
+        if latest[name] < least_s and not group.reached[place]
+        else f"{name} did not"
         if group.runs == 1
-        else f"{group.group.label} did with {group.reached[place]} of {group.runs} runs"
+        else f"{name} did with {group.reached[place]} of {group.runs} runs"
         for group in groups
-        if group.group.label not in times
+        if (name := _short(group.group)) not in times
     ]
     mean = f" by its mean of {policies} evaluations" if policies > 1 else ""
     if not times:
         return f"{env}: no group reached {number(target)}{mean} in every run"
-    (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
+    (first, _), *others = sorted(times.items(), key=lambda item: item[1])
     level = [label for label, time_s in others if time_s <= 1.05 * least_s]
     who = f"{' and '.join([first, *level])} were level" if level else f"{first} was first"
     sentence = f"{env}: {who} at {number(target)}{mean}, after {_told(least_s)}"
@@ -626,6 +650,11 @@ def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport],
     if min(group.runs for group in groups) < FEWEST_RUNS:
         sentence += f". With fewer than {FEWEST_RUNS} seeds each this may be chance"
     return sentence
+
+
+def _short(group: RunGroup) -> str:
+    """Name of a group in a sentence: that of runs which differ in many settings would hide what is said of them."""
+    return clean(group.label, _MOST_NAME)
 
 
 def _told(seconds: float) -> str:

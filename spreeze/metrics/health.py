@@ -117,7 +117,10 @@ def _bias(values: Mapping[str, float]) -> _Found:
     # A return around 0 has no size of its own: that of the rewards' scale stands for it.
     size = max(abs(came), values.get("return_scale", 0.0))
     if abs(bias) <= MOST_BIAS * size:
-        return text, Health.GOOD, f"{told}: less than half of it apart, as is usual."
+        near = "less than half of it apart" if abs(bias) <= MOST_BIAS * abs(came) else (
+            f"little apart beside the scale of the rewards, {number(size)}"
+        )  # fmt: skip
+        return text, Health.GOOD, f"{told}: {near}, as is usual."
     if values.get("updates", 0.0) < SETTLED_UPDATES:
         return text, Health.UNKNOWN, f"{told}: too early to judge, values take {SETTLED_UPDATES:,} updates to settle."
     if bias > 0.0:

@@ -161,19 +161,19 @@ class Trend(NamedTuple):
     """The return at which the line ends."""
 
     def sentence(self, target: float | None = None) -> str:
-        """The slope in words, and when the line reaches ``target`` by the ends of its interval."""
+        """The slope in words, and when the line reaches ``target``, by it and by the ends of its interval."""
         low, high = self.per_s - self.half, self.per_s + self.half
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
         if target is None or self.level >= target:
             return text
-        if high <= 0.0:
+        if self.per_s <= 0.0:
             return f"{text}; {number(target)} is not reached at this slope"
-        soonest = duration((target - self.level) / high)
-        when = f"in {soonest} at the earliest" if low <= 0.0 else (
-            f"in {soonest} to {duration((target - self.level) / low)}"
+        soonest, likely = (duration((target - self.level) / slope) for slope in (high, self.per_s))
+        when = f"in {likely} at this slope, in {soonest} at the earliest" if low <= 0.0 else (
+            f"in {soonest} to {duration((target - self.level) / low)} at this slope"
         )  # fmt: skip
-        return f"{text}; {number(target)} {when} at this slope"
+        return f"{text}; {number(target)} {when}"
 
 
 def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:

@@ -189,6 +189,8 @@ def snapshot_of(
         f"{metric.name}/{part}" for metric in table.metrics if metric.each for part in parts_of(values, metric.name)
     ]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
+    tuner_measures = run.get("tuner_measures") is True
+    rests = tuner_measures and lag is not None  # its workers are stopped in turns, whatever they were doing
     found: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},
         "more": tuple((name, value) for name, value in more if value is not None),
@@ -204,7 +206,7 @@ def snapshot_of(
         "eval_best": run.get("eval_best"),
         "eval_final": run.get("eval_final"),
         "unevaluated": run.get("unevaluated") is True,
-        "tuner_measures": run.get("tuner_measures") is True,
+        "tuner_measures": tuner_measures,
         "learning_starts": whole_number(replay.get("learning_starts")),
         "samples_per_insert_min": low if replay else None,
         "samples_per_insert_max": high if replay else None,
@@ -218,8 +220,8 @@ def snapshot_of(
         "restarts": _integer(values.get("restarts")) or 0,
         "core_uses": tuple(parts_of(values, "cpu_core_use").values()),
         "gpus": gpus,
-        "sampler_shares": split_of(values, "sampler", table=table),
-        "learner_shares": split_of(values, "learner", on_policy=on_policy, table=table),
+        "sampler_shares": {} if rests else split_of(values, "sampler", table=table),
+        "learner_shares": {} if rests else split_of(values, "learner", on_policy=on_policy, table=table),
     }
     return Snapshot(**found | own)
 

@@ -289,8 +289,9 @@ class _RunLoop:
         if self._assembly.plan.tuner is not None:
             self._assembly.plan.tuner.end()
         self._recorder.rates.end()
-        start_s, state = time.monotonic(), "stopping" if self.next_plan is None else "tuning"
-        self._run_dir.write_state(state=state)
+        start_s, state = time.monotonic(), "stopping" if self.next_plan is None else "training"
+        self._recorder.tuner_measures = False
+        self._run_dir.write_state(state="stopping" if self.next_plan is None else "running", tuner_measures=False)
         try:
             self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:

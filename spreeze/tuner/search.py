@@ -181,6 +181,8 @@ class Search:
         """Everything that could be chosen in a mode with replay, as the model forecasts it."""
         self.varied_last = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.varied_last}
         """Values of the knobs that the model does not know."""
+        self.checked = Rounds()
+        """The expected best and its neighbours, measured in the same turns."""
         self.runners: dict[str, tuple[tuple[Any, float], ...]] = {}
         """Other values of each varied knob, with scores relative to the chosen one, best first."""
 
@@ -514,7 +516,7 @@ class Search:
         neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
         wanted = list(dict.fromkeys([plain.setting, before.setting, *neighbours]))
         rounds, best = self._compare("choice", self._joint, wanted, within_s - 1.0, _LEAST_GAIN, before.setting)
-        rows = rounds.newest()
+        rows, self.checked = rounds.newest(), rounds
         if best is not None:
             self.chosen, self.measured = model.measured_worth(problem, best), True
         elif rows and self.busy():
@@ -559,7 +561,8 @@ class Search:
         rounds.add(ask(settings, within_s))
         doubtful, left_s = self._doubtful(rounds, here, least_gain), self.measure.seconds_left() - end_s
         if doubtful and left_s >= _AGAIN_S:
-            self.notes.append(f"{len(doubtful)} of {len(settings)} settings were measured again, because rates varied")
+            again = f"{len(doubtful)} of the {len(settings)} settings that were compared last"
+            self.notes.append(f"{again} were measured again, because rates varied")
             rounds.add(ask([here, *doubtful], left_s))
         row = rounds.newest().get(here)
         if row is not None and row.ran and row.env_steps < _DISTURBED * before:
@@ -681,7 +684,8 @@ class Search:
         if not wanted and self.results:
             return None
         if within_s < _LEAST_S:
-            self.limits.append(f"out of time before {knob.name} could be varied")
+            more = "more values of " if knob.name in self.runners else ""
+            self.limits.append(f"out of time before {more}{knob.name} could be measured")
             return None
         ask = self._measure_alone if knob.trial == LEARNER else self._joint
         same_rollouts = knob.varied_last or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
@@ -804,7 +808,9 @@ class Search:
             f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %" for value, share in runners
         )
         if self.expected and not knob.varied_last:
-            others = f"expected by a model fitted to the measurements: {others}"
+            others = f"measured, else expected by a model of the measurements: {others}"
+        elif others:
+            others = f"turn by turn, {others}"
         problem, value = self.problem, self.chosen.setting[knob.name]
         as_configured = value == problem.configured[knob.name]
         if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, self.chosen.setting))) > 1:
@@ -821,7 +827,7 @@ class Search:
         return f"best score; ties prefer the simpler setting ({others})"
 
     def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
-        """Other values of one knob with their expected scores over that of the choice, best first.
+        """Other values of one knob with their scores over that of the choice, measured or expected, best first.
 
         For knobs that are measured on the learner alone, the best setting with that value; for others, the choice with
         only this value changed.
@@ -838,7 +844,9 @@ class Search:
                     knob.trial == LEARNER or all(setting[other] == centre[other] for other in measured if other != name)
                 )
             ):
-                best[setting[name]] = max(best.get(setting[name], 0.0), score.score / chosen)
+                measured_gain, _ = self._gain_over(self.checked, centre, setting)
+                share = 1.0 + measured_gain if measured_gain > -1.0 else score.score / chosen
+                best[setting[name]] = max(best.get(setting[name], 0.0), share)
         return _best_runners(best.items())
 
     def _gain(self) -> str:

@@ -162,7 +162,7 @@ def test_a_value_that_does_not_help_is_not_taken_and_a_pinned_knob_is_not_varied
 def test_time_that_is_up_before_a_knob_was_varied_is_told():
     tuning, _ = simulated(JOINT, budget_s=14.0)
     assert tuning.choices[NAME].value == 0.1
-    assert f"out of time before {NAME} could be varied" in tuning.limits
+    assert f"out of time before {NAME} could be measured" in tuning.limits
 
 
 def knobs_with(*argv):

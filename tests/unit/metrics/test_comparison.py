@@ -149,6 +149,33 @@ def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
     assert verdicts(report(curves[:2], Rules(policies=1, targets=(9.0,)))) == []
 
 
+def test_a_run_that_had_ended_by_then_did_not_miss_a_target():
+    curves = [curve(HTS, 1, (1, 0.0), (120, 9.0)), curve(SERIAL, 1, (1, 0.0), (100, 8.0))]
+    found = verdicts(report(curves, Rules(policies=1, targets=(9.0,))))[-1]
+    assert f"; {SERIAL.label} ended before that, after 1:40" in found
+
+
+def test_runs_in_many_settings_leave_room_for_the_verdict():
+    many = RunGroup(HTS.env, HTS.algo, HTS.mode, ", ".join(f"ppo.setting_{number}=1" for number in range(100)))
+    curves = [curve(group, seed, (1, 0.0), (4, 9.0)) for group in (HTS, many) for seed in (1, 2, 3)]
+    assert all(len(sentence) < 600 for sentence in verdicts(report(curves, Rules(policies=1, targets=(9.0,)))))
+
+
+def test_what_the_tuner_chose_for_all_runs_makes_no_groups():
+    runs = [
+        dataclasses.replace(curve(HTS, seed, (1, 0.0)), settings={"rollout.samplers": seed, "ppo.lr": 0.1}, tuned=tuned)
+        for seed, tuned in (
+            (1, frozenset({"rollout.samplers"})),
+            (2, frozenset({"rollout.samplers"})),
+            (3, frozenset()),
+        )
+    ]
+    assert [found.group.variant for found in split_by_settings(runs[:2])] == ["", ""]
+    assert [found.group.variant for found in split_by_settings(runs)] == [f"rollout.samplers={i}" for i in (1, 2, 3)]
+    given = split_by_settings(runs[:2], also=["rollout.samplers"])
+    assert [found.group.variant for found in given] == ["rollout.samplers=1", "rollout.samplers=2"]
+
+
 def test_groups_at_a_target_at_about_the_same_time_are_level():
     curves = [
         *(curve(HTS, seed, (1, 0.0), (50, 9.0)) for seed in (1, 2, 3)),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.progress import Ending, ending_of, has_stopped_rising, slope_of, trend_of
+from spreeze.metrics.progress import Ending, Trend, ending_of, has_stopped_rising, slope_of, trend_of
 from spreeze.metrics.published import Published
 from spreeze.metrics.store import EvaluationRow
 
@@ -63,8 +63,8 @@ def test_the_trend_of_the_last_third_says_when_a_target_is_reached():
     assert told.startswith("Over the last 1:38: +120 a minute [+")
     assert told.endswith("720 in 1:00 to 1:01 at this slope")
     assert "reach" not in rising.sentence(500.0), "it is above that"
-    flat = trend_of(curve(lambda t: 0.0, until_s=300.0, noise=1.0))
-    assert flat.sentence(5.0).endswith("at the earliest at this slope")
+    assert Trend(0.1, 0.2, 60.0, 0.0).sentence(6.0).endswith("6 in 1:00 at this slope, in 0:20 at the earliest")
+    assert Trend(-0.1, 0.2, 60.0, 0.0).sentence(6.0).endswith("6 is not reached at this slope")
     still = trend_of(curve(lambda t: 500.0 / 3.0, until_s=300.0, noise=0.0))
     assert still.sentence() == "Over the last 1:38: 0 a minute [0 .. 0]"
     falling = trend_of(curve(lambda t: -t, until_s=300.0, noise=1.0))
