@@ -49,6 +49,7 @@ _MOST_COLUMNS, _MOST_NUMBERS, _BINS, _MOST_BINS = 100, 2000, 30, 40
 _COLUMNS = 8
 """Lines of one strip."""
 _OF_STEPS = "Of the env steps in the best, median and worst episode of each evaluation that is kept; line: median."
+_NO_TERMS = "its terms are unknown: the task reports none in info"
 _NO_VALUES = (
     "no values: these networks take images, a memory, or what else an episode does not keep, or were not published yet"
 )
@@ -235,7 +236,7 @@ def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[di
     return [
         strip
         for strip in (
-            _strip("Reward", [("reward", chosen.reward), *terms], 1),
+            _strip("Reward", [("reward", chosen.reward), *terms], 1) | {"note": "" if terms else _NO_TERMS},
             _strip("Value and return", values[::-1], 1) | {"note": missing},
             _strip("Action", list(zip(_names(facts, "actions"), chosen.action.T, strict=False)), 1),
             _strip("Observation", list(zip(_names(facts, "obs"), chosen.obs.T, strict=False)), 0),

@@ -145,7 +145,7 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
         )
     if sampler_wait >= WAITS:
-        remedy = f"fewer {passes}, a smaller network or a GPU"
+        remedy = f"fewer {passes}, a smaller network or a GPU{_not_cores(snapshot)}"
         if _used_elsewhere(snapshot) is not None:  # hardware would not help while others hold the cores
             remedy = f"{_fewer_others(snapshot)} fewer {passes} or a smaller network"
         return Bottleneck(f"Learner is the limit: {waits}; {remedy} would help.", Side.LEARNER)
@@ -230,8 +230,14 @@ def _learner_remedy(snapshot: Snapshot) -> str:
     if _used_elsewhere(snapshot) is not None:
         return f"{_fewer_others(snapshot)} or a smaller batch"
     if snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL and (snapshot.samplers_wanted or 0) > 1:
-        return "fewer samplers, a smaller batch or a GPU"
-    return "a smaller batch or a GPU"
+        return "more cores, fewer samplers, a smaller batch or a GPU"
+    return f"a smaller batch or a GPU{_not_cores(snapshot)}"
+
+
+def _not_cores(snapshot: Snapshot) -> str:
+    """Says that more cores would not help, where those that are there have time left."""
+    idle = snapshot.cpu_use is not None and snapshot.cpu_use < CPU_FULL
+    return f", but not more cores ({percent(snapshot.cpu_use)} of these are in use)," if idle else ""
 
 
 def _gpu_remedy(snapshot: Snapshot) -> str:

@@ -663,7 +663,8 @@ class Search:
     def _first_steps(self, rollout: Sequence[Knob]) -> bool:
         """Measures one step by each of these knobs in the same turns; True if more of them are worth measuring.
 
-        None is where no step is better and the cores are busy: others would add processes that get no core.
+        None is where no step is better and the cores are busy, with other programs or without: others would add
+        processes that get no core.
         """
         here = self.chosen.setting
         steps = {knob: knob.neighbours(self.problem, here)[:1] for knob in rollout}
@@ -676,7 +677,7 @@ class Search:
         self.chosen, self.measured = model.measured_worth(self.problem, best), True
         for knob, others in steps.items():
             self._note_runners(knob, here, others, rounds, best)
-        return best.setting != here or (best.cpu or 0.0) < _CORES_BUSY
+        return best.setting != here or ((best.cpu or 0.0) < _CORES_BUSY and not self.busy())
 
     def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
         """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""

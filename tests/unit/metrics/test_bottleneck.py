@@ -52,7 +52,11 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
 @pytest.mark.parametrize(
     ("snapshot", "side", "words"),
     [
-        (_snapshot(0.03, 0.40), Side.LEARNER, "computes 97 % of its time; a smaller batch or a GPU would help"),
+        (
+            _snapshot(0.03, 0.40),
+            Side.LEARNER,
+            "a smaller batch or a GPU, but not more cores (70 % of these are in use), would",
+        ),
         (_snapshot(0.03, 0.40), Side.LEARNER, "samplers wait 40 % for it."),
         (_snapshot(0.03, 0.40, samples_per_insert=8.1), Side.LEARNER, "at the lower bound of 8 samples per insert"),
         (_snapshot(0.03, 0.40, cpu_use=0.99), Side.LEARNER, "fewer samplers"),

@@ -156,6 +156,9 @@ def test_where_the_cores_are_busy_and_no_first_step_is_better_nothing_more_is_me
     assert tuning.choices[ROLLOUT_ENVS].runners_up == ((16, 1.0),)
     tuned(idle)
     assert len(idle.asked) > len(busy.asked), "more processes may use what is idle"
+    beside = Machine(lambda setting: 100.0, cpu_share=(0.5,))
+    tune(problem(), beside, lambda result: None, busy=lambda: True)
+    assert beside.asked == busy.asked, "what is idle belongs to other programs"
 
 
 def test_a_first_step_that_is_better_is_where_the_others_are_varied():
