@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,6 +277,11 @@ class Knob:
             return []
         found = [self.fit(problem, here.replace(self.name, value)) for value in self.candidates(problem, here)]
         return list(dict.fromkeys(one for one in found if one is not None and one != here))
+
+
+def spread_of(rows: Iterable[TrialResult]) -> float:
+    """The greatest spread of some rows; infinite where one has no spread, or there are none."""
+    return max((math.inf if row.spread is None else row.spread for row in rows), default=math.inf)
 
 
 def setting_text(problem: TuningProblem, setting: Setting) -> str:

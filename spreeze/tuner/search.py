@@ -11,14 +11,13 @@ from typing import Any, NoReturn
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs, model
+from spreeze.tuner.answer import Answer, best_runners
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import Cost, LearnerKind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
     BATCH,
-    CAPACITY,
     DEVICE,
     ENVS,
-    FACTS,
     INFERENCE_WORKERS,
     JOINT,
     LEARNER,
@@ -36,6 +35,7 @@ from spreeze.tuner.problem import (
     TrialResult,
     TuningProblem,
     setting_text,
+    spread_of,
 )
 
 LEARNER_SHARE, SWEEP_SHARE = 0.45, 0.5
@@ -114,11 +114,6 @@ class Rounds:
         """Rows of both settings out of the newest round in which both ran; None without one."""
         pairs = [(found[here], found[other]) for found in self._rounds if here in found and other in found]
         return next((pair for pair in reversed(pairs) if pair[0].ran and pair[1].ran), None)
-
-
-def spread_of(rows: Iterable[TrialResult]) -> float:
-    """The greatest spread of some rows; infinite where one has no spread, or there are none."""
-    return max((math.inf if row.spread is None else row.spread for row in rows), default=math.inf)
 
 
 def is_steady(row: TrialResult) -> bool:
@@ -222,12 +217,12 @@ class Search:
 
         What is learned only moves for a gain above the spread of both rows, and not while other programs compute.
         """
-        gain, spread = self._gain_over(rounds, here, other)
+        gain, spread = self.gain_over(rounds, here, other)
         if self._changes_learning(here, other):
             return gain > max(least_gain, spread) and not self.busy()
         return gain > least_gain and spread <= _MOST_SPREAD
 
-    def _gain_over(self, rounds: Rounds, here: Setting, other: Setting) -> tuple[float, float]:
+    def gain_over(self, rounds: Rounds, here: Setting, other: Setting) -> tuple[float, float]:
         """(gain, spread of the rows) of another setting, both as shares; infinitely bad if not measured together."""
         pair = rounds.pair(here, other)
         if pair is None:
@@ -239,7 +234,7 @@ class Search:
         """Settings about which another round may tell more: rows scatter too much, or by more than what is gained."""
         found = []
         for other in rounds.newest():
-            gain, spread = self._gain_over(rounds, here, other)
+            gain, spread = self.gain_over(rounds, here, other)
             if self._changes_learning(other, here) and gain > -1.0:
                 gain = 1.0 / (1.0 + gain) - 1.0  # of what is there
             unclear = least_gain < gain <= spread and (
@@ -252,7 +247,7 @@ class Search:
     def _best_of(self, rounds: Rounds, here: Setting, least_gain: float, expected: Setting | None = None) -> Setting:
         """The setting to continue with: another one only for a clear gain; ties go as the knobs prefer."""
         better = [
-            Scored(other, 1.0 + self._gain_over(rounds, here, other)[0])
+            Scored(other, 1.0 + self.gain_over(rounds, here, other)[0])
             for other in rounds.newest()
             if other != here and self._is_clearly_better(rounds, here, other, 0.0 if other == expected else least_gain)
         ]
@@ -456,7 +451,7 @@ class Search:
         self.limits += [f"{row.setting[SAMPLERS]} samplers: {row.failure}" for row in sweep if row.failure]
         if not sweep:
             self.limits.append("out of time before samplers could be measured: chosen by estimate")
-        self.expected = {here: self._forecast(here) for here in settings}
+        self.expected = {here: self.forecast(here) for here in settings}
         for name, value in self.learned.items():
             if name in (BATCH, RATIO):
                 values = {here[name] for here in settings}
@@ -486,7 +481,7 @@ class Search:
         """Batch size and ratio of a setting, as far as learning depends on them."""
         return tuple(setting[name] for name in (BATCH, RATIO) if name in self.learned)
 
-    def _forecast(self, setting: Setting) -> Scored:
+    def forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
@@ -703,11 +698,11 @@ class Search:
         rows = rounds.newest()
         if here not in rows or not rows[here].ran:
             return
-        shares = {setting: 1.0 + self._gain_over(rounds, here, setting)[0] for setting in [here, *others]}
+        shares = {setting: 1.0 + self.gain_over(rounds, here, setting)[0] for setting in [here, *others]}
         shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
         top = shares.get(best.setting, 1.0)
         runners = [(setting[knob.name], share / top) for setting, share in shares.items() if setting != best.setting]
-        self.runners[knob.name] = _best_runners([one for one in runners if one[0] != best.setting[knob.name]])
+        self.runners[knob.name] = best_runners([one for one in runners if one[0] != best.setting[knob.name]])
 
     # --- the answer ---
 
@@ -719,18 +714,11 @@ class Search:
 
     def conclude(self) -> None:
         """Gives every choice its reason, and notes what is worth it."""
-        problem, chosen = self.problem, self.chosen.setting
-        by_name = {knob.name: knob for knob in problem.knobs}
+        problem, chosen, answer = self.problem, self.chosen.setting, Answer(self)
+        self.choices = answer.choices()
         if self.fell_back:
-            self.choices = {name: self._unmeasured(by_name[name]) for name in problem.configured}
             return
-        self.choices = {name: self._choice(by_name[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
-            high = self._upper_bound()
-            room = problem.room
-            found = self.choices | {ENVS: room.envs_per_sampler, CAPACITY: room.capacity, RATIO_MAX: high}
-            self.choices = {name: found[name] for name in problem.configured if name in found}
-            self._note_ratios(high)
             cost = self.costs[kind_of(chosen)]
             self.cost = cost if cost.b > 0.0 else None
             if cost.b * max(row.setting[BATCH] for row in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
@@ -773,143 +761,6 @@ class Search:
             **rates,
         }
 
-    def _unmeasured(self, knob: Knob) -> Choice:
-        """The value of a knob about which nothing could be measured."""
-        problem, value = self.problem, self.chosen.setting[knob.name]
-        if knob.name in problem.pins:
-            return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
-        if knob.name == CAPACITY and problem.room is not None:
-            return problem.room.capacity
-        origin = "as configured" if value == problem.configured[knob.name] else "as without the tuner"
-        return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
-
-    def _choice(self, knob: Knob) -> Choice:
-        problem, chosen = self.problem, self.chosen
-        value = chosen.setting[knob.name]
-        runners = self.runners.get(knob.name, ()) if knob.varied_last or not self.expected else self._next_best(knob)
-        what, remark = knob.text(value), knob.remark(problem, chosen.setting)
-        if knob.figures:
-            what += ": " + knob.figures.format(
-                updates_per_s=chosen.updates_per_s * chosen.in_a_run,
-                env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
-            )
-        if knob.name in problem.pins:
-            return Choice(value, what + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
-        parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
-        if knob.name == RATIO and value != problem.configured[RATIO]:
-            parts = [self._gain()]
-        if knob.name == BATCH and problem.objective != "return":
-            parts = []
-        parts += [remark] if remark else []
-        reason = f"{what}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else what
-        return Choice(value, reason, runners_up=runners)
-
-    def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
-        others = ", ".join(
-            f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %" for value, share in runners
-        )
-        if self.expected and not knob.varied_last:
-            others = f"measured, else expected by a model of the measurements: {others}"
-        elif others:
-            others = f"turn by turn, {others}"
-        problem, value = self.problem, self.chosen.setting[knob.name]
-        as_configured = value == problem.configured[knob.name]
-        if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, self.chosen.setting))) > 1:
-            return "no single change was better"
-        if not runners:
-            return "as configured" if as_configured else "nothing else is possible"
-        if as_configured and knob.name in self.learned and runners[0][1] > 1.0 + model.TIE:
-            why = "other programs were active" if self.busy() else "the gain of others is within the measured spread"
-            return f"as configured: {why} ({others})"
-        if as_configured:
-            return f"as configured; none is clearly better ({others})"
-        if runners[0][1] > 1.0 + model.TIE:
-            return f"{'best measured' if self.measured else 'others could not be measured'} ({others})"
-        return f"best score; ties prefer the simpler setting ({others})"
-
-    def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
-        """Other values of one knob with their scores over that of the choice, measured or expected, best first.
-
-        For knobs that are measured on the learner alone, the best setting with that value; for others, the choice with
-        only this value changed.
-        """
-        centre, name = self.centre, knob.name
-        chosen = self._forecast(centre).score
-        measured = [other.name for other in self.problem.knobs if other.name in centre and other.trial != FACTS]
-        best: dict[Any, float] = {}
-        for setting, score in self.expected.items():
-            if (
-                chosen > 0.0
-                and setting[name] != centre[name]
-                and (
-                    knob.trial == LEARNER or all(setting[other] == centre[other] for other in measured if other != name)
-                )
-            ):
-                measured_gain, _ = self._gain_over(self.checked, centre, setting)
-                share = 1.0 + measured_gain if measured_gain > -1.0 else score.score / chosen
-                best[setting[name]] = max(best.get(setting[name], 0.0), share)
-        return _best_runners(best.items())
-
-    def _gain(self) -> str:
-        """Effect of the chosen lower bound of samples per insert: as the rows say where both were measured."""
-        configured = self.problem.configured[RATIO]
-        settings = (self.centre, self.centre.replace(RATIO, configured))
-        rows = {row.setting: (row.updates, row.env_steps) for row in self.results if row.stage == JOINT and row.ran}
-        known = all(setting in rows for setting in settings)
-        if not known:
-            rows = {setting: self._forecast(setting)[2:4] for setting in settings}
-        (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
-        return (
-            f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
-            f"{_percent(env_steps, env_steps_before)} against {configured:g}"
-        )
-
-    def _upper_bound(self) -> Choice:
-        """Samples per insert above which the learner waits; raised where it would wait at the measured rates."""
-        problem, setting = self.problem, self.chosen.setting
-        batch, configured = setting[BATCH], max(problem.configured[RATIO_MAX], setting[RATIO])
-        text = "the learner waits above {:.6g} samples per insert: "
-        if RATIO_MAX in problem.pins:
-            high = problem.pin(RATIO_MAX)
-            return Choice(high, text.format(high) + problem.pinned_by(RATIO_MAX), pinned=True)
-        if problem.balanced:
-            return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
-        rates = self.chosen if self.measured else self._forecast(self.centre)
-        ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-        measured = [row for row in self.results if row.stage == JOINT and row.setting == setting and row.ran][-1:]
-        if self.busy() and _ROOM * ratio > configured:
-            return Choice(configured, text.format(configured) + "as configured, because other programs were active")
-        if _ROOM * ratio <= configured * (1.0 + spread_of(measured or self.swept)):
-            return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
-        bound = model.ratio_bound(problem, batch)
-        high = float(round(max(configured, min(_ROOM * ratio, bound))))
-        if high >= bound > configured:
-            self.limits.append(
-                f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
-                "updates per env step, and waits above"
-            )
-        return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would limit it")
-
-    def _note_ratios(self, high: Choice) -> None:
-        low, configured = self.chosen.setting[RATIO], self.problem.configured
-        if self.problem.balanced:
-            return  # the mode keeps the ratio, and says so
-        if RATIO not in self.problem.pins and low != configured[RATIO]:
-            self.notes.append(
-                f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({self._gain()}): "
-                f"each transition is drawn at least {low:g} times on average"
-            )
-        if not high.pinned and high.value > configured[RATIO_MAX]:
-            self.notes.append(
-                f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
-                f"{high.value / self.chosen.setting[BATCH]:.1f} updates per env step"
-            )
-
-
-def _best_runners(scored: Iterable[tuple[Any, float]]) -> tuple[tuple[Any, float], ...]:
-    """The other values of a knob with the best scores, best first."""
-    return tuple(sorted(scored, key=lambda runner: -runner[1])[:_MOST_RUNNERS])
-
 
 def _log_distance(value: float, other: float) -> float:
     """Distance of two positive values by their logarithms."""
@@ -924,7 +775,3 @@ def _middle_spread(rows: Sequence[TrialResult]) -> float:
 
 def _typical(rows: Sequence[TrialResult]) -> str:
     return f"{100 * _middle_spread(rows):.0f} % of their median"
-
-
-def _percent(after: float, before: float) -> str:
-    return f"{100.0 * (after / before - 1.0):+.0f} %" if before > 0 else "new"
