@@ -125,7 +125,7 @@ class Recorder:
         """group -> gauges of its algorithm as its learner sent them; the newest of each counts until the next one."""
         self._info = InfoMeans()
         self._callback_values: dict[str, float] = {}
-        self._samplers_alive = 0
+        self._samplers_alive = self._restarts_before = 0
         self.samplers_wanted, self.tuner_measures = plan.working_samplers, False
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
@@ -162,6 +162,7 @@ class Recorder:
         """The plan with what the ended workers have done, for others that go on in the same session."""
         outcome, before = self.outcome, self._plan.earlier
         counts = {name: getattr(outcome, name) for name in ("env_steps", "updates", "episodes")}
+        self._restarts_before = outcome.restarts
         earlier = dataclasses.replace(before, **counts, sessions=before.sessions + 1)
         self._plan = dataclasses.replace(plan, earlier=earlier)
         self.rates, self.samplers_wanted = self._new_rates(), plan.working_samplers
@@ -428,7 +429,7 @@ class Recorder:
         earlier = self._plan.earlier
         metrics |= {
             "env_steps": earlier.env_steps + reading.env_steps,
-            "restarts": restarts,
+            "restarts": restarts + self._restarts_before,
             "episodes": earlier.episodes + (metrics["episodes"] or 0.0),
             # 0 until the learner has loaded its checkpoint
             "updates": metrics["updates"] or float(earlier.updates),
@@ -545,7 +546,7 @@ class Recorder:
         outcome.samples_per_insert = metrics.get("samples_per_insert")
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)
-        outcome.restarts = restarts
+        outcome.restarts = restarts + self._restarts_before
         errors, refused = metrics.get("env_errors"), metrics.get("transitions_rejected")
         outcome.env_errors = None if errors is None else int(errors)
         outcome.transitions_rejected = None if refused is None else int(refused)
