@@ -59,7 +59,7 @@ class BesideRunTuner(TunerThread):
         measurer = tuning.measurer(problem, ends_s, alone=alone, interrupts=self._ended)
         return tuning.search(problem, measurer, beside)
 
-    def _choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+    def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         changes = record is not None and any(record["choice"][name] != self._first[name] for name in record["choice"])
         if plan is None or not changes:
             return TunerChoice(self._first[ROLLOUT_SAMPLERS])

@@ -240,7 +240,7 @@ class TunerThread:
             record = self._found.get_nowait()
         except queue.Empty:
             return None
-        return self._choice(record, None if record is None else self._on_record(record))
+        return self._follow_up(record, None if record is None else self._on_record(record))
 
     def end(self) -> None:
         """Ends the measurements; what is in force stays."""
@@ -275,7 +275,7 @@ class TunerThread:
     def _conclude(self, record: dict[str, Any] | None) -> None:
         """Puts the choice in force, or what the run began with, where the workers can change it."""
 
-    def _choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+    def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         """The choice that follows from a record, with the plan of a run with it."""
         raise NotImplementedError
 
@@ -307,5 +307,5 @@ class InRunTuner(TunerThread):
             chosen = self._chosen(record)
             self._windows.put(chosen, most=chosen[RATIO_MAX])
 
-    def _choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+    def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         return TunerChoice(self._chosen(record)[SAMPLERS])
