@@ -120,7 +120,7 @@ def page() -> None:
     )
     differ = comparison.differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
-    tuned = comparison.tuned_in_all(list(curves.values())) - {*varied}
+    tuned = comparison.tuned_alone(list(curves.values())) - {*varied}
     asked = [name for name in differ if name not in tuned]
     _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, asked)
     _differences(curves, differ)

@@ -8,8 +8,10 @@ over the latest 10 policies first reaches a score. Each is a mean over seeds wit
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -105,8 +107,8 @@ class Curve:
     evaluations: Sequence[EvaluationRow] = field(repr=False)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """``section.field`` -> its value in the run's configuration, as text."""
-    tuned: frozenset[str] = frozenset()
-    """The settings that the tuner chose."""
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """``section.field`` -> where its value came from: default, profile, tuner, user."""
     ended_at: float | None = None
     """Target return that ended the run."""
 
@@ -281,9 +283,10 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
     return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
 
 
-def tuned_in_all(curves: Sequence[Curve]) -> frozenset[str]:
-    """The settings that the tuner chose for each of these runs."""
-    return frozenset.intersection(*(curve.tuned for curve in curves)) if curves else frozenset()
+def tuned_alone(curves: Sequence[Curve]) -> frozenset[str]:
+    """The settings that the tuner chose for one of these runs at least, and that no user set for any."""
+    chosen = {name for curve in curves for name, source in curve.sources.items() if source == "tuner"}
+    return frozenset(name for name in chosen if all(curve.sources.get(name) != "user" for curve in curves))
 
 
 def split_by_settings(
@@ -291,13 +294,13 @@ def split_by_settings(
 ) -> list[Curve]:
     """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
 
-    Those ``also`` given split them even where they are ``IGNORED``. What the tuner chose for all runs of a group does
-    not, unless it is given: it may choose otherwise at each start.
+    Those ``also`` given split them even where they are ``IGNORED``. What the tuner chose and no user set does not,
+    unless it is given: the tuner may choose otherwise at each start.
     """
     found = []
     for curve in curves:
         others = [other for other in curves if other.group == curve.group]
-        tuned = tuned_in_all(others) - {*(by or also)}
+        tuned = tuned_alone(others) - {*(by or also)}
         differ = [name for name in differing(others, by or also) if name not in tuned]
         variant = ", ".join(
             f"{name}={curve.settings.get(name, 'not set')}" for name in differ if by is None or name in by
@@ -457,15 +460,23 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
         settings={
             f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()
         },
-        tuned=_tuned(read_json(path / "tune.json")),
+        sources=_sources(path),
         ended_at=finite_number(summary.get("target_return")) if by_target else None,
     )
 
 
-def _tuned(record: Mapping[str, Any]) -> frozenset[str]:
-    """The settings that the tuner chose, without those that were set by the user."""
-    chosen, pinned = record.get("settings"), record.get("pinned")
-    return frozenset(chosen if isinstance(chosen, dict) else ()) - frozenset(pinned if isinstance(pinned, list) else ())
+_LINE = re.compile(r"^(?:\[(?P<part>\w+)\]|(?P<name>\w+) = .*  # (?P<source>.+))$", re.MULTILINE)
+_MOST_CONFIG = 1_000_000
+
+
+def _sources(path: Path) -> dict[str, str]:
+    """The sources of a run's settings, which ``config.toml`` tells behind their values."""
+    found, part = dict[str, str](), ""
+    with contextlib.suppress(OSError), open(path / "config.toml", encoding="utf-8", errors="replace") as file:
+        for line in _LINE.finditer(file.read(_MOST_CONFIG)):
+            part = line["part"] or part
+            found |= {f"{part}.{line['name']}": line["source"]} if line["name"] else {}
+    return found
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from spreeze.cli import evaluate
+from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.metrics.comparison import (
     Curve,
     Rules,
     RunGroup,
+    curve_of,
     final_metric,
     read_curve,
     report,
@@ -161,19 +163,23 @@ def test_runs_in_many_settings_leave_room_for_the_verdict():
     assert all(len(sentence) < 600 for sentence in verdicts(report(curves, Rules(policies=1, targets=(9.0,)))))
 
 
-def test_what_the_tuner_chose_for_all_runs_makes_no_groups():
+def test_what_the_tuner_chose_and_no_user_set_makes_no_groups():
+    key = "rollout.samplers"
     runs = [
-        dataclasses.replace(curve(HTS, seed, (1, 0.0)), settings={"rollout.samplers": seed, "ppo.lr": 0.1}, tuned=tuned)
-        for seed, tuned in (
-            (1, frozenset({"rollout.samplers"})),
-            (2, frozenset({"rollout.samplers"})),
-            (3, frozenset()),
-        )
+        dataclasses.replace(curve(HTS, seed, (1, 0.0)), settings={key: str(seed)}, sources={key: source})
+        for seed, source in ((1, "tuner"), (2, "default"), (3, "user"))
     ]
     assert [found.group.variant for found in split_by_settings(runs[:2])] == ["", ""]
-    assert [found.group.variant for found in split_by_settings(runs)] == [f"rollout.samplers={i}" for i in (1, 2, 3)]
-    given = split_by_settings(runs[:2], also=["rollout.samplers"])
-    assert [found.group.variant for found in given] == ["rollout.samplers=1", "rollout.samplers=2"]
+    assert [found.group.variant for found in split_by_settings(runs)] == [f"{key}={seed}" for seed in (1, 2, 3)]
+    assert [found.group.variant for found in split_by_settings(runs[:2], also=[key])] == [f"{key}=1", f"{key}=2"]
+
+
+def test_a_run_s_settings_file_tells_where_each_value_came_from(tmp_path):
+    user = {"run": {"algo": "ppo", "mode": "hts"}, "ppo": {"epochs": 7}}
+    settings = resolve([Layer("tuner", {"rollout": {"samplers": 3}}), Layer("user", user)])
+    (tmp_path / "config.toml").write_text(to_toml(settings))
+    found = curve_of(tmp_path, ()).sources
+    assert (found["rollout.samplers"], found["ppo.epochs"], found["ppo.lr"]) == ("tuner", "user", "default")
 
 
 def test_groups_at_a_target_at_about_the_same_time_are_level():
