@@ -229,7 +229,7 @@ def live_response(
                 series[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
         series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
         count, last = reader.last_evaluation()
-        best, final = reader.best_evaluation(), final_metric(reader.evaluations(max(0, count - POLICIES)))
+        best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
@@ -243,6 +243,7 @@ def live_response(
         }
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
     fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
+    trend, final = _latest_returns(path, str(run.get("nonce")), count)
     config, parts = read_config(path), data_flow(run)
     left = {name: run.get(name) for name in ("progress", "eta_s")}
     shown = snapshot_of(run, config, fresh, parts, state=state, table=table, **left)
@@ -262,7 +263,7 @@ def live_response(
             "progress": _progress(shown),
             "final": DASH if final is None else number(final) + f" of {count}" * (count < POLICIES),
             "since_best": _since_best(best, shown.wall_s),
-            "trend": _trend(path, count, run, config.get("stop", {}), state),
+            "trend": _trend(trend, run, config.get("stop", {}), state),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
         },
         "evals": evaluations,
@@ -375,9 +376,8 @@ def _progress(shown: Snapshot) -> str:
     return DASH if ends else shown.time_left or DASH
 
 
-def _trend(path: Path, count: int, run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:
+def _trend(trend: Trend | None, run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:
     """The slope of the latest returns, and while the run lives when they reach its target."""
-    trend = _trend_after(path, str(run.get("nonce")), count)
     if trend is None:
         return ""
     reference = published(run.get("algo"), run.get("env_id"))
@@ -388,10 +388,11 @@ def _trend(path: Path, count: int, run: Mapping[str, Any], stop: Mapping[str, An
 
 
 @lru_cache(16)
-def _trend_after(path: Path, nonce: str, count: int) -> Trend | None:
-    """The trend after ``count`` evaluations of a run, from the newest of them."""
+def _latest_returns(path: Path, nonce: str, count: int) -> tuple[Trend | None, float | None]:
+    """The trend and the mean of the last ten after ``count`` evaluations of a run."""
     with MetricsReader(path / "metrics.db").held() as reader:
-        return trend_of(reader.evaluations(max(0, count - _OF_A_TREND)))
+        latest = reader.evaluations(max(0, count - _OF_A_TREND))
+    return trend_of(latest), final_metric(latest)
 
 
 def _samplers(shown: Snapshot) -> str:

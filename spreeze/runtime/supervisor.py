@@ -289,9 +289,9 @@ class _RunLoop:
         if self._assembly.plan.tuner is not None:
             self._assembly.plan.tuner.end()
         self._recorder.rates.end()
-        start_s, state = time.monotonic(), "stopping" if self.next_plan is None else "training"
+        start_s, goes_on = time.monotonic(), self.next_plan is not None
         self._recorder.tuner_measures = False
-        self._run_dir.write_state(state="stopping" if self.next_plan is None else "running", tuner_measures=False)
+        self._run_dir.write_state(state="running" if goes_on else "stopping", tuner_measures=False)
         try:
             self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:
@@ -301,6 +301,7 @@ class _RunLoop:
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
             self._recorder.first_error, restarts = self._workers.first_error, self._workers.restart_count
+            state = "training" if goes_on else "stopping"
             self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state=state)
             self._recorder.finish(restarts)
 

@@ -751,7 +751,7 @@ class LearnerMemory(NamedTuple):
 def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory) -> bool:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
-    False if it had another number of environments, or longer rollouts: then they begin new episodes.
+    False if it had another number of environments, or rollouts of another length: then they begin new episodes.
 
     Raises a CheckpointError if the policy had another memory, a KeyError if it is not that of an on-policy run.
     """

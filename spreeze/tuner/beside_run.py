@@ -17,11 +17,9 @@ from spreeze.config.schema import Config
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.plan import RunPlan, RunWorkers, TunerChoice
-from spreeze.tuner.in_run import TunerThread
+from spreeze.tuner.in_run import PAUSE_S, TunerThread, is_paused
 from spreeze.tuner.knobs import fit_rollout
 from spreeze.tuner.problem import ROLLOUT_SAMPLERS, Setting, TuningProblem
-
-_PAUSE_S = 0.2
 
 
 def rollouts_at_first(problem: TuningProblem, config: Config) -> Setting | None:
@@ -40,18 +38,18 @@ class BesideRunTuner(TunerThread):
     begins = "the tuner measures in processes of its own, in turns with this run; what it learns meanwhile stays"
 
     def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
-        tuning, pause_file = self._tuning, run.run_dir / "control" / "pause"
+        tuning = self._tuning
 
         @contextlib.contextmanager
         def alone() -> Iterator[None]:
             """Stops the workers meanwhile; a run that the user has paused is waited for, and stays paused."""
-            while pause_file.exists() and not self._ended.stop_requested:
-                time.sleep(_PAUSE_S)
+            while is_paused(run) and not self._ended.stop_requested:
+                time.sleep(PAUSE_S)
             workers.signal_all(signal.SIGSTOP)
             try:
                 yield
             finally:
-                if not pause_file.exists():
+                if not is_paused(run):
                     workers.signal_all(signal.SIGCONT)
 
         problem = tuning.problem()

@@ -49,7 +49,7 @@ _NO_LIMIT = 1e9
 """Samples per insert up to which the learner of a candidate never waits."""
 _UPDATES_S, _FIRST_STEPS_S = 10.0, 25.0
 """Longest time to a candidate's second update, and to the first env step of every sampler."""
-_LOOK_S, _PAUSE_S = 0.002, 0.2
+_LOOK_S, PAUSE_S = 0.002, 0.2
 
 
 def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
@@ -80,6 +80,11 @@ def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
     return first, problem.pin(SAMPLERS) or max(first[SAMPLERS], most_samplers(problem, 1))
 
 
+def is_paused(run: Assembly) -> bool:
+    """True while the user keeps a run paused."""
+    return (run.run_dir / "control" / "pause").exists()
+
+
 class _RunWindows(Windows):
     """Windows on the workers of a run, which train in them."""
 
@@ -94,7 +99,6 @@ class _RunWindows(Windows):
         """``base`` has a value for what a candidate does not say."""
         super().__init__(usable_cores, interrupts)
         self.run, self.edge_s, self._worker_pids, self.base = run, REPLAY.edge_s, pids, base
-        self._pause_file = run.run_dir / "control" / "pause"
         self._rows_per_step = run.plan.config.replay.rows_per_step
         self._learner = next(spec.row for spec in run.specs.values() if spec.role.learns)
         self._learner_pid = self._pid()
@@ -127,8 +131,8 @@ class _RunWindows(Windows):
 
     def _look(self, seconds: float) -> None:
         self._sleep(seconds)
-        while self._pause_file.exists():
-            self._sleep(_PAUSE_S)
+        while is_paused(self.run):
+            self._sleep(PAUSE_S)
         if self._pid() != self._learner_pid:
             self.put(self.base)  # before the new learner reads what its predecessor died of
             raise TrialFailed("the learner was restarted", starved=True)

@@ -59,10 +59,8 @@ _STRIDE = 2  # A line needs few points: only every second batch of the ladder is
 _THREADS_HELP = 0.3  # More threads are tried on a device that reaches this share of the best one's score with one.
 _SIZES = 3  # Batches of each kind of learner measured at once.
 _COST_ERROR = 0.02  # A row's cost is not known where it adds less than this share to the time of the largest batch.
-_MOST_RUNNERS = 3
 _CORES_BUSY = 0.8  # Share of the cores in use from which more processes do not help.
 _AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which a note would say nothing.
-_ROOM = 2.0  # The upper bound is this many times what was measured, so that the learner is not held back by chance.
 
 
 def tune(problem: TuningProblem, measure: Measurer, say: OnResult, busy: Callable[[], bool] = lambda: False) -> Search:
@@ -666,7 +664,7 @@ class Search:
         wanted, within_s = [here, *itertools.chain(*steps.values())], self.measure.seconds_left() / 3
         if len(wanted) < 3 or within_s < _LEAST_S:
             return True
-        rounds, best = self._compare("the choice", self._joint, wanted, self.measure.seconds_left() / 3, _ROLLOUT_GAIN)
+        rounds, best = self._compare("the choice", self._joint, wanted, within_s, _ROLLOUT_GAIN)
         if best is None:
             return True
         self.chosen, self.measured = model.measured_worth(self.problem, best), True

@@ -85,17 +85,6 @@ def test_a_learner_killed_while_it_is_measured_comes_back_and_the_tuner_ends_wit
     assert (code, document["restarts"]) == (0, 1)
 
 
-def test_a_stop_while_it_is_tuned_ends_the_run_in_order_and_keeps_no_result(tmp_path):
-    with Run(tmp_path, *PENDULUM, tiny=TUNED) as run:
-        run.wait_for(lambda: _rows(run), what="a measured row")
-        run.interrupt()
-        poll(lambda: run.process.poll() is not None, what="the end")
-        assert run.process.returncode == 0, run.stderr
-        assert "Traceback" not in run.stderr
-    assert not (run.path / "tune.json").exists()
-    assert _records(tmp_path) == []
-
-
 ROLLOUTS = (
     "--auto", "--algo", "ppo", "--envs-per-sampler", "2", "--set", "rollout.size=256",
     "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.minibatch_size=64", "--set", "evaluation.episodes=2",
@@ -131,8 +120,11 @@ def _samplers(run):
     return [name for name in run.children() if name.startswith("sampler")]
 
 
-def test_a_stop_while_candidates_take_turns_with_the_run_leaves_no_process_and_no_result(tmp_path):
-    with Run(tmp_path, *SLEEPS, "--mode", "hts", tiny=ROLLOUTS) as run:
+@pytest.mark.parametrize(
+    ("task", "tiny"), [(PENDULUM, TUNED), ((*SLEEPS, "--mode", "hts"), ROLLOUTS)], ids=["in-run", "beside-run"]
+)
+def test_a_stop_while_it_is_tuned_ends_the_run_in_order_and_leaves_no_process_and_no_result(tmp_path, task, tiny):
+    with Run(tmp_path, *task, tiny=tiny) as run:
         run.wait_for(lambda: _rows(run), what="a measured row")
         run.interrupt()
         poll(lambda: run.process.poll() is not None, what="the end")
