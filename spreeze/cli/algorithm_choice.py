@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spreeze.config.algorithms import fitting_algorithms
+from spreeze.config.algorithms import find_row, fitting_algorithms
 from spreeze.config.layers import DEFAULT, USER, Settings
 from spreeze.errors import RunError, SpreezeError
 from spreeze.files import existing_parent, read_json, write_json
@@ -32,7 +33,7 @@ from spreeze.run_directory import names_from, new_name, versions
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.run import cache_dir, cache_key
-from spreeze.types import EnvSpec
+from spreeze.types import EnvSpec, RowLayout
 
 _BESIDE = ("crossq", "ppo")
 """Algorithms that are compared with the default, where they fit."""
@@ -115,6 +116,9 @@ class AlgorithmChoice:
             Path(run.runs_dir),
             run.name or new_name(spec.env_id, "", run.seed).replace("__", "_"),
         )
+        row_bytes = math.inf if spec.frames is not None else RowLayout.of(spec).row_bytes
+        free_bytes = shutil.disk_usage(existing_parent(self._folder)).free
+        self._saves_replay = 4 * settings.config.replay.capacity * row_bytes < free_bytes  # a save writes a second copy
         facts = {"machine": machine.identity(), "env": dataclasses.asdict(spec), "versions": versions()}
         self._path = cache_dir() / f"algorithm-{cache_key(facts)}.json"
 
@@ -195,8 +199,7 @@ class AlgorithmChoice:
             module = self._settings.config.env.import_module
             task = ["--resume", str(one.run), *(["--import", module] if module else [])]
         else:
-            task = [*self._command, "--algo", one.algo, "--runs-dir", str(self._folder), "--name", one.run.name]
-        task = [word for word in task if word != "--json"]
+            task = [*self._new(one.algo), "--runs-dir", str(self._folder), "--name", one.run.name]
         self._say(f"algorithms: {one.algo} learns for {end_s - one.seconds:.0f} s")
         code, last = self._followed([*task, *seconds], one.algo, interrupts)
         one.seconds = end_s
@@ -207,6 +210,16 @@ class AlgorithmChoice:
             curve = read_curve(one.run)
             if curve is not None and len(curve.evaluations) >= 2:
                 one.level = level_of(curve.evaluations[-POLICIES:])
+
+    def _new(self, algo: str) -> list[str]:
+        """The command that starts a candidate, but for its folder and its time.
+
+        Rollouts are not tuned yet, because the run stands still meanwhile. Replay is saved for the rounds that follow.
+        """
+        rollouts = bool(find_row(algo).on_policy)
+        left_out = {"--json", *(["--auto"] if rollouts else [])}
+        saved = [] if rollouts or not self._saves_replay else ["--save-replay"]
+        return [*(word for word in self._command if word not in left_out), *saved, "--algo", algo]
 
     def _followed(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
         """Runs ``spreeze.train`` and passes its lines on; its exit code and last line."""
@@ -249,6 +262,7 @@ def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, spent_s: floa
     """The command line with which the best candidate goes on, ``spent_s`` after the comparison began."""
     left = {"resume": str(chosen.run), "profile": None, "fresh": False, "--name": None, "--algo": None}
     left["compared"] = True
+    left["--save-replay"] = bool(getattr(args, "--save-replay"))  # what the candidate saved is loaded all the same
     left["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
     if seconds := getattr(args, "--seconds"):
         left["--seconds"] = max(seconds - spent_s, 1.0)

@@ -1,13 +1,15 @@
 """The choice of an algorithm on a task without a profile: when it is made, and who wins."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import pytest
+from rollouts import FRAMES
 
 from spreeze.cli import algorithm_choice, train
 from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued, rounds_of
-from spreeze.cli.arguments import build_parser
+from spreeze.cli.arguments import build_parser, user_values
 from spreeze.cli.planning import layers_of
 from spreeze.config.layers import resolve
 from spreeze.errors import RunError
@@ -81,10 +83,10 @@ class Runs:
         (self.runs_dir / f"r-{algo}").mkdir(parents=True, exist_ok=True)
         return 0, ""
 
-    def choice(self, *words):
+    def choice(self, *words, spec=BOX):
         args, settings = command("--runs-dir", str(self.runs_dir), "--name", "r", *words)
         typed = ["--auto", "--env", "Task-v0", "--json", *words]
-        return AlgorithmChoice(typed, args, settings, BOX, read_machine(), self.said.append)
+        return AlgorithmChoice(typed, args, settings, spec, read_machine(), self.said.append)
 
 
 def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known_next_time(monkeypatch, tmp_path):
@@ -96,6 +98,9 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
     assert runs.commands[0][1][-8:] == ["--algo", "sac", "--runs-dir", str(runs.runs_dir), "--name", "r-sac",
                                         "--seconds", "60"]  # fmt: skip
     assert "--json" not in runs.commands[0][1]
+    assert [[word in words for word in ("--auto", "--save-replay")] for _, words in runs.commands] == [
+        [True, True], [False, False]
+    ], "rollouts are tuned once they are chosen, and replay goes on with the winner"  # fmt: skip
     record = json.loads((runs.runs_dir / "r-ppo" / "algorithms.json").read_text())
     assert [(one["algo"], one["return_mean"]) for one in record["candidates"]] == [("sac", 10.0), ("ppo", 50.0)]
     assert runs.choice().known(["sac", "ppo"]) == "ppo"
@@ -109,6 +114,13 @@ def test_a_comparison_in_which_nobody_was_evaluated_is_not_kept_for_the_next_sta
     assert runs.choice().best(["sac", "ppo"], None).algo == "sac"
     assert (runs.runs_dir / "r-sac" / "algorithms.json").is_file()
     assert runs.choice().known(["sac", "ppo"]) is None
+
+
+def test_replay_over_images_is_not_saved_for_the_next_round(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"dqn": [(9.0, 1.0)], "ppo": [(1.0, 1.0)]})
+    frames = dataclasses.replace(CHOICES, frames=FRAMES)
+    runs.choice(spec=frames).best(["dqn", "ppo"], None)
+    assert "--save-replay" not in runs.commands[0][1]
 
 
 def test_near_candidates_go_on_in_turn_until_the_last_round_decides(monkeypatch, tmp_path):
@@ -134,6 +146,7 @@ def test_the_winner_goes_on_with_the_time_that_is_left_and_with_its_own_settings
     found = continued(args, chosen, 130.0)
     assert (found.resume, found.profile, getattr(found, "--seconds")) == (str(tmp_path), None, 470.0)
     assert (getattr(found, "--name"), getattr(found, "--algo"), found.auto) == (None, None, True)
+    assert user_values(found)["replay"] == {"save": False}
     (tmp_path / "tune.json").write_text("{}")
     assert not continued(args, chosen, 0.0).auto, "what it has is the tuner's choice"
 
