@@ -319,7 +319,7 @@ def _offer_seeds(found: Report) -> None:
     if module is None:  # else a click would run code that a run directory names
         components.act_button(
             st,
-            f"Train {ahead.more} more seeds of both",
+            f"Train {ahead.more} more {'seed' if ahead.more == 1 else 'seeds'} of both",
             control.start_sweep,
             flags,
             folder,
