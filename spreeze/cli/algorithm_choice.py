@@ -28,6 +28,7 @@ from spreeze.machine.hardware import Machine
 from spreeze.machine.processes import kill_and_wait
 from spreeze.metrics.comparison import POLICIES, read_curve
 from spreeze.metrics.progress import Level, level_of
+from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.tuning_record import ALGORITHMS
 from spreeze.run_directory import names_from, new_name, versions
 from spreeze.runtime.interrupts import Interrupts
@@ -55,7 +56,7 @@ class ComparedAlgorithm:
     seconds: float = 0.0
     """Training time so far."""
     level: Level | None = None
-    """The mean of its latest evaluations; None while there are too few."""
+    """The mean of its latest evaluations; None while there is none."""
     failure: str | None = None
 
     def clearly_below(self, best: Level) -> bool:
@@ -96,6 +97,17 @@ def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
     if most_s < _LEAST_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
         return ()
     return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
+
+
+def latest_level(curve: Sequence[EvaluationRow]) -> Level | None:
+    """The level of at most ten evaluations in the second half of a run's time; None if it is one episode."""
+    rows = [row for row in curve[-POLICIES:] if row.t >= curve[-1].t / 2.0]
+    if len(rows) > 1:
+        return level_of(rows)
+    (row,) = rows
+    if row.episodes < 2:
+        return None
+    return Level(row.return_mean, row.return_std / math.sqrt(row.episodes - 1), row.t)
 
 
 class AlgorithmChoice:
@@ -208,8 +220,8 @@ class AlgorithmChoice:
             return
         with contextlib.suppress(SpreezeError, OSError):
             curve = read_curve(one.run)
-            if curve is not None and len(curve.evaluations) >= 2:
-                one.level = level_of(curve.evaluations[-POLICIES:])
+            if curve is not None and curve.evaluations:
+                one.level = latest_level(curve.evaluations)
 
     def _new(self, algo: str) -> list[str]:
         """The command that starts a candidate, but for its folder and its time.

@@ -8,13 +8,21 @@ import pytest
 from rollouts import FRAMES
 
 from spreeze.cli import algorithm_choice, train
-from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued, rounds_of
+from spreeze.cli.algorithm_choice import (
+    AlgorithmChoice,
+    ComparedAlgorithm,
+    candidates_for,
+    continued,
+    latest_level,
+    rounds_of,
+)
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.cli.planning import layers_of
 from spreeze.config.layers import resolve
 from spreeze.errors import RunError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.progress import Level
+from spreeze.metrics.store import EvaluationRow
 from spreeze.types import Box, Choices, EnvSpec
 
 
@@ -71,7 +79,7 @@ class Runs:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setattr(AlgorithmChoice, "_followed", self._followed)
         monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[run, run]))
-        monkeypatch.setattr(algorithm_choice, "level_of", lambda rows: self._level)
+        monkeypatch.setattr(algorithm_choice, "latest_level", lambda rows: self._level)
         self.runs_dir = tmp_path / "runs"
 
     def _followed(self, arguments, algo, interrupts):
@@ -110,7 +118,7 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
 
 def test_a_comparison_in_which_nobody_was_evaluated_is_not_kept_for_the_next_start(monkeypatch, tmp_path):
     runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 2.0)] * 2, "ppo": [(50.0, 3.0)] * 2})
-    monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[run]))
+    monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[]))
     assert runs.choice().best(["sac", "ppo"], None).algo == "sac"
     assert (runs.runs_dir / "r-sac" / "algorithms.json").is_file()
     assert runs.choice().known(["sac", "ppo"]) is None
@@ -121,6 +129,17 @@ def test_replay_over_images_is_not_saved_for_the_next_round(monkeypatch, tmp_pat
     frames = dataclasses.replace(CHOICES, frames=FRAMES)
     runs.choice(spec=frames).best(["dqn", "ppo"], None)
     assert "--save-replay" not in runs.commands[0][1]
+
+
+def evaluation(t, mean, episodes=10):
+    return EvaluationRow(t, 0, 0, 0, 0, episodes, mean, 6.0, 100.0)
+
+
+def test_the_level_of_a_candidate_is_that_of_the_second_half_of_its_time():
+    rows = [evaluation(10.0, -500.0), evaluation(25.0, -300.0), evaluation(30.0, -20.0), evaluation(50.0, -10.0)]
+    assert latest_level(rows) == Level(pytest.approx(-110.0), pytest.approx(95.04, abs=0.01), 50.0)
+    assert latest_level(rows[:1]) == Level(-500.0, 2.0, 10.0), "one evaluation has the error of its episodes"
+    assert latest_level([evaluation(10.0, 1.0, episodes=1)]) is None
 
 
 def test_near_candidates_go_on_in_turn_until_the_last_round_decides(monkeypatch, tmp_path):
