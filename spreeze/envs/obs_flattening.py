@@ -4,7 +4,7 @@ Dict entries are laid out in the order of their sorted keys, Tuple entries by in
 first. A Box takes its values in C order, a Discrete(n) n values (one-hot), a MultiDiscrete the
 one-hots of its components one after the other, a MultiBinary its bits. That is the order of
 ``gymnasium.spaces.flatten`` for every Dict but those built from an OrderedDict or from keywords,
-whose order there is that of insertion.
+whose order there is that of insertion. Parts that are text, such as MiniGrid's mission, are left out.
 
 An action mask, ``info["action_mask"]``, follows the observation as K values of 0 and 1. So whatever keeps, sends or
 replays observations does so with their masks, and replay has the mask of either state. The networks see it too.
@@ -81,6 +81,27 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
     return tuple(found)
 
 
+def text_left_out(space: Any) -> str | None:
+    """Line on the parts of an observation space that are text; None where it has none."""
+    from gymnasium import spaces
+
+    names: list[str] = []
+
+    def collect(part: Any, path: Path) -> None:
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            for key, below in part.spaces.items() if isinstance(part, spaces.Dict) else enumerate(part.spaces):
+                collect(below, (*path, key))
+        elif path and _is_text(part):
+            names.append(path_text(path))
+
+    collect(space, ())
+    return f"left out of the observation, because networks read no text: {', '.join(sorted(names))}" if names else None
+
+
+def _is_text(space: Any) -> bool:
+    return getattr(getattr(space, "dtype", None), "kind", "") == "U"
+
+
 def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ...]:
     """The other leaves, in a vector of their own."""
     kept, stop = list[Leaf](), 0
@@ -101,6 +122,8 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
     if isinstance(space, spaces.Tuple):
         for index, part in enumerate(space.spaces):
             _collect(part, (*path, index), found, what)
+        return
+    if path and _is_text(space):
         return
     start = found[-1].stop if found else 0
     name = Leaf(path, 0, 0, space).name

@@ -31,6 +31,7 @@ import numpy as np
 from spreeze.config import python_path
 from spreeze.config.schema import Config, SamplingConfig
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env, one_line
+from spreeze.envs.obs_flattening import text_left_out
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
 from spreeze.files import replace_bytes
@@ -389,6 +390,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     """
     import psutil
 
+    from spreeze.envs.images import ImageFrames
     from spreeze.envs.masks import used_or_not
 
     process = psutil.Process()
@@ -412,11 +414,13 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     waited_s = _waited_s() - waited_s
     slept = process.num_ctx_switches().voluntary - slept
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
+    observed = task.env.env if isinstance(task.env, ImageFrames) else task.env
+    left_out = text_left_out(observed.observation_space)
     return Probe(
         spec=task.spec,
         memory_bytes=max(0, _memory_bytes() - before_bytes),
         start_s=start_s,
-        notes=(*([_DRAWN_NOTE] if drawn else []), *filter(None, [used_or_not(task.env, task.spec)])),
+        notes=tuple(filter(None, [_DRAWN_NOTE if drawn else None, used_or_not(task.env, task.spec), left_out])),
         # Long steps wait for a core in the midst of many of them, short ones between.
         step_us_median=None
         if timed is None

@@ -275,7 +275,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("samplers_active", "samplers",
            "samplers that the CPU governor keeps running; for a fraction one runs part of the time", "supervisor", shown=True,
            label="active"),
-    Metric("external_cpu_cores", "cores", "usable cores that other programs use", "supervisor", shown=True),
+    Metric("external_cpu_cores", "cores", "usable cores that other programs use, the page and its browser among them", "supervisor", shown=True),
     Metric("sibling_cpu_cores", "cores", "usable cores that the page, your other runs and programs of low priority use", "supervisor"),
     Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor", kind=Kind.SHARE,
            slot="sampler.policy_s"),

@@ -11,7 +11,7 @@ from harness import train
 
 from spreeze.cli import doctor
 from spreeze.envs.make import describe
-from spreeze.envs.obs_flattening import Flattener, leaves_of
+from spreeze.envs.obs_flattening import Flattener, leaves_of, text_left_out
 from spreeze.envs.task import BadTransition, Task
 from spreeze.errors import EnvironmentError_
 
@@ -106,10 +106,35 @@ def test_a_missing_key_and_a_bare_array_are_refused():
         _task(S.Dict({"a": S.Discrete(2)}), np.float32(0.0)).reset()
 
 
+class Mission(S.Space):
+    """A space of sentences that is no Text, as MiniGrid has one."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, mask=None, probability=None):
+        return "go to the door"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+def test_text_beside_numbers_is_left_out_and_said():
+    space = S.Dict(
+        {"door": S.Discrete(2), "mission": Mission(), "more": S.Tuple((S.Text(4), S.Box(-1.0, 1.0, (1,), np.float32)))}
+    )
+    task = _task(space, {"door": 1, "mission": "go", "more": ("up", np.array([0.5], np.float32))})
+    assert task.reset().tolist() == [0.0, 1.0, 0.5]
+    assert text_left_out(space).endswith("read no text: mission, more[0]")
+    assert text_left_out(S.Text(4)) is None
+
+
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        (S.Tuple((S.Text(4), S.Discrete(2))), r"'\[0\]' is a Text, which has no fixed length"),
+        (S.Text(4), "'observation' is a Text, which has no fixed length"),
+        (S.Tuple((S.Sequence(S.Discrete(2)), S.Discrete(2))), r"'\[0\]' is a Sequence, which has no fixed length"),
+        (S.Dict({"mission": S.Text(4)}), "is empty"),
         (S.Dict({"n": S.Discrete(10**7)}), "'n' would be a one-hot of 10000000"),
     ],
 )
