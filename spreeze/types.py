@@ -274,6 +274,8 @@ class GoalSpec:
     """First and end column of ``desired_goal``; as many as those of ``achieved``."""
     computes_reward: bool
     """True if the environment has ``compute_reward``."""
+    sparse: bool = False
+    """True if that gave at most two rewards: one at the goal, one elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

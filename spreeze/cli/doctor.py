@@ -125,6 +125,7 @@ def _spaces(probe: Probe) -> list[Check]:
         found.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))
     if spec.goals is not None:
         text = "--set replay.her=future also learns from goals that were achieved"
+        text += ", the default here, where a reward comes only at a goal" if spec.goals.sparse else ""
         missing = "without compute_reward(achieved_goal, desired_goal, info) there is no hindsight (replay.her)"
         found.append(_finding("goals", text if spec.goals.computes_reward else missing))
     if spec.obs_layout:

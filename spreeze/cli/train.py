@@ -27,7 +27,7 @@ from spreeze.cli.arguments import build_parser, guarded
 from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
-from spreeze.config.layers import Layer, Settings, effect_notes, resolve, with_algorithm
+from spreeze.config.layers import Layer, Settings, default_of, effect_notes, resolve, with_algorithm
 from spreeze.config.modes import recorded
 from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, foreign_module
@@ -216,9 +216,11 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)
     about = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
-    replays, goals = settings.config.on_policy is None, probe.spec.goals
-    if replays and goals is not None and goals.computes_reward and settings.config.replay.her == "off":
+    replays, goals, her = settings.config.on_policy is None, probe.spec.goals, settings.config.replay.her
+    if replays and goals is not None and goals.computes_reward and her == "off":
         about.append("it has goals; --set replay.her=future also learns from those that were achieved")
+    if her != "off" and settings.sources.get("replay.her") == default_of(settings):
+        about.append("it rewards goals alone, so replay also has goals that were achieved (--set replay.her=off: not)")
     if replays and probe.spec.frames is not None:
         rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
         about.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")

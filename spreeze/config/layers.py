@@ -266,9 +266,18 @@ def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
 
 
 def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
-    """Normalised observations with hindsight, as in Andrychowicz et al. 2017: FetchReach measures in centimetres."""
-    wanted = settings.config.replay.her != "off" and spec.vector_dim > spec.mask_dim
-    return {"env.normalize_obs": True} if wanted else {}
+    """Hindsight where a reward comes only at a goal, and with it normalised observations (Andrychowicz et al. 2017).
+
+    FetchReach measures in centimetres.
+    """
+    config, found = settings.config, dict[str, Any]()
+    her = config.replay.her
+    in_transitions = getattr(config.own, "recurrent", "none") == "none" and not config.data_flow.on_device
+    if "replay.her" not in settings.sources and spec.goals is not None and spec.goals.sparse and in_transitions:
+        found["replay.her"] = her = "future"
+    if her != "off" and spec.vector_dim > spec.mask_dim:
+        found["env.normalize_obs"] = True
+    return found
 
 
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:

@@ -6,6 +6,7 @@ A goal task observes a Dict of ``observation``, ``achieved_goal`` and ``desired_
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from spreeze.envs.task import Task
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+_GOALS = 6
+"""Goals whose pairs show whether rewards are sparse."""
 _PROVED_ROWS = 4
 """Rows of the first batch whose results have to be those of single calls."""
 
@@ -40,9 +43,25 @@ def goals_of(env: gymnasium.Env[Any, Any]) -> GoalSpec | None:
     }
     if not {ACHIEVED, DESIRED} <= places.keys() or space[ACHIEVED].shape != space[DESIRED].shape:
         return None
+    computes = env.has_wrapper_attr("compute_reward")
     return GoalSpec(
-        achieved=places[ACHIEVED], desired=places[DESIRED], computes_reward=env.has_wrapper_attr("compute_reward")
+        achieved=places[ACHIEVED],
+        desired=places[DESIRED],
+        computes_reward=computes,
+        sparse=computes and _is_sparse(env.get_wrapper_attr("compute_reward"), space[ACHIEVED]),
     )
+
+
+def _is_sparse(compute_reward: Callable[[Any, Any, Any], Any], space: Any) -> bool:
+    """True if the rewards of some pairs of goals are at most two; False where a reward needs the info of a step."""
+    drawn = copy.deepcopy(space)
+    drawn.seed(0)
+    goals = [drawn.sample() for _ in range(_GOALS)]
+    try:
+        rewards = {float(compute_reward(one, other, {})) for one in goals for other in goals}
+    except Exception:  # as a function raises that reads more than it was given, whatever it is
+        return False
+    return len(rewards) <= 2
 
 
 class GoalRewards:

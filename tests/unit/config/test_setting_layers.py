@@ -20,7 +20,7 @@ from spreeze.config.layers import (
 from spreeze.config.modes import find_mode
 from spreeze.config.profiles import applicable, profile_names, reached_with, read_profile, task_profile
 from spreeze.errors import ConfigError
-from spreeze.types import Box, Choices, EnvSpec
+from spreeze.types import Box, Choices, EnvSpec, GoalSpec
 
 
 def test_later_layers_win_and_every_value_knows_where_it_came_from():
@@ -307,6 +307,27 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
     layers = [Layer("user", {"run": {"algo": algo}, **asked})]
     _, settings, _ = with_algorithm(layers, spec)
     assert settings.config.own.gamma == expected
+
+
+@pytest.mark.parametrize(
+    ("algo", "asked", "sparse", "expected"),
+    [
+        ("sac", {}, True, ("future", True)),
+        ("sac", {}, False, ("off", True)),
+        ("ddpg", {}, True, ("future", True)),
+        ("sac", {"replay": {"her": "off"}}, True, ("off", True)),
+        ("sac", {"sac": {"recurrent": "lstm"}}, True, ("off", True)),
+        ("sac", {"run": {"mode": "device"}}, True, ("off", True)),
+        ("ppo", {}, True, ("off", False)),
+    ],
+)
+def test_hindsight_is_the_default_where_a_reward_comes_only_at_a_goal(algo, asked, sparse, expected):
+    goals = GoalSpec(achieved=(0, 2), desired=(2, 4), computes_reward=True, sparse=sparse)
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=7, action=Box((-1.0,), (1.0,)), max_episode_steps=50,
+                   reward_threshold=None, goals=goals)  # fmt: skip
+    layers = [Layer("user", {**asked, "run": {"algo": algo, **asked.get("run", {})}})]
+    _, settings, _ = with_algorithm(layers, spec)
+    assert (settings.config.replay.her, settings.config.env.normalize_obs) == expected
 
 
 @pytest.mark.parametrize(

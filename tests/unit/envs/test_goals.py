@@ -49,6 +49,11 @@ class OfOneThatTakesTwo(Goals):
         return np.abs(achieved_goal[0] - desired_goal[0])
 
 
+class OfDistance(Goals):
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -np.linalg.norm(achieved_goal - desired_goal)
+
+
 ACHIEVED, DESIRED = np.array([[0.0, 0.0], [3.0, 4.0]], np.float32), np.array([[0.0, 0.25], [0.0, 0.0]], np.float32)
 INFOS = [{"cost": 0.0}, {"cost": 1.0}]
 
@@ -63,6 +68,7 @@ def test_goals_are_found_by_their_places_in_the_flat_observation():
     assert goals_of(BitFlip(5)).desired == (5, 10)
     assert goals_of(Goals(S.Discrete(4))) is None, "a one-hot is no goal as the environment has it"
     assert goals_of(Goals(desired=S.Box(0.0, 1.0, (3,)))) is None
+    assert [goals_of(env).sparse for env in (BitFlip(5), OfDistance(), OfOne(), Goals())] == [True, False, False, False]
     assert BitFlip(3).compute_reward(np.zeros((2, 3)), np.eye(2, 3), None).tolist() == [-1.0, -1.0]
 
 
