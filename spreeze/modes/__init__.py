@@ -22,8 +22,8 @@ step), and inference uses tiles of fixed height. Results are therefore identical
 any timing, and across a resume, with a learner on the CPU and no learning rate that follows the clock. Without
 inference workers, the default, an env step costs half as much.
 
-The successor of a killed sampler replays the actions of its episodes; if an observation differs, the run ends with an
-error, because the environment is not deterministic. A step that raises or returns NaN is not stored (see
+The successor of a killed sampler replays the actions of its episodes; if an observation differs, because the
+environment is not deterministic, it starts new ones and says so. A step that raises or returns NaN is not stored (see
 ``workers.collectors``). ``tests/support/hts_theory.py`` models the cost of waiting.
 
 *impact* (IMPACT): each step records policy version and log-probability, so the algorithm can correct for any lag. A

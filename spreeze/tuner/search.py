@@ -569,8 +569,11 @@ class Search:
         failed = [row for row in rows.values() if not row.ran]
         self.limits += [f"{setting_text(self.problem, row.setting)}: {row.failure or 'no updates'}" for row in failed]
         good = {setting: row for setting, row in rows.items() if row.ran}
+        best: TrialResult | None
         if here in good:
-            best: TrialResult | None = good[self._best_of(rounds, here, least_gain, expected)]
+            best = good[self._best_of(rounds, here, least_gain, expected)]
+        elif self.problem.objective == ROLLOUT and here in rows and rows[here].starved:
+            best = None  # what got no processor time may be the best
         else:
             left = [row for row in good.values() if not self._changes_learning(here, row.setting)] or [
                 row for row in good.values() if is_steady(row) and not self.busy()

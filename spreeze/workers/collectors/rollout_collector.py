@@ -85,15 +85,17 @@ class RolloutCollector(Collector):
     ) -> None:
         """Makes the environments and brings each to its state in the rollout storages.
 
-        Without ``replays`` each starts a new episode instead; the one before is truncated.
+        Without ``replays`` each starts a new episode instead; the one before is truncated. So does an environment that
+        is not the same with the same seed and actions, or whose episode is longer than the log.
 
         Raises:
-            WorkerError: an environment is not repeatable, its episode is too long for a replay, or too many errors.
+            WorkerError: too many errors.
         """
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
         # Where the arguments have changed, an episode may have begun with others than it would have again.
         self._step_synchronous, self._replays = step_synchronous, replays and not self._version
+        self._said = False
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
@@ -115,33 +117,39 @@ class RolloutCollector(Collector):
             raise
 
     def _restore(self, index: int) -> None:
-        """Restores an environment: starts its current episode and repeats the episode's actions."""
+        """Restores an environment; where that is not possible, starts a new episode, and says so once a process."""
+        if self._replays:
+            if (why := self._repeated(index)) is None:
+                return
+            if not self._said:
+                self._said = True
+                text = f"{why}; a new episode begins in its place, so this run does not repeat exactly"
+                self._on_error(f"environment {self._first + index} of {self._spec.env_id}", WorkerError(text), 1)
+        self.columns.abandon(index)
+        self._reset(index)
+
+    def _repeated(self, index: int) -> str | None:
+        """Repeats an environment's current episode by its actions; why it cannot go on from there, or None."""
         env = self._first + index
-        if not self._replays:
-            self.columns.abandon(index)
-            self._reset(index)
-            return
         actions = self._rollouts.played(env)
         if actions is None:
-            raise WorkerError(
-                f"environment {env} of {self._spec.env_id} cannot be restored: its episode is longer than the "
-                f"{self._rollouts.spec.log_steps} logged actions; set a step limit for the environment"
-            )
+            return f"its episode is longer than the {self._rollouts.spec.log_steps} logged actions"
         if not len(actions):
             self._reset(index)
-            return
+            return None
         # These steps succeeded before, so an error does not belong to the episode, which is tried again.
         while (ended := self._replayed(index, actions)) is None:
             self._replace(index)
         stored = self._rollouts.last_obs(env)
         if ended:
-            raise self._not_deterministic(
-                env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps"
+            return (
+                f"with the same seed and actions its episode ended after {self._lengths[index]} of {len(actions)} steps"
             )
         if stored is not None and not np.array_equal(stored, self._rows.array[index]):
-            raise self._not_deterministic(env, f"its observation after {len(actions)} steps differs")
+            return f"with the same seed and actions its observation after {len(actions)} steps differs"
         for part in self._state:
             part[index] = self._rollouts.memory_of(np.array([env]))[0]
+        return None
 
     def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
         """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
@@ -157,12 +165,6 @@ class RolloutCollector(Collector):
             self._count_error(self._where(index, f"step {self._lengths[index] + 1}, repeated"), error)
             return None
         return False
-
-    def _not_deterministic(self, env: int, what: str) -> WorkerError:
-        return WorkerError(
-            f"environment {env} is not deterministic: with the same seed and actions {what}; "
-            f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would differ"
-        )
 
     def _reset(self, index: int) -> None:
         """Starts the current episode, or the next one whose reset does not raise."""

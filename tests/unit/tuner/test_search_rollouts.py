@@ -216,15 +216,17 @@ def test_nothing_measured_is_an_error_that_says_why_and_for_want_of_time_what_is
     assert "no time was left" in found.doubts[0]
 
 
-def test_where_other_programs_hold_up_what_is_configured_nothing_else_takes_its_place():
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("held_up", [lambda one: one[ROLLOUT_SAMPLERS] == 2, lambda one: one == DEFAULT])
+def test_where_other_programs_hold_up_what_is_configured_nothing_else_takes_its_place(busy, held_up):
     class Late(Machine):
         def joint(self, settings, **more):
             return [
                 dataclasses.replace(one, starved=one.failure is not None) for one in super().joint(settings, **more)
             ]
 
-    machine = Late(sleepy, fails=lambda one: "0 rollouts within 25 s" if one[ROLLOUT_SAMPLERS] == 2 else None)
-    found = tune(problem(), machine, lambda result: None, busy=lambda: True)
+    machine = Late(sleepy, fails=lambda one: "0 rollouts within 25 s" if held_up(one) else None)
+    found = tune(problem(), machine, lambda result: None, busy=lambda: busy)
     assert (found.fell_back, chosen(found)) == (True, DEFAULT)
     assert "0 rollouts within 25 s" in found.doubts[0]
     assert not any("env steps/s" in choice.reason for choice in found.choices.values()), "none was measured"

@@ -415,13 +415,39 @@ def test_gradients_that_are_refused_for_several_intervals_end_the_learner(spec, 
         parts.close()
 
 
-def test_an_environment_that_does_not_repeat_is_named(spec, tmp_path):
-    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=1)
+def test_an_episode_that_is_longer_than_the_log_is_not_repeated(spec, tmp_path, monkeypatch):
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=0)
+    try:
+        parts.run(2, schedule=1)
+        monkeypatch.setattr(Rollouts, "played", lambda self, env: None)
+        parts.new_sampler(0).close()
+        ((where, text),) = parts.told
+        assert where == f"environment 0 of {spec.env_id}"
+        assert text.startswith("its episode is longer than the ")
+    finally:
+        parts.close()
+
+
+@pytest.mark.parametrize("inference_workers", [0, 1])
+def test_an_environment_that_does_not_repeat_begins_a_new_episode_in_which_the_run_goes_on(
+    spec, tmp_path, inference_workers
+):
+    parts = HandMovedRun(spec, tmp_path / "f", inference_workers=inference_workers)
     try:
         parts.run(2, schedule=1)
         env = next(e for e in range(4) if len(parts.rollouts.played(e)))
+        index, place = env // ENVS, env % ENVS
+        episode = parts.samplers[index].columns.episode[place]
         parts.rollouts.last_obs(env)[0] += 1.0
-        with pytest.raises(WorkerError, match=rf"environment {env} is not deterministic: .* differs"):
-            parts.new_sampler(env // ENVS)
+        parts.samplers[index].close()
+        parts.samplers[index] = parts.new_sampler(index)
+        parts.asking[index], parts.policies[index] = parts.new_asking(index), parts.new_policies()
+        assert parts.samplers[index].columns.episode[place] == episode + 1
+        assert len(parts.rollouts.played(env)) == 0
+        ((where, text),) = parts.told
+        assert where == f"environment {env} of {spec.env_id}"
+        assert "differs; a new episode begins in its place, so this run does not repeat exactly" in text
+        parts.run(6, schedule=2)
+        assert parts.learning.updates
     finally:
         parts.close()
