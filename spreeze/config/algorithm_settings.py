@@ -466,7 +466,8 @@ class ReplayConfig(Section):
     her: str = setting(
         "off",
         "hindsight experience replay for goal tasks (arXiv 1707.01495): also store each transition with goals that "
-        "its episode achieved later (future), or with the one that it achieved last (final)",
+        "its episode achieved later (future), or with the one that it achieved last (final); where a reward comes "
+        "only at a goal, future is the default",
         choices=("off", "future", "final"),
     )
     her_goals: int = setting(4, "her = future: goals of each transition beside its own", unit="goals", low=1, high=64)
