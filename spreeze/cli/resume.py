@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -10,7 +12,7 @@ from typing import Any
 
 from spreeze.cli.evaluate import find_weights, recorded_spec
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
+from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, sources_of, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config
 from spreeze.envs.task import check_fits
@@ -36,10 +38,16 @@ def write_settings(run: Path, settings: Settings) -> None:
     """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
 
     Its last line says how many settings there are, because a file that was cut at the end of a line is valid TOML.
+    Values that a resumed run keeps also keep their sources.
 
     Raises:
         OSError: disk full or no permission; the settings of the earlier session are untouched.
     """
+    before = dict[str, str]()
+    with contextlib.suppress(OSError):
+        before = sources_of(read_bytes(run / "config.toml", _MAX_BYTES).decode("utf-8", "replace"))
+    kept = {key: before.get(key, said) if said == RESUMED else said for key, said in settings.sources.items()}
+    settings = dataclasses.replace(settings, sources=kept)
     text = f"{to_toml(settings)}# end of settings: {len(iterate(settings.config))}\n"
     replace_bytes(run / "config.toml", text.encode("utf-8"), durable=True)
 

@@ -18,6 +18,7 @@ from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, number
+from spreeze.metrics.comparison import sources_in
 from spreeze.metrics.tuning_record import (
     ALGORITHMS,
     BATCH,
@@ -102,7 +103,7 @@ def _algorithms(path: Path) -> None:
     if not candidates:
         return
     known = any(isinstance(one.get("return_mean"), int | float) for one in candidates)
-    why = "the best of those that learned this task in turn" if known else "the first one: none was evaluated twice"
+    why = "the best of those that learned this task in turn" if known else "the first one: none was evaluated"
     st.markdown(f"**Algorithm {components.plain(record.get('algo'))}**: {why}")
     heads = {"algo": "algorithm", "run": "run", "seconds": "trained for [s]", "return_mean": "return",
              "return_error": "standard error", "failure": "failure"}  # fmt: skip
@@ -358,9 +359,9 @@ def _with_room_for_legend(chart: go.Figure) -> go.Figure:
 
 
 def _settings(path: Path) -> None:
-    config = read_config(path)
+    config, sources = read_config(path), sources_in(path)
     shown = [
-        {"setting": f"{part}.{name}", "value": clean(value)}
+        {"setting": f"{part}.{name}", "value": clean(value), "from": sources.get(f"{part}.{name}", DASH)}
         for part in ("sampling", "learner", "replay", "evaluation", "visualizer")
         for name, value in config.get(part, {}).items()
     ]

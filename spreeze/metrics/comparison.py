@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.algorithms import ALGORITHMS
+from spreeze.config.layers import sources_of
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.files import read_json
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
@@ -460,23 +460,19 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
         settings={
             f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()
         },
-        sources=_sources(path),
+        sources=sources_in(path),
         ended_at=finite_number(summary.get("target_return")) if by_target else None,
     )
 
 
-_LINE = re.compile(r"^(?:\[(?P<part>\w+)\]|(?P<name>\w+) = .*  # (?P<source>.+))$", re.MULTILINE)
 _MOST_CONFIG = 1_000_000
 
 
-def _sources(path: Path) -> dict[str, str]:
-    """The sources of a run's settings, which ``config.toml`` tells behind their values."""
-    found, part = dict[str, str](), ""
-    with contextlib.suppress(OSError), open(path / "config.toml", encoding="utf-8", errors="replace") as file:
-        for line in _LINE.finditer(file.read(_MOST_CONFIG)):
-            part = line["part"] or part
-            found |= {f"{part}.{line['name']}": line["source"]} if line["name"] else {}
-    return found
+def sources_in(run: Path) -> dict[str, str]:
+    """The sources of a run's settings, which ``config.toml`` tells behind their values; empty where it is missing."""
+    with contextlib.suppress(OSError), open(run / "config.toml", encoding="utf-8", errors="replace") as file:
+        return sources_of(file.read(_MOST_CONFIG))
+    return {}
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -18,11 +18,11 @@ import numpy as np
 
 from spreeze import __version__
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import DEFAULT, sources_of
+from spreeze.config.layers import DEFAULT
 from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, tuning_record
-from spreeze.metrics.comparison import Curve, Line, Rules
+from spreeze.metrics.comparison import Curve, Line, Rules, sources_in
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.health import Health, judgements
 from spreeze.metrics.info_means import INFO
@@ -349,12 +349,9 @@ def _tuner(path: Path) -> list[str]:
 
 def _settings(path: Path) -> list[str]:
     """Each value that the algorithm reads, with its source: first those that somebody chose, then the defaults."""
-    try:
-        text = (path / "config.toml").read_bytes()[:1_000_000].decode("utf-8", "replace")
-    except OSError:
+    config, sources = read_config(path), sources_in(path)
+    if not config:
         return []
-    sources = sources_of(text)
-    config = read_config(path)
     others = {*ALGORITHMS} - {str(config.get("run", {}).get("algo"))}
     rows = [
         (f"{part}.{name}", value, sources.get(f"{part}.{name}", DEFAULT))

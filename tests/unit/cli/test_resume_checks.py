@@ -11,11 +11,12 @@ import pytest
 
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.train import main as trained
-from spreeze.config.layers import Layer, iterate, resolve, to_toml
+from spreeze.config.layers import RESUMED, Layer, iterate, resolve, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import make_task
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.files import write_json
+from spreeze.metrics.comparison import sources_in
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
 from spreeze.run_directory import SUBDIRECTORIES
@@ -52,6 +53,19 @@ def run(tmp_path, spec):
 
 def save(path, **state):
     CheckpointStore(path / "checkpoints").save({"w": np.zeros(3, np.float32)}, state, epoch=1, updates=state["updates"])
+
+
+def test_a_value_that_a_resumed_run_keeps_also_keeps_its_source(run):
+    tuned = {"learner": {"batch_size": 128}, "replay": {"capacity": 5000}}
+    write_settings(run, resolve([Layer("user", CHOICES), Layer("tuner", tuned)]))
+    kept = {part: {} for part, _, _ in iterate(SETTINGS.config)}
+    for part, name, value in iterate(settings_of(run).config):
+        kept[part][name] = value
+    write_settings(run, resolve([Layer(RESUMED, kept), Layer("user", {"replay": {"capacity": 6000}})]))
+    sources = sources_in(run)
+    assert [sources[key] for key in ("learner.batch_size", "replay.capacity", "run.seed", "sac.gamma")] == [
+        "tuner", "user", "user", "default"
+    ]  # fmt: skip
 
 
 def contents(folder):
