@@ -22,10 +22,18 @@ _HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING, SLOTS, EPISODES_TOLD, ENV_ARGS = 9, 10, 11, 12, 13, 14, 15
-FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
+FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT, KEPT_PER_INSERT = (
+    16,
+    17,
+    18,
+    19,
+    20,
+    21,
+    22,
+)
 """Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_TOLD`` is 1 where samplers report each
 episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``FALLS`` falls of the return after which
-the learner goes back to its best checkpoint; ``RETUNED`` counts changes of the four words after it, which the tuner
+the learner goes back to its best checkpoint; ``RETUNED`` counts changes of the five words after it, which the tuner
 puts in force (``RetunedSettings``); ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
 (see ``StatusTable.group``).
 
@@ -47,6 +55,8 @@ class RetunedSettings(NamedTuple):
     samples_per_insert_min: float
     """Bounds of the rate limiter, per inserted row."""
     samples_per_insert_max: float
+    kept_per_insert: float = 0.0
+    """Samples per insert below which rows of vectors are dropped: what is only measured does not fill replay."""
 
 
 def _row_words(slots: int) -> int:
@@ -94,16 +104,18 @@ class StatusTable:
 
     def retune(self, settings: RetunedSettings) -> None:
         """Puts settings in force: workers read them as soon as they see that ``RETUNED`` has changed."""
-        least, most = settings.samples_per_insert_min, settings.samples_per_insert_max
-        self.header[BATCH_SIZE : MOST_PER_INSERT + 1] = (
-            settings.batch_size, settings.learner_threads, round(1e6 * least), round(1e6 * most)
-        )  # fmt: skip
+        batch_size, threads, *per_insert = settings
+        self.header[BATCH_SIZE : KEPT_PER_INSERT + 1] = (
+            batch_size,
+            threads,
+            *(round(1e6 * each) for each in per_insert),
+        )
         self.header[RETUNED] += 1
 
     def retuned_settings(self) -> RetunedSettings:
         """The settings in force, once ``RETUNED`` is above 0."""
-        batch_size, threads, least, most = self.header[BATCH_SIZE : MOST_PER_INSERT + 1].tolist()
-        return RetunedSettings(batch_size, threads, least / 1e6, most / 1e6)
+        batch_size, threads, *per_insert = self.header[BATCH_SIZE : KEPT_PER_INSERT + 1].tolist()
+        return RetunedSettings(batch_size, threads, *(each / 1e6 for each in per_insert))
 
     def control(self, row: int) -> np.ndarray:
         """int64 control words of a row."""

@@ -106,15 +106,18 @@ class _RunWindows(Windows):
     def _pid(self) -> int:
         return int(self.run.status.control(self._learner)[words.PID])
 
-    def put(self, setting: Setting, most: float = _NO_LIMIT) -> None:
+    def put(self, setting: Setting, most: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
         """Puts a setting in force, with that upper bound of samples per insert; all samplers rest where it names none.
 
-        With samplers the rate limiter counts anew: what they inserted before earns no updates.
+        With samplers the rate limiter counts anew: what they inserted before earns no updates. Unless it ``keeps_all``,
+        rows beyond those of the ``base`` are dropped: unthrottled samplers of a fast environment would fill replay.
         """
+        kept = 0.0 if keeps_all else self.base[RATIO]
         whole, group, rows = Setting({**self.base, **setting}), self.run.status.group(0), self._rows_per_step
         group[words.SLOWED_SHARE] = 0
         group[words.ACTIVE_SAMPLERS] = setting.get(SAMPLERS, 0)
-        self.run.status.retune(RetunedSettings(whole[BATCH], whole[THREADS], whole[RATIO] / rows, most / rows))
+        ratios = (whole[RATIO] / rows, most / rows, kept / rows)
+        self.run.status.retune(RetunedSettings(whole[BATCH], whole[THREADS], *ratios))
         for data in self.run.data if SAMPLERS in setting else ():
             data.forget()
 
@@ -309,7 +312,7 @@ class InRunTuner(TunerThread):
     def _conclude(self, record: dict[str, Any] | None) -> None:
         if self._windows is not None:
             chosen = self._chosen(record)
-            self._windows.put(chosen, most=chosen[RATIO_MAX])
+            self._windows.put(chosen, most=chosen[RATIO_MAX], keeps_all=True)
 
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         return TunerChoice(self._chosen(record)[SAMPLERS])

@@ -84,7 +84,7 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._sink, self._collector, self._rng = context, sink, collector, rng
-        self._limiter, self._retuned = job.limiter, 0
+        self._limiter, self._kept, self._retuned = job.limiter, job.limiter.within(0.0, job.limiter.maximum), 0
         self._random = RandomActions(job.spec, rng)
         self._is_told = job.policies is None
         """True if weights come as files, announced by a hint; else the policy is read at each turn."""
@@ -127,8 +127,11 @@ class SamplerLoop:
             self._retuned = retuned
             found = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
+            self._kept = self._limiter.within(found.kept_per_insert, 1e9)
         self._counts = counts = self._sink.counts()
-        return self._limiter.may_insert(*counts, self._collector.num_envs * self._collector.rows_per_step)
+        rows = self._collector.num_envs * self._collector.rows_per_step
+        self._collector.keeps_rows = self._kept.may_insert(*counts, rows)
+        return self._limiter.may_insert(*counts, rows)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint

@@ -120,7 +120,7 @@ class GoalRowWriter(VectorRowWriter):
 
     def store(self, batch: StepBatch) -> None:
         obs, next_obs = self.obs, self._next_obs
-        super().store(batch)  # which exchanges the two
+        super().store(batch._replace(kept=True))  # which exchanges the two; hindsight needs whole episodes
         for index, episode in enumerate(self._episodes):
             if index not in batch.broken:
                 episode.obs.append(obs[index].copy())

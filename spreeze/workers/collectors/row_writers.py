@@ -20,6 +20,7 @@ class StepBatch(NamedTuple):
     ended: dict[int, bool]  # environment -> truncated, of those whose episode ended
     broken: list[int]  # environments that raised; they get no row
     version: int  # of the policy
+    kept: bool = True  # False: rows of vectors are dropped
 
 
 class VectorRowWriter:
@@ -48,7 +49,7 @@ class VectorRowWriter:
             kept = ~self._among(batch.broken)
             columns = [column[kept] for column in columns]
         obs, actions, reward, terminated, next_obs = columns
-        if len(obs):
+        if len(obs) and batch.kept:
             self._sink.write(obs, actions, reward, terminated, next_obs, num_steps, batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 

@@ -56,6 +56,8 @@ class TransitionCollector(Collector):
         self._ends = np.zeros((_REWARD_STEPS, num_envs), bool)
         self._block_steps = _REWARD_STEPS // 4
         self._make_vector, self._seed = make_vector, seeds[0]
+        self.keeps_rows = True
+        """False: the rows of the next step are dropped, but for images, sequences and goals, which need each other."""
         self._running = np.zeros((2, num_envs))
         """Return and length of each current episode of a vector environment."""
         self._later_seeds = np.random.default_rng(seeds)
@@ -86,7 +88,8 @@ class TransitionCollector(Collector):
         self._is_slow = stepped - start > SLOW_S
         if self.interlude is not None and not ended and not broken and self.interlude.overdue:
             ended = [(0, True)]
-        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
+        kept = self.keeps_rows
+        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version, kept))
         self._count_rewards(ended, broken)
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(broken)

@@ -603,9 +603,24 @@ def test_a_sampler_follows_the_bounds_that_the_tuner_puts_in_force(one_sampler):
     assert one_sampler.turns(0.1)[0] > 0
 
 
+def test_rows_of_unthrottled_samplers_that_are_only_measured_do_not_fill_replay(one_sampler):
+    def stepped_and_stored(turns):
+        before = one_sampler.sampling.counts.env_steps, one_sampler.ring.total_committed()
+        for _ in range(turns):
+            one_sampler.loop.turn()
+        return one_sampler.sampling.counts.env_steps - before[0], one_sampler.ring.total_committed() - before[1]
+
+    envs, writes = one_sampler.plan.config.sampling.envs_per_sampler, one_sampler.loop._limiter.rows_per_write
+    one_sampler.ring.begin_learning()
+    one_sampler.status.retune(words.RetunedSettings(32, 1, 0.0, 1e9, 1e6))
+    assert stepped_and_stored(20) == (20 * envs, writes)
+    one_sampler.status.retune(words.RetunedSettings(32, 1, 0.0, 1e9))
+    assert stepped_and_stored(20) == (20 * envs, 20 * envs)
+
+
 def test_settings_in_force_are_read_as_they_were_written(status):
     assert status.header[words.RETUNED] == 0
-    settings = words.RetunedSettings(256, 2, 0.25, 1e9)
+    settings = words.RetunedSettings(256, 2, 0.25, 1e9, 8.0)
     status.retune(settings)
     assert (status.retuned_settings(), status.header[words.RETUNED]) == (settings, 1)
 
