@@ -177,6 +177,7 @@ class AlgorithmChoice:
         others = ", ".join(one.text for one in everyone if one is not chosen)
         record = {
             "algo": chosen.algo,
+            "run": chosen.run.name,
             "reason": f"{chosen.text}; {others}",
             "compared": list(names),
             "candidates": [
@@ -194,7 +195,9 @@ class AlgorithmChoice:
         }
         self._say(f"algorithm {chosen.algo}: {record['reason']}")
         with contextlib.suppress(OSError):
-            write_json(chosen.run / ALGORITHMS, record)
+            for one in everyone:
+                if one.run.is_dir():
+                    write_json(one.run / ALGORITHMS, record)
             if chosen.level is None:  # nothing is known: the next start compares again
                 return
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from spreeze.dashboard.run_data import row, rows, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, duration, number, percent
-from spreeze.metrics import comparison, evidence
+from spreeze.metrics import comparison, evidence, tuning_record
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MOST_RUNS
@@ -127,11 +127,13 @@ def page() -> None:
 
 
 def _of_task(names: list[str], current: Path | None) -> list[str]:
-    """The run that is shown, and the newest other ones of its task."""
+    """The run that is shown, and the newest other ones of its task: not those that lost a comparison of algorithms."""
     if current is None:
         return names[:1]
     own, known = row(current), {name: row(run_path(name, runs_dir())) for name in names[:_LOOKED_AT]}
     others = [name for name, facts in known.items() if facts.env_id == own.env_id and name != own.name]
+    if not tuning_record.lost(current):
+        others = [name for name in others if not tuning_record.lost(run_path(name, runs_dir()))]
     return [own.name, *others][:_FIRST_RUNS] if own.name in names else names[:1]
 
 

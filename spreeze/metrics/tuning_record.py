@@ -18,7 +18,7 @@ from spreeze.run_directory import finite_number
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""
 ALGORITHMS = "algorithms.json"
-"""Algorithms that were compared on the task, in the run of the best one."""
+"""Algorithms that were compared on the task, in the runs of all of them."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
 _MOST = 1e18  # larger numbers are not plausible and count as unknown
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
@@ -142,6 +142,12 @@ def read(path: Path) -> TuningView:
             entries.append(json.loads(line))
     labels = next((_dict(entry["labels"]) for entry in entries if isinstance(entry, dict) and "labels" in entry), {})
     return TuningView(_rows(entries), labels)
+
+
+def lost(run: Path) -> bool:
+    """True for the run of an algorithm that was compared on its task and was not the best: it was stopped early."""
+    best = read_json(run / ALGORITHMS).get("run")
+    return best is not None and best != run.name
 
 
 def of_record(record: dict[str, Any]) -> TuningView:

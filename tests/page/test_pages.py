@@ -18,6 +18,8 @@ from spreeze.run_directory import list_runs, read_about
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
+from spreeze.dashboard import compare
+
 PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
 STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many", "ten million points")
 USUAL_STATES = ("no run", "live", "damaged")
@@ -209,6 +211,17 @@ def group_rows(page):
 
 def groups_of(page):
     return [[row["group"], int(row["runs"])] for row in group_rows(page)]
+
+
+def test_compare_begins_without_runs_that_lost_a_comparison_of_algorithms(world):
+    folder = world("no run")
+    for name in ("a-sac", "a-ppo", "b"):
+        make_run(folder, name)
+    for name in ("a-sac", "a-ppo"):
+        (folder / name / "algorithms.json").write_text(json.dumps({"algo": "sac", "run": "a-sac"}))
+    names = ["b", "a-ppo", "a-sac"]
+    assert compare._of_task(names, folder / "b") == ["b", "a-sac"]
+    assert compare._of_task(names, folder / "a-ppo") == ["a-ppo", "b", "a-sac"]
 
 
 def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):

@@ -21,6 +21,7 @@ from spreeze.cli.planning import layers_of
 from spreeze.config.layers import resolve
 from spreeze.errors import RunError
 from spreeze.machine.hardware import read_machine
+from spreeze.metrics import tuning_record
 from spreeze.metrics.progress import Level
 from spreeze.metrics.store import EvaluationRow
 from spreeze.types import Box, Choices, EnvSpec
@@ -111,6 +112,7 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
     ], "rollouts are tuned once they are chosen, and replay goes on with the winner"  # fmt: skip
     record = json.loads((runs.runs_dir / "r-ppo" / "algorithms.json").read_text())
     assert [(one["algo"], one["return_mean"]) for one in record["candidates"]] == [("sac", 10.0), ("ppo", 50.0)]
+    assert [tuning_record.lost(runs.runs_dir / name) for name in ("r-sac", "r-ppo", "other")] == [True, False, False]
     assert runs.choice().known(["sac", "ppo"]) == "ppo"
     assert runs.choice("--fresh").known(["sac", "ppo"]) is None
     assert runs.choice().known(["sac"]) is None
