@@ -579,7 +579,7 @@ ALGORITHMS = (
         images=True,
         over_vectors={"env.normalize_obs": True},
         for_discrete={"env.normalize_obs": False, "sac.n_step": 3},
-        over_images=over_images("sac"),
+        over_images=over_images("sac") | {"sac.n_step": 3},  # as DrQ-v2 (arXiv 2107.09645)
         over_sequences={"learner.batch_size": 512},
     ),
 )

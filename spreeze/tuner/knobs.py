@@ -292,6 +292,9 @@ def _envs_per_sampler(problem: TuningProblem) -> Choice:
         return Choice(8, text.format(8, "step time not known"))
     if step > _SLOW_STEP_US:
         return Choice(4, text.format(4, f"a step takes {step:.0f} us, inference is negligible"))
+    if problem.objective == "return" and {device.name for device in problem.devices} == {"cpu"}:
+        # More would spread the first env steps, which are random, over more beginnings of episodes.
+        return Choice(8, text.format(8, f"a step takes {step:.0f} us, more than a learner on the processor needs"))
     count = next((count for count in (8, 16) if _INFERENCE_US / (count * step) <= _INFERENCE_SHARE), 32)
     return Choice(count, text.format(count, f"a step takes {step:.0f} us, inference is batched"))
 

@@ -190,9 +190,12 @@ def test_environments_that_wait_are_tried_with_more_samplers_than_cores():
     assert most == {1.0: 2, 0.6: 2, 0.05: 24}
 
 
-def test_a_mode_that_takes_few_env_steps_keeps_the_environments_of_a_sampler():
+def test_a_learner_on_the_processor_or_a_mode_that_takes_few_env_steps_keeps_the_environments_of_a_sampler():
     quick = Machine(step_us=12.0)
-    assert _tuned(quick)[0].choices[ENVS].value == 32
+    assert _tuned(quick, objective="sampling")[0].choices[ENVS].value == 32
+    choice = _tuned(quick)[0].choices[ENVS]
+    assert choice.value == 8
+    assert "more than a learner on the processor needs" in choice.reason
     choice = _tuned(quick, knobs=replace(quick.problem(), balanced=True))[0].choices[ENVS]
     assert choice.value == quick.problem().configured[ENVS] == 8
     assert "enough for one update per env step" in choice.reason
