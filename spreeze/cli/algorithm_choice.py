@@ -229,12 +229,11 @@ class AlgorithmChoice:
     def _new(self, algo: str) -> list[str]:
         """The command that starts a candidate, but for its folder and its time.
 
-        Rollouts are not tuned yet, because the run stands still meanwhile. Replay is saved for the rounds that follow.
+        It is not tuned, which would take most of a round; the best one is, as it goes on. Replay is saved for that.
         """
-        rollouts = bool(find_row(algo).on_policy)
-        left_out = {"--json", *(["--auto"] if rollouts else [])}
-        saved = [] if rollouts or not self._saves_replay else ["--save-replay"]
-        return [*(word for word in self._command if word not in left_out), *saved, "--algo", algo]
+        command = [word for word in self._command if word not in ("--auto", "--json")]
+        saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []
+        return [*command, *saved, "--algo", algo]
 
     def _followed(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
         """Runs ``spreeze.train`` and passes its lines on; its exit code and last line."""

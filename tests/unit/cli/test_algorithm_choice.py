@@ -108,8 +108,8 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
                                         "--seconds", "60"]  # fmt: skip
     assert "--json" not in runs.commands[0][1]
     assert [[word in words for word in ("--auto", "--save-replay")] for _, words in runs.commands] == [
-        [True, True], [False, False]
-    ], "rollouts are tuned once they are chosen, and replay goes on with the winner"  # fmt: skip
+        [False, True], [False, False]
+    ], "the best one is tuned as it goes on, with its replay"  # fmt: skip
     record = json.loads((runs.runs_dir / "r-ppo" / "algorithms.json").read_text())
     assert [(one["algo"], one["return_mean"]) for one in record["candidates"]] == [("sac", 10.0), ("ppo", 50.0)]
     assert [tuning_record.lost(runs.runs_dir / name) for name in ("r-sac", "r-ppo", "other")] == [True, False, False]
