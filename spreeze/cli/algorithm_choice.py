@@ -276,7 +276,8 @@ def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, spent_s: floa
     """The command line with which the best candidate goes on, ``spent_s`` after the comparison began."""
     left = {"resume": str(chosen.run), "profile": None, "fresh": False, "--name": None, "--algo": None}
     left["compared"] = True
-    left["--save-replay"] = bool(getattr(args, "--save-replay"))  # what the candidate saved is loaded all the same
+    if not getattr(args, "--save-replay") and not find_row(chosen.algo).on_policy:
+        left["--save-replay"] = False  # what the candidate saved is loaded all the same
     left["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
     if seconds := getattr(args, "--seconds"):
         left["--seconds"] = max(seconds - spent_s, 1.0)

@@ -270,10 +270,11 @@ def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
 
     FetchReach measures in centimetres.
     """
-    config, found = settings.config, dict[str, Any]()
-    her = config.replay.her
-    in_transitions = getattr(config.own, "recurrent", "none") == "none" and not config.data_flow.on_device
-    if "replay.her" not in settings.sources and spec.goals is not None and spec.goals.sparse and in_transitions:
+    config, replay, found = settings.config, settings.config.replay, dict[str, Any]()
+    her, sparse = replay.her, spec.goals is not None and spec.goals.sparse
+    possible = getattr(config.own, "recurrent", "none") == "none" and not config.data_flow.on_device
+    has_room = (1 + replay.her_goals) * replay.learning_starts <= replay.capacity
+    if "replay.her" not in settings.sources and sparse and possible and has_room:
         found["replay.her"] = her = "future"
     if her != "off" and spec.vector_dim > spec.mask_dim:
         found["env.normalize_obs"] = True

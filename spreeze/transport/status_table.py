@@ -22,15 +22,8 @@ _HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING, SLOTS, EPISODES_TOLD, ENV_ARGS = 9, 10, 11, 12, 13, 14, 15
-FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT, KEPT_PER_INSERT = (
-    16,
-    17,
-    18,
-    19,
-    20,
-    21,
-    22,
-)
+FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
+KEPT_PER_INSERT = 22
 """Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_TOLD`` is 1 where samplers report each
 episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``FALLS`` falls of the return after which
 the learner goes back to its best checkpoint; ``RETUNED`` counts changes of the five words after it, which the tuner
@@ -105,11 +98,8 @@ class StatusTable:
     def retune(self, settings: RetunedSettings) -> None:
         """Puts settings in force: workers read them as soon as they see that ``RETUNED`` has changed."""
         batch_size, threads, *per_insert = settings
-        self.header[BATCH_SIZE : KEPT_PER_INSERT + 1] = (
-            batch_size,
-            threads,
-            *(round(1e6 * each) for each in per_insert),
-        )
+        scaled = [round(1e6 * each) for each in per_insert]
+        self.header[BATCH_SIZE : KEPT_PER_INSERT + 1] = batch_size, threads, *scaled
         self.header[RETUNED] += 1
 
     def retuned_settings(self) -> RetunedSettings:

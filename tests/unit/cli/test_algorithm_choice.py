@@ -167,7 +167,8 @@ def test_the_winner_goes_on_with_the_time_that_is_left_and_with_its_own_settings
     found = continued(args, chosen, 130.0)
     assert (found.resume, found.profile, getattr(found, "--seconds")) == (str(tmp_path), None, 470.0)
     assert (getattr(found, "--name"), getattr(found, "--algo"), found.auto) == (None, None, True)
-    assert user_values(found)["replay"] == {"save": False}
+    assert "replay" not in user_values(found)
+    assert user_values(continued(args, ComparedAlgorithm("sac", tmp_path), 0.0))["replay"] == {"save": False}
     (tmp_path / "tune.json").write_text("{}")
     assert not continued(args, chosen, 0.0).auto, "what it has is the tuner's choice"
 

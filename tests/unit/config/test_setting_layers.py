@@ -317,6 +317,7 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
         ("ddpg", {}, True, ("future", True)),
         ("sac", {"replay": {"her": "off"}}, True, ("off", True)),
         ("sac", {"sac": {"recurrent": "lstm"}}, True, ("off", True)),
+        ("sac", {"replay": {"capacity": 20_000, "learning_starts": 5_000}}, True, ("off", True)),
         ("sac", {"run": {"mode": "device"}}, True, ("off", True)),
         ("ppo", {}, True, ("off", False)),
     ],
