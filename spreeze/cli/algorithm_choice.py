@@ -100,8 +100,12 @@ def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
 
 
 def latest_level(curve: Sequence[EvaluationRow]) -> Level | None:
-    """The level of at most ten evaluations in the second half of a run's time; None if it is one episode."""
-    rows = [row for row in curve[-POLICIES:] if row.t >= curve[-1].t / 2.0]
+    """The level of at most ten evaluations in the second half of a run's time, of a policy that has learned.
+
+    None if that is a single episode.
+    """
+    learned = [row for row in curve if row.updates] or [*curve]
+    rows = [row for row in learned[-POLICIES:] if row.t >= curve[-1].t / 2.0]
     if len(rows) > 1:
         return level_of(rows)
     (row,) = rows

@@ -78,6 +78,10 @@ def page() -> None:
         st.info(_untuned(read_run(path), live=state_of(path) in LIVE_STATES))
         _settings(path)
         return
+    if not tuning.choice and state_of(path) not in LIVE_STATES:
+        st.info(
+            "This run ended before its tuner had chosen: it ran with the settings below, not with one of these rows."
+        )
     _choices(tuning)
     _measured(tuning)
     _reasons(tuning)

@@ -14,16 +14,17 @@ import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn
-from spreeze.dashboard.run_data import row, rows, run_names, run_path, runs_dir
+from spreeze.dashboard.run_data import SAMPLE_NAME, row, rows, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, duration, number, percent
-from spreeze.metrics import comparison, evidence, tuning_record
+from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MOST_RUNS
 from spreeze.metrics.published import published
 from spreeze.metrics.store import MetricsReader
+from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import read_run
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ def page() -> None:
     curves = grouped(found, grouping or _SETTINGS, varied)
     charts = {name: _lines(curves, name, _AXES[axis]) for name in (known if metric == _ALL else [metric])}
     st.plotly_chart(figure(charts, axis, centre != "mean"), config=CONFIG, key="compare_chart")
-    st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band.")
+    st.caption(
+        f"Each curve is a mean over the runs of its group, where all of them are. Band: 95 % bootstrap interval (1,000 "
+        f"resamples) from {comparison.FEWEST_RUNS} runs on."
+    )
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
     targets = {task: one.rules.targets[0] for task, one in scores.items()}
@@ -131,9 +135,10 @@ def _of_task(names: list[str], current: Path | None) -> list[str]:
     if current is None:
         return names[:1]
     own, known = row(current), {name: row(run_path(name, runs_dir())) for name in names[:_LOOKED_AT]}
-    others = [name for name, facts in known.items() if facts.env_id == own.env_id and name != own.name]
-    if not tuning_record.lost(current):
-        others = [name for name in others if not tuning_record.lost(run_path(name, runs_dir()))]
+    left_out = (own.name, SAMPLE_NAME)  # the recording is of another machine
+    others = [name for name, facts in known.items() if facts.env_id == own.env_id and name not in left_out]
+    if better_run(current) is None:
+        others = [name for name in others if better_run(run_path(name, runs_dir())) is None]
     return [own.name, *others][:_FIRST_RUNS] if own.name in names else names[:1]
 
 
@@ -240,7 +245,8 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
                 more = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, **band_of, **at}
                 chart.add_scatter(x=x.tolist(), y=y.tolist(), **more)
             known = np.isfinite(found.centre)
-            title = html.escape(f"{name} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
+            told = comparison.shortened(name)
+            title = html.escape(f"{told} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
             across, up = (values[known].tolist() for values in (found.x, found.centre))
             shape = "lines" if len(set(across)) > 1 else "markers"  # a single evaluation is no line
             more = {"mode": shape, "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
@@ -362,7 +368,7 @@ def _group_table(reports: list[Report]) -> None:
         for cells in comparison.group_cells(found)
     ]
     helps = {
-        "Final return": f"mean over all episodes of the last {comparison.POLICIES} evaluated policies",
+        "Final return": f"mean over all episodes of the last evaluated policies, at most {comparison.POLICIES}",
         "return at equal time": "the same, up to the wall time that all runs of the environment reached",
     }
     for title, (_, what) in comparison.TIMES.items():
@@ -465,6 +471,8 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
         told = {run: each.get(name, DASH) for run, each in facts.items()}
         if len(set(told.values())) > 1:
             table.append({"what": name} | told)
+    if len(curves) < 2:
+        return
     st.markdown("**In what these runs differ**")
     if table:
         _show_table(table, "compare_settings", {})

@@ -31,6 +31,7 @@ from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_o
 from spreeze.metrics.stop_reasons import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import EVALUATION, GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
+from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
 MAX_BUCKETS = 350
@@ -263,7 +264,7 @@ def live_response(
             "progress": _progress(shown),
             "final": DASH if final is None else number(final) + f" of {count}" * (count < POLICIES),
             "since_best": _since_best(best, shown.wall_s),
-            "trend": _trend(trend, run, config.get("stop", {}), state),
+            "trend": _trend(trend, run, config.get("stop", {}), state, best),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
         },
         "evals": evaluations,
@@ -276,7 +277,16 @@ def live_response(
         "log": newest_log(path, _LOG_LINES),
         "live": state in LIVE_STATES,
         "health": _health(run, latest, table),
-        **_note(shown, state, latest, last, best, ended=run.get("exit_reason"), error=read_summary(path).get("error")),
+        **_note(
+            shown,
+            state,
+            latest,
+            last,
+            best,
+            ended=run.get("exit_reason"),
+            error=read_summary(path).get("error"),
+            won=better_run(path),
+        ),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
         "processes": _processes(fresh),
@@ -376,7 +386,9 @@ def _progress(shown: Snapshot) -> str:
     return DASH if ends else shown.time_left or DASH
 
 
-def _trend(trend: Trend | None, run: Mapping[str, Any], stop: Mapping[str, Any], state: str) -> str:
+def _trend(
+    trend: Trend | None, run: Mapping[str, Any], stop: Mapping[str, Any], state: str, best: EvaluationRow | None
+) -> str:
     """The slope of the latest returns, and while the run lives when they reach its target."""
     if trend is None:
         return ""
@@ -384,7 +396,8 @@ def _trend(trend: Trend | None, run: Mapping[str, Any], stop: Mapping[str, Any],
     target = finite_number(stop.get("target_return"))
     if target is None and reference is not None:
         target = reference.value
-    return f"{trend.sentence(target if state in LIVE_STATES else None)}."
+    reached = -math.inf if best is None else best.return_mean
+    return f"{trend.sentence(target if state in LIVE_STATES else None, reached)}."
 
 
 @lru_cache(16)
@@ -422,8 +435,12 @@ def _note(
     best: EvaluationRow | None = None,
     ended: str | None = None,
     error: object = None,
+    won: str | None = None,
 ) -> dict[str, Any]:
-    """The sentences below the tiles, and whether they are about a problem; ``ended`` and ``error`` say why it ended."""
+    """The sentences below the tiles, and whether they are about a problem.
+
+    ``ended`` and ``error`` say why it ended, ``won`` which run was better where algorithms were compared.
+    """
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
         text = (
@@ -436,6 +453,8 @@ def _note(
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"{_why_ended(ended, error)} At the end: {found.sentence}"
+    if won is not None:
+        text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
     return {"note": text + _fallen(best, last), "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
 
 

@@ -227,7 +227,7 @@ def watch() -> None:
             f"No clip yet: the first one begins seconds after the first policy; on busy cores it is drawn for minutes. "
             f"{known}"
             if row(path).state in LIVE_STATES
-            else f"No clip: the run ended before the first one. {known}The command above shows its best policy."
+            else f"No clip: none was complete when the run ended. {known}The command above shows its best policy."
         )
         return
     index = 0

@@ -77,7 +77,7 @@ class Rules:
 
 
 FEWEST_RUNS = 3
-_MOST_NAME = 100
+_MOST_NAME, _NAMED = 100, 3
 MOST_SEEDS = 50
 """Most additional seeds that are advised."""
 
@@ -661,7 +661,13 @@ def _verdict(env: str, place: int, groups: Sequence[GroupReport], found: Report)
 
 def _short(group: RunGroup) -> str:
     """Name of a group in a sentence: that of runs which differ in many settings would hide what is said of them."""
-    return clean(group.label, _MOST_NAME)
+    return clean(shortened(group.label), _MOST_NAME)
+
+
+def shortened(name: str) -> str:
+    """A group's name with the first of many settings."""
+    parts = name.split(", ")
+    return name if len(parts) <= _NAMED else f"{', '.join(parts[:_NAMED])} and {len(parts) - _NAMED} more settings"
 
 
 def _told(seconds: float) -> str:
@@ -709,7 +715,10 @@ def _not_overwritten(x: np.ndarray) -> np.ndarray:
 
 
 def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point."""
+    """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point.
+
+    Also where another run is not there that is at least half as long as the longest: a mean over the rest would jump.
+    """
     x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
     values = np.full((len(lines), points), np.nan)
     for line, (at, found) in zip(values, lines, strict=True):
@@ -718,6 +727,9 @@ def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.nd
             at, found = at[counts], found[counts]
             index = np.searchsorted(at, x, side="right") - 1
             line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
+    spans = np.array([at[-1] - at[0] if len(at) else -1.0 for at, _ in lines])
+    if (longest := spans.max(initial=0.0)) > 0.0:
+        values[:, ~np.isfinite(values[spans >= longest / 2.0]).all(axis=0)] = np.nan
     return x, values
 
 

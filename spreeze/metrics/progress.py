@@ -160,12 +160,15 @@ class Trend(NamedTuple):
     level: float
     """The return at which the line ends."""
 
-    def sentence(self, target: float | None = None) -> str:
-        """The slope in words, and when the line reaches ``target``, by it and by the ends of its interval."""
+    def sentence(self, target: float | None = None, best: float = -math.inf) -> str:
+        """The slope in words, and when the line reaches ``target``, by it and by the ends of its interval.
+
+        A target up to the ``best`` return so far has been reached, and is not spoken of.
+        """
         low, high = self.per_s - self.half, self.per_s + self.half
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
-        if target is None or self.level >= target:
+        if target is None or max(self.level, best) >= target:
             return text
         if self.per_s <= 0.0:
             return f"{text}; {number(target)} is not reached at this slope"

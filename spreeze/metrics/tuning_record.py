@@ -144,10 +144,10 @@ def read(path: Path) -> TuningView:
     return TuningView(_rows(entries), labels)
 
 
-def lost(run: Path) -> bool:
-    """True for the run of an algorithm that was compared on its task and was not the best: it was stopped early."""
+def better_run(run: Path) -> str | None:
+    """The run that won, for the run of an algorithm that was compared on its task and stopped early; else None."""
     best = read_json(run / ALGORITHMS).get("run")
-    return best is not None and best != run.name
+    return None if best is None or best == run.name else clean(best, 80)
 
 
 def of_record(record: dict[str, Any]) -> TuningView:

@@ -105,7 +105,8 @@ class Answer:
             return f"as configured; none is clearly better ({others})"
         if runners[0][1] > 1.0 + model.TIE:
             return f"{'best measured' if search.measured else 'others could not be measured'} ({others})"
-        return f"best score; ties prefer the simpler setting ({others})"
+        simpler = knob.tie(problem, knob.name, value) <= knob.tie(problem, knob.name, runners[0][0])
+        return f"best score{'; ties prefer the simpler setting' if simpler else ''} ({others})"
 
     def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
         """Other values of one knob with their scores over that of the choice, measured or expected, best first.

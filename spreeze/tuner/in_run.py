@@ -273,6 +273,8 @@ class TunerThread:
             moved = [name for name in chosen if name in told and chosen[name] != first[name]]
             changes = [f"{name} {first[name]} -> {chosen[name]}" for name in moved]
             what = ", ".join(changes) or "what the run began with is the choice"
+            if record["fell_back"]:
+                what = f"no choice, so what the run began with stays: {next(iter(record['notes']), 'see Autotune')}"
             self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {what}")
 
     def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:

@@ -159,6 +159,8 @@ class TuningProblem:
     """Knobs that stay as configured: set by the user, or ``kept``."""
     kept: frozenset[str] = frozenset()
     """The ``pins`` that the profile protects (``about.keep``)."""
+    resumed: frozenset[str] = frozenset()
+    """The ``pins`` on which the stored data of a resumed run depend."""
     targets: TuningConfig = field(default_factory=TuningConfig)
     stage: str = JOINT
     """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
@@ -214,6 +216,8 @@ class TuningProblem:
 
     def pinned_by(self, name: str) -> str:
         """Reason why it is pinned, in words."""
+        if name in self.resumed:
+            return "kept by the run that goes on"
         return "kept by the profile" if name in self.kept else "set by you"
 
 

@@ -326,7 +326,8 @@ def problem_of(
     kept = settings.kept & values.keys()
     # A resumed run keeps what its stored data depend on.
     pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == USER} | kept
-    pins |= {knob.name for knob in knobs if knob.fixed and settings.sources.get(knob.name) == RESUMED}
+    resumed = frozenset({knob.name for knob in knobs if knob.fixed and settings.sources.get(knob.name) == RESUMED})
+    pins |= resumed
     if config.learner.device == "auto":
         pins.discard(DEVICE)
     if LEARNERS in values:
@@ -342,6 +343,7 @@ def problem_of(
         configured=Setting(values),
         pins=frozenset(pins),
         kept=kept,
+        resumed=resumed,
         targets=config.tuning,
         stage=ROLLOUT if on_policy or samplers_only else JOINT,
         usable_cores=machine.cores.usable,

@@ -23,11 +23,21 @@ def test_the_interquartile_mean_drops_the_best_and_the_worst_quarter():
 
 
 def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
-    lines = [(np.array([1.0, 3.0]), np.array([5.0, 7.0])), (np.array([4.0]), np.array([1.0]))]
-    x, values = comparison.on_grid(lines, 5)
+    x, values = comparison.on_grid([(np.array([1.0, 4.0]), np.array([5.0, 7.0]))], 5)
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    np.testing.assert_array_equal(values[0], [np.nan, 5.0, 5.0, 7.0, np.nan])
-    np.testing.assert_array_equal(values[1], [np.nan, np.nan, np.nan, np.nan, 1.0])
+    np.testing.assert_array_equal(values, [[np.nan, 5.0, 5.0, 5.0, 7.0]])
+    _, values = comparison.on_grid([(np.array([one]), np.array([5.0])) for one in (2.0, 4.0)], 5)
+    assert np.isfinite(values).sum() == 2, "runs of one evaluation each"
+
+
+def test_a_groups_curve_ends_with_the_first_of_its_runs_but_for_those_that_were_cut_short():
+    def run(*at):
+        return np.array(at), np.array(at)
+
+    assert comparison.on_grid([run(0.0, 3.0), run(1.0, 4.0)], 5)[1].tolist()[0][1:4] == [0.0, 0.0, 3.0]
+    assert np.isnan(comparison.on_grid([run(0.0, 3.0), run(1.0, 4.0)], 5)[1][:, [0, 4]]).all()
+    cut_short = comparison.on_grid([run(0.0, 1.0), run(0.0, 4.0)], 5)[1]
+    assert np.isfinite(cut_short).tolist() == [[True, True, False, False, False], [True] * 5]
 
 
 def test_a_band_holds_the_centre_and_one_run_has_none():
