@@ -258,7 +258,8 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
         legend={"orientation": "h", "y": 1.02 if len(charts) == 1 else 1.0 + 0.2 / charts_down, "yanchor": "bottom"},
     )
     if len(charts) == 1:
-        chart.update_yaxes(title=titles[0])
+        smoothed = f", mean of {comparison.SMOOTHING} evaluations" if titles[0] == _GREEDY else ""
+        chart.update_yaxes(title=titles[0] + smoothed)
     chart.update_xaxes(title=axis, row=charts_down)
     return chart
 

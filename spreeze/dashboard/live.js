@@ -515,7 +515,7 @@ class LivePage {
     const left = make(both, "div", "sz-card"), right = make(both, "div", "sz-card");
     make(left, "div", "sz-title", "Cores");
     this.cores = make(left, "div", "sz-rows"); this.gpus = make(left, "div", "sz-gpus");
-    make(right, "div", "sz-title", "Processes");
+    make(right, "div", "sz-title", "Processes: % of one core, memory");
     this.processes = make(right, "div", "sz-rows");
     this.hostCard = make(both, "div", "sz-card");
     make(this.hostCard, "div", "sz-title", "Other hosts");

@@ -76,13 +76,12 @@ def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
         "Terminated",
         "eval_terminated",
         MOST_FALLS,
-        "of the evaluation's episodes terminated before their time limit",
-        ": the robot falls in most of them; a click on the return shows how the worst one fell; train on"
-        if falls
-        else "; whether that is good depends on the task",
+        "of the evaluation's episodes terminated before their time limit"
+        + ("" if falls else "; whether that is good depends on the task"),
+        ": the robot falls in most of them; a click on the return shows how the worst one fell; train on",
         "it comes with an evaluation",
     )
-    return found if falls or found.level is not Health.AMBER else found._replace(level=Health.UNKNOWN)
+    return found if falls else found._replace(level=Health.UNKNOWN)
 
 
 _Found = tuple[str, Health, str]

@@ -286,12 +286,17 @@ class _RunLoop:
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
-        if self._assembly.plan.tuner is not None:
-            self._assembly.plan.tuner.end()
+        if (tuner := self._assembly.plan.tuner) is not None:
+            tuner.end()
+            for text in tuner.notes() if self._tunes else ():
+                self._recorder.event("info", text)
         self._recorder.rates.end()
         start_s, goes_on = time.monotonic(), self.next_plan is not None
-        self._recorder.tuner_measures = False
-        self._run_dir.write_state(state="running" if goes_on else "stopping", tuner_measures=False)
+        # What was recorded last is of the tuner's settings, where it had not chosen.
+        self._recorder.tuner_measures &= not goes_on
+        self._run_dir.write_state(
+            state="running" if goes_on else "stopping", tuner_measures=self._recorder.tuner_measures
+        )
         try:
             self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:
