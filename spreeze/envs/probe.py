@@ -50,6 +50,7 @@ from spreeze.machine.processes import (
     mark,
     signals_blocked,
     take_name,
+    waited_for_core_s,
 )
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.types import EnvSpec, rebuild
@@ -398,7 +399,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     actions = _Actions(task, max(1, steps))
     times = []
     began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
-    waited_s = _waited_s()
+    waited_s = waited_for_core_s()
     end = began + _TIMING_S
     for index in range(max(1, steps)):
         action = actions.at(index)
@@ -411,7 +412,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
         if now > end:
             break
     used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
-    waited_s = _waited_s() - waited_s
+    waited_s = waited_for_core_s() - waited_s
     slept = process.num_ctx_switches().voluntary - slept
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     observed = task.env.env if isinstance(task.env, ImageFrames) else task.env
@@ -451,13 +452,6 @@ def packages_of(task: Task) -> dict[str, str]:
         if "-packages" in (getattr(sys.modules[name], "__file__", None) or ""):
             found |= {one: metadata.version(one) for one in metadata.packages_distributions().get(name, [])}  # slow
     return found
-
-
-def _waited_s() -> float:
-    """Time that this thread waited for a core so far; 0 where the system does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
-    return 0.0
 
 
 def _processor_s(process: Any) -> float:

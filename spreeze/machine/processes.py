@@ -132,6 +132,13 @@ def _restore_default() -> None:
     _unblock()
 
 
+def waited_for_core_s(task: int | str = "thread-self") -> float:
+    """Time that this thread, or the first one of a process, has waited for a core; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{task}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
+
+
 def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -> int | None:
     """Kills a process group by its leader and waits for the leader.
 

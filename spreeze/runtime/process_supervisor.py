@@ -15,7 +15,7 @@ from spreeze.errors import WorkerError
 from spreeze.formatting import size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import ending, oom_kills
-from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behind
+from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behind, waited_for_core_s
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
@@ -45,6 +45,7 @@ class WorkerHandle:
     ended_s: float | None = None  # when its last process ended, until the next one works
     waited_for: bool = False  # whether it was said that its environments take long to start
     oom_kills: int | None = None  # of the machine when its process began
+    waited_s: float | None = None  # that it had waited for a core at half of the deadline of the current silence
 
 
 class ProcessSupervisor:
@@ -155,7 +156,7 @@ class ProcessSupervisor:
             return self._ended(handle, code, now)
         phase = self._note_heartbeat(handle, now)
         silent_s, deadline_s = now - handle.heartbeat_seen_s, handle.spec.deadline_s(phase)
-        if silent_s > deadline_s:
+        if silent_s - self._starved_s(handle, process, silent_s, deadline_s) > deadline_s:
             reason = _hung_text(handle.spec, phase, silent_s, deadline_s)
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
@@ -170,6 +171,15 @@ class ProcessSupervisor:
         self._failed(handle, reason, now)
         handle.ended_s = now
         return messages
+
+    def _starved_s(self, handle: WorkerHandle, process: Worker, silent_s: float, deadline_s: float) -> float:
+        """Time, from half of a deadline on, in which a silent worker waited for a core: other programs are no hang."""
+        if silent_s < deadline_s / 2.0:
+            handle.waited_s = None
+            return 0.0
+        waited_s = waited_for_core_s(process.pid)
+        handle.waited_s = waited_s if handle.waited_s is None else handle.waited_s
+        return waited_s - handle.waited_s
 
     def _say_slow_start(self, handle: WorkerHandle, phase: Phase, silent_s: float, deadline_s: float) -> None:
         """Says once that an environment of a sampler takes long to start."""

@@ -118,7 +118,7 @@ class Answer:
         centre, name = search.centre, knob.name
         chosen = search.forecast(centre).score
         measured = [other.name for other in search.problem.knobs if other.name in centre and other.trial != FACTS]
-        best: dict[Any, float] = {}
+        measured_best, expected_best = dict[Any, float](), dict[Any, float]()
         for setting, score in search.expected.items():
             if (
                 chosen > 0.0
@@ -128,9 +128,10 @@ class Answer:
                 )
             ):
                 measured_gain, _ = search.gain_over(search.checked, centre, setting)
-                share = 1.0 + measured_gain if measured_gain > -1.0 else score.score / chosen
+                known = measured_gain > -1.0
+                best, share = (measured_best, 1.0 + measured_gain) if known else (expected_best, score.score / chosen)
                 best[setting[name]] = max(best.get(setting[name], 0.0), share)
-        return best_runners(best.items())
+        return best_runners((expected_best | measured_best).items())
 
     def _gain(self) -> str:
         """Effect of the chosen lower bound of samples per insert: as the rows say where both were measured."""

@@ -16,6 +16,7 @@ from spreeze.machine.awake import AwakeClock
 from spreeze.machine.logs import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.runtime import process_supervisor
 from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
@@ -179,6 +180,21 @@ def test_each_phase_has_its_own_deadline(stage, phase):
     assert silent.signals[:2] == [signal.SIGUSR1, signal.SIGKILL], "first its stack, then its end"
     assert silent.waited == 1, "waited for before anything else happens"
     assert f"in phase {phase.name}; its stack is in logs/learner.log" in scene.events[0]
+
+
+def test_a_worker_that_waits_for_a_core_is_not_hung(stage, monkeypatch):
+    scene, waited = stage("learner"), {"s": 50.0}
+    silent = scene.child("learner")
+    monkeypatch.setattr(process_supervisor, "waited_for_core_s", lambda pid: waited["s"])
+    scene.heartbeat("learner", Phase.INIT)
+    scene.workers.watch()
+    deadline_s = int(DEADLINE_S[Phase.INIT])
+    scene.pass_time(deadline_s / 2 + 1)
+    waited["s"] += deadline_s / 2
+    scene.pass_time(deadline_s / 2 + 1)
+    assert silent.signals == [], "half of the time it got no core"
+    scene.pass_time(deadline_s / 2)
+    assert silent.signals[:2] == [signal.SIGUSR1, signal.SIGKILL]
 
 
 def test_the_deadline_of_an_env_step_is_the_workers_own(stage):
