@@ -168,6 +168,7 @@ class Trend(NamedTuple):
         low, high = self.per_s - self.half, self.per_s + self.half
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
+        text += ", which may be no change" if low <= 0.0 <= high else ""
         if target is None or max(self.level, best) >= target:
             return text
         if self.per_s <= 0.0:
