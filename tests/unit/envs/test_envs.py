@@ -503,7 +503,7 @@ def test_the_time_of_a_step_leaves_out_what_it_waited_for_a_core(monkeypatch, st
         return step(action)
 
     monkeypatch.setattr(probe, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(probe, "_waited_s", lambda: waited * clock[0])
+    monkeypatch.setattr(probe, "waited_for_core_s", lambda: waited * clock[0])
     monkeypatch.setattr(probe, "_TIMING_S", 1e9)
     task.step = slow_step
     task.reset(seed=0)
