@@ -13,7 +13,7 @@ from typing import Any
 from spreeze.files import read_json, tail_text
 from spreeze.formatting import DASH, clean, number, percent
 from spreeze.metrics import spread
-from spreeze.run_directory import finite_number
+from spreeze.run_directory import finite_number, read_run
 
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""
@@ -146,8 +146,8 @@ def read(path: Path) -> TuningView:
 
 def better_run(run: Path) -> str | None:
     """The run that won, for the run of an algorithm that was compared on its task and stopped early; else None."""
-    best = read_json(run / ALGORITHMS).get("run")
-    return None if best is None or best == run.name else clean(best, 80)
+    record = read_json(run / ALGORITHMS)
+    return None if record.get("algo") in (None, read_run(run).get("algo")) else clean(record.get("run"), 80)
 
 
 def of_record(record: dict[str, Any]) -> TuningView:

@@ -674,6 +674,14 @@ def test_an_ended_run_says_first_why_and_what_to_do_next(run, reason, error, tol
     assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(told)
 
 
+def test_the_run_of_an_algorithm_that_lost_a_comparison_says_which_run_goes_on(run):
+    fill(run, 20)
+    (run / "algorithms.json").write_text(json.dumps({"algo": "better", "run": "task-better"}))
+    assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(
+        "It lost the comparison of algorithms on its task, which task-better won and went on. "
+    )
+
+
 def test_the_trend_of_a_live_run_names_its_target_and_that_of_an_ended_one_does_not(run):
     state = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(state | {"state": "running"}))

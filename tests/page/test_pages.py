@@ -219,6 +219,8 @@ def test_compare_begins_without_runs_that_lost_a_comparison_of_algorithms(world)
         make_run(folder, name)
     for name in ("a-sac", "a-ppo"):
         (folder / name / "algorithms.json").write_text(json.dumps({"algo": "sac", "run": "a-sac"}))
+    told = json.loads((folder / "a-ppo" / "run.json").read_text())
+    (folder / "a-ppo" / "run.json").write_text(json.dumps(told | {"algo": "ppo"}))
     names = ["b", "a-ppo", "a-sac"]
     assert compare._of_task(names, folder / "b") == ["b", "a-sac"]
     assert compare._of_task(names, folder / "a-ppo") == ["a-ppo", "b", "a-sac"]

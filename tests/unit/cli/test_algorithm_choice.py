@@ -112,6 +112,8 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
     ], "the best one is tuned as it goes on, with its replay"  # fmt: skip
     record = json.loads((runs.runs_dir / "r-ppo" / "algorithms.json").read_text())
     assert [(one["algo"], one["return_mean"]) for one in record["candidates"]] == [("sac", 10.0), ("ppo", 50.0)]
+    for algo in ("sac", "ppo"):
+        (runs.runs_dir / f"r-{algo}" / "run.json").write_text(json.dumps({"algo": algo}))
     better = [tuning_record.better_run(runs.runs_dir / name) for name in ("r-sac", "r-ppo", "other")]
     assert better == ["r-ppo", None, None]
     assert runs.choice().known(["sac", "ppo"]) == "ppo"

@@ -136,7 +136,7 @@ def test_a_sampler_of_it_ends_with_that_line_too(bad_envs):
 def test_a_module_that_is_missing_is_named(bad_envs):
     with pytest.raises(EnvironmentError_, match="No module named 'no_such_module_here'"):
         make_env("Elsewhere-v0", bad_envs)
-    with pytest.raises(EnvironmentError_, match="comes from module 'minigrid': (pip install minigrid, then )?add"):
+    with pytest.raises(EnvironmentError_, match=r"comes from module 'minigrid': (pip install minigrid, then )?add"):
         make_env("MiniGrid-Empty-5x5-v0")
 
 
