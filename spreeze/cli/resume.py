@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import tomllib
@@ -12,13 +11,14 @@ from typing import Any
 
 from spreeze.cli.evaluate import find_weights, recorded_spec
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, sources_of, to_toml
+from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config
 from spreeze.envs.task import check_fits
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.files import read_bytes, read_json, replace_bytes
 from spreeze.formatting import clean, duration, number
+from spreeze.metrics.comparison import sources_in
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import checked, group_folder, read_run, session_starts
 from spreeze.runtime.plan import EarlierSessions
@@ -43,9 +43,7 @@ def write_settings(run: Path, settings: Settings) -> None:
     Raises:
         OSError: disk full or no permission; the settings of the earlier session are untouched.
     """
-    before = dict[str, str]()
-    with contextlib.suppress(OSError):
-        before = sources_of(read_bytes(run / "config.toml", _MAX_BYTES).decode("utf-8", "replace"))
+    before = sources_in(run)
     kept = {key: before.get(key, said) if said == RESUMED else said for key, said in settings.sources.items()}
     settings = dataclasses.replace(settings, sources=kept)
     text = f"{to_toml(settings)}# end of settings: {len(iterate(settings.config))}\n"

@@ -64,21 +64,17 @@ def load(name: str) -> Callable[[], None]:
     return found
 
 
-def _liveliest(names: list[str]) -> str:
-    live = (name for name in names[:_MOST_ROWS] if row(run_path(name, runs_dir())).state in LIVE_STATES)
-    return next(live, names[0])
-
-
 def sidebar() -> None:
     """The list of runs; without a choice the newest that trains is shown, else the newest."""
     names = run_names(runs_dir())
     if not names:
         st.sidebar.info("No run yet.")
         return
-    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY) or _liveliest(names)
+    rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
+    newest = next((name for name, facts in rows.items() if facts.state in LIVE_STATES), names[0])
+    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
     if asked not in names:
         st.sidebar.warning(f"There is no run {plain(asked)} here: it may have been deleted. Choose another run.")
-    rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
     chosen = st.sidebar.selectbox(
         "Run",
         names,

@@ -13,7 +13,7 @@ replays observations does so with their masks, and replay has the mask of either
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,26 +76,43 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
     Raises:
         EnvironmentError_: a leaf that cannot be part of a vector; the message names it and why.
     """
+    from gymnasium import spaces
+
     found: list[Leaf] = []
-    _collect(space, (), found, what)
+    for path, part in _parts(space):
+        if path and _is_text(part):
+            continue
+        start, name = found[-1].stop if found else 0, path_text(path)
+        if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
+            raise EnvironmentError_(
+                f"{what}: '{name}' is a {type(part).__name__}, which has no fixed length; wrap the environment so "
+                "that it is a Box, Discrete, MultiBinary or MultiDiscrete"
+            )
+        size = spaces.flatdim(part)
+        if size > MAX_ONE_HOT and not isinstance(part, spaces.Box | spaces.MultiBinary):
+            raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
+        found.append(Leaf(path, start, start + size, part))
     return tuple(found)
 
 
 def text_left_out(space: Any) -> str | None:
     """Line on the parts of an observation space that are text; None where it has none."""
+    names = sorted(path_text(path) for path, part in _parts(space) if path and _is_text(part))
+    return f"left out of the observation, because networks read no text: {', '.join(names)}" if names else None
+
+
+def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The spaces without parts and the keys that lead to them, those of a Dict in the order of the keys."""
     from gymnasium import spaces
 
-    names: list[str] = []
-
-    def collect(part: Any, path: Path) -> None:
-        if isinstance(part, spaces.Dict | spaces.Tuple):
-            for key, below in part.spaces.items() if isinstance(part, spaces.Dict) else enumerate(part.spaces):
-                collect(below, (*path, key))
-        elif path and _is_text(part):
-            names.append(path_text(path))
-
-    collect(space, ())
-    return f"left out of the observation, because networks read no text: {', '.join(sorted(names))}" if names else None
+    if isinstance(space, spaces.Dict):
+        for key in sorted(space.spaces, key=str):
+            yield from _parts(space.spaces[key], (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _parts(part, (*path, index))
+    else:
+        yield path, space
 
 
 def _is_text(space: Any) -> bool:
@@ -110,32 +127,6 @@ def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ..
             start, stop = stop, stop + leaf.stop - leaf.start
             kept.append(Leaf(leaf.path, start, stop, leaf.space))
     return tuple(kept)
-
-
-def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        for key in sorted(space.spaces, key=str):
-            _collect(space.spaces[key], (*path, key), found, what)
-        return
-    if isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            _collect(part, (*path, index), found, what)
-        return
-    if path and _is_text(space):
-        return
-    start = found[-1].stop if found else 0
-    name = Leaf(path, 0, 0, space).name
-    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
-        raise EnvironmentError_(
-            f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so "
-            "that it is a Box, Discrete, MultiBinary or MultiDiscrete"
-        )
-    size = spaces.flatdim(space)
-    if size > MAX_ONE_HOT and not isinstance(space, spaces.Box | spaces.MultiBinary):
-        raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
-    found.append(Leaf(path, start, start + size, space))
 
 
 def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[ActionPart, ...] = ()) -> np.ndarray:
