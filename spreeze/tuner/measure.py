@@ -24,7 +24,9 @@ from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, OnResult, Se
 from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Stopping, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
-_MOST_GROUPS = 4  # Trials that start together: a start is mostly imports.
+_MOST_GROUPS = 4  # Trials that take turns.
+_CORES_OF_START = 4
+"""Cores for each trial that starts at the same time: a start is mostly imports, which keep a core busy per process."""
 _GROUP_START_S = 5.0  # Time to start a group, about.
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 """Bounds of the time that starting a group may take: as much as is left."""
@@ -74,6 +76,7 @@ class Measurer:
             Trial, self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes, interrupts=interrupts
         )
         self._groups = max(1, min(_MOST_GROUPS, memory_cap_bytes // max(1, group_bytes)))
+        self._starts = max(1, int(usable_cores / _CORES_OF_START))
         self.step_us: float | None = None
         """Time of one env step, None if not known; windows are long enough for some."""
         self._start_s: dict[str, float] = {}
@@ -118,14 +121,25 @@ class Measurer:
         return found
 
     def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
-        """Every candidate once a round, forward and backward in turn, so that drift meets all alike."""
+        """Every candidate once a round, forward and backward in turn, so that drift meets all alike.
+
+        Where the budget ends while trials start, the last ones are left out.
+        """
         with contextlib.ExitStack() as stack:
-            trials = [stack.enter_context(self._open(group, finish, step_us=self.step_us)) for group in groups]
-            for trial in trials:
-                trial.attempt(trial.start)
-            for trial in trials:
-                start_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
-                trial.attempt(functools.partial(trial.begin, start_s))
+            trials: list[Trial] = []
+            for at in range(0, len(groups), self._starts):
+                if trials and self.seconds_left() < _SHORTEST_START_S + _GROUP_START_S:
+                    break
+                new = [
+                    stack.enter_context(self._open(group, finish, step_us=self.step_us))
+                    for group in groups[at : at + self._starts]
+                ]
+                trials += new
+                for trial in new:
+                    trial.attempt(trial.start)
+                for trial in new:
+                    start_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
+                    trial.attempt(functools.partial(trial.begin, start_s))
             pace = self._kind.pace
             settle_s, window_s = pace.divided(end - AWAKE(), sum(len(one.candidates) for one in trials))
             for number in range(pace.repeats):

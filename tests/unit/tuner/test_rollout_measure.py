@@ -1,5 +1,6 @@
 """The on-policy tuner's measurements in real processes, and what of its facts and choices reaches a run."""
 
+import contextlib
 import dataclasses
 import io
 import tempfile
@@ -51,13 +52,13 @@ def plan():
     return RunPlan(settings=settings_of(), spec=probe_env("CartPole-v1", steps=0).spec, samplers=1, free_core=False)
 
 
-def measuring(plan, cap_bytes=4 * 10**9, interrupts=None):
+def measuring(plan, cap_bytes=4 * 10**9, interrupts=None, cores=2.0, seconds=150.0):
     return Measurer(
         plan,
-        usable_cores=2.0,
+        usable_cores=cores,
         memory_cap_bytes=cap_bytes,
         group_bytes=10**8,
-        ends_s=time.monotonic() + 150.0,
+        ends_s=time.monotonic() + seconds,
         interrupts=interrupts or Interrupts(),
     )
 
@@ -83,6 +84,45 @@ def test_settings_with_and_without_inference_workers_are_measured_beside_the_lea
         assert rate.memory_bytes > 10**7
     assert "more than the 1 samplers" in rates[settings[2]].failure
     assert descendants() == []
+
+
+class StartedTrial(contextlib.ExitStack):
+    """Stands for a trial; ``seen``, which a test sets, lists its starts in order."""
+
+    def __init__(self, kind, plan, candidates, finish, **_):
+        super().__init__()
+        self.candidates, self._finish = candidates, finish
+
+    def attempt(self, act):
+        act()
+
+    def start(self):
+        self.seen.append(("start", self.candidates[0].setting[ROLLOUT_ENVS]))
+
+    def begin(self, within_s):
+        self.seen.append(("begin", self.candidates[0].setting[ROLLOUT_ENVS]))
+
+    def take_turn(self, number, settle_s, window_s):
+        """Measures nothing."""
+
+    def finish(self, candidate):
+        self.candidates.remove(candidate)
+        self._finish(candidate)
+
+
+@pytest.mark.parametrize(("cores", "seconds", "expected"), [
+    (2.0, 150.0, ["start 1", "begin 1", "start 2", "begin 2", "start 3", "begin 3"]),
+    (16.0, 150.0, ["start 1", "start 2", "start 3", "begin 1", "begin 2", "begin 3"]),
+    (2.0, 6.0, ["start 1", "begin 1"]),
+])  # fmt: skip
+def test_as_many_candidates_start_together_as_there_are_cores_and_the_first_of_them_in_any_case(
+    plan, monkeypatch, cores, seconds, expected
+):
+    monkeypatch.setattr(measure, "Trial", StartedTrial)
+    monkeypatch.setattr(StartedTrial, "seen", [], raising=False)
+    settings = [SMALL.replace(ROLLOUT_ENVS, envs) for envs in (1, 2, 3)]
+    measuring(plan, cores=cores, seconds=seconds).joint(settings, within_s=seconds, on_result=lambda rate: None)
+    assert [f"{what} {envs}" for what, envs in StartedTrial.seen] == expected
 
 
 def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, patient):
