@@ -79,14 +79,22 @@ def page() -> None:
         _settings(path)
         return
     if not tuning.choice and state_of(path) not in LIVE_STATES:
-        st.info(
-            "This run ended before its tuner had chosen: it ran with the settings below, not with one of these rows."
-        )
+        st.info(_unfinished(tuning))
     _choices(tuning)
     _measured(tuning)
     _reasons(tuning)
     _pins(path, tuning)
     _settings(path)
+
+
+def _unfinished(tuning: TuningView) -> str:
+    """The settings of a run that ended before its tuner had chosen."""
+    if tuning.rollouts:  # these are measured in processes of their own
+        return "This run ended before its tuner had chosen: it ran with the settings below, not with one of these rows."
+    return (
+        "This run ended before its tuner had chosen. Its workers took turns with the settings of these rows; until the "
+        "tuner began, they ran with the settings below."
+    )
 
 
 def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
@@ -156,8 +164,8 @@ def _choices(tuning: TuningView) -> None:
     record = tuning.record
     if tuning.doubts:
         st.warning(
-            f"Provisional: {components.plain('; '.join(tuning.doubts))}. The next start will measure again once "
-            f"this is over."
+            f"Provisional: {components.plain('; '.join(tuning.doubts))}. A later start measures again if this is over "
+            "by then (of other programs: if they use at most half as much), else it takes these settings."
         )
     if record:
         paper = paper_batch(tuning)

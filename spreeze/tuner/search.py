@@ -681,7 +681,8 @@ class Search:
         if not wanted and self.results:
             return None
         if within_s < _LEAST_S:
-            more = "more values of " if knob.name in self.runners else ""
+            known = {row.setting[knob.name] for row in self.results if row.ran and knob.name in row.setting}
+            more = "more values of " if known - {here.get(knob.name)} else ""
             self.limits.append(f"out of time before {more}{knob.name} could be measured")
             return None
         ask = self._measure_alone if knob.trial == LEARNER else self._joint

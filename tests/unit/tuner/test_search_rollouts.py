@@ -24,7 +24,7 @@ from spreeze.tuner.problem import (
     TuningProblem,
     result_line,
 )
-from spreeze.tuner.search import tune
+from spreeze.tuner.search import Search, tune
 
 ROWS = ordered(KNOBS)
 TABLE = {knob.name: knob for knob in ROWS if knob.name in (*knob_names(find_mode("hts").on_policy), MINIBATCHES)}
@@ -216,20 +216,33 @@ def test_nothing_measured_is_an_error_that_says_why_and_for_want_of_time_what_is
     assert "no time was left" in found.doubts[0]
 
 
+class Late(Machine):
+    """Fails for want of time."""
+
+    def joint(self, settings, **more):
+        return [dataclasses.replace(one, starved=one.failure is not None) for one in super().joint(settings, **more)]
+
+
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("held_up", [lambda one: one[ROLLOUT_SAMPLERS] == 2, lambda one: one == DEFAULT])
 def test_where_other_programs_hold_up_what_is_configured_nothing_else_takes_its_place(busy, held_up):
-    class Late(Machine):
-        def joint(self, settings, **more):
-            return [
-                dataclasses.replace(one, starved=one.failure is not None) for one in super().joint(settings, **more)
-            ]
-
     machine = Late(sleepy, fails=lambda one: "0 rollouts within 25 s" if held_up(one) else None)
     found = tune(problem(), machine, lambda result: None, busy=lambda: busy)
     assert (found.fell_back, chosen(found)) == (True, DEFAULT)
     assert "0 rollouts within 25 s" in found.doubts[0]
     assert not any("env steps/s" in choice.reason for choice in found.choices.values()), "none was measured"
+
+
+def test_time_that_is_up_after_some_values_of_a_knob_is_told_as_such():
+    search = Search(problem(), Machine(sleepy), lambda result: None)
+    machine = Machine(sleepy)
+    search.results = machine.joint([changed(samplers=3)], within_s=5.0, on_result=lambda result: None)
+    for name, text in (
+        (ROLLOUT_SAMPLERS, f"more values of {ROLLOUT_SAMPLERS}"),
+        (INFERENCE_WORKERS, INFERENCE_WORKERS),
+    ):
+        assert search._vary(TABLE[name], DEFAULT, 0.0) is None
+        assert search.limits[-1] == f"out of time before {text} could be measured"
 
 
 def test_the_budget_bounds_the_candidates():
