@@ -522,13 +522,14 @@ class MlpActorCritic:
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self.networks = parameters_over(self.flat[:count], sizes, 2, layers)
         self._policy, self.value_network = self.networks.one(0), self.networks.one(1)
-        self._gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
+        self.gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
         self.of_value: Tensor | None = torch.zeros_like(self.flat)
         """[d], 1 for the parameters of the value network, 0 for those of the policy."""
         for view in self.networks.over(self.of_value[:count]).one(1).views():
             view.fill_(1.0)
         self._buffers = MlpBuffers.allocate(self.networks, 1)
-        self._x_t = self.flat[:0]
+        self.obs = self.flat[:0]
+        """Observations [M, O] of the latest forward pass."""
         if layers.own is not None:
             self.networks.initialise(generator)
             return
@@ -538,17 +539,12 @@ class MlpActorCritic:
         orthogonal_(self.networks.head_weight[0], POLICY_GAIN, generator)
         orthogonal_(self.networks.head_weight[1, :1], VALUE_GAIN, generator)
 
-    @property
-    def obs(self) -> Tensor:
-        """Observations [M, O] of the latest ``forward``."""
-        return self._x_t[0].t()
-
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
         rows = obs.shape[0]
         if self._buffers.out.shape[2] != rows:
             self._buffers = MlpBuffers.allocate(self.networks, rows)
-        self._x_t = obs.t().expand(2, -1, -1)
+        self.obs = obs
         out = mlp_forward(self.networks, obs.expand(2, -1, -1), self._buffers)
         return out[0], out[1, 0]
 
@@ -559,7 +555,7 @@ class MlpActorCritic:
         """
         self._buffers.grad_out[0].copy_(grad_out)
         self._buffers.grad_out[1, 0].copy_(grad_value)
-        mlp_backward(self.networks, self._buffers, self._x_t, self._gradients)
+        mlp_backward(self.networks, self._buffers, self.obs.t().expand(2, -1, -1), self.gradients)
 
     def values(self, obs: Tensor) -> Tensor:
         buffers = MlpBuffers.allocate(self.value_network, obs.shape[0])
@@ -579,33 +575,39 @@ class CategoricalDistribution:
     def __init__(self, nvec: tuple[int, ...]) -> None:
         self.meta: dict[str, Any] = {"policy": "categorical", "nvec": list(nvec)}
         self._nvec = list(nvec)
-        self._log_pi: list[Tensor] = []
+        self.log_pi: list[Tensor] = []
+        """Log-probabilities of all options of each choice, by the latest ``log_prob``."""
         self._index: tuple[Tensor, ...] = ()
+
+    @property
+    def is_single(self) -> bool:
+        """True for one choice."""
+        return len(self._nvec) == 1
 
     def _split(self, out: Tensor) -> tuple[Tensor, ...]:
         """The logits of each choice."""
-        return (out,) if len(self._nvec) == 1 else torch.split(out, self._nvec)
+        return (out,) if self.is_single else torch.split(out, self._nvec)
 
     def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M]."""
         index = action.t().long()
-        if len(self._nvec) == 1:  # without views and lists, which cost as much as kernels at this size
+        if self.is_single:  # without views and lists, which cost as much as kernels at this size
             log_pi, chosen = losses.categorical(out, index)
-            self._index, self._log_pi = (index,), [log_pi]
+            self._index, self.log_pi = (index,), [log_pi]
             return chosen
         self._index = torch.split(index, 1)
         found = [losses.categorical(*part) for part in zip(self._split(out), self._index, strict=True)]
-        self._log_pi = [log_pi for log_pi, _ in found]
+        self.log_pi = [log_pi for log_pi, _ in found]
         return _sum([chosen for _, chosen in found])
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
         """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` by the outputs [K, M]."""
-        if len(self._nvec) == 1:
-            return losses.categorical_backward(self._log_pi[0], self._index[0], grad_log_prob, entropy_weight)
+        if self.is_single:
+            return losses.categorical_backward(self.log_pi[0], self._index[0], grad_log_prob, entropy_weight)
         return _joined(
             [
                 losses.categorical_backward(log_pi, index, grad_log_prob, entropy_weight)
-                for log_pi, index in zip(self._log_pi, self._index, strict=True)
+                for log_pi, index in zip(self.log_pi, self._index, strict=True)
             ]
         )
 
@@ -623,7 +625,7 @@ class CategoricalDistribution:
 
     def entropy(self) -> float:
         """Mean in nat (reads the device)."""
-        return -sum((log_pi.exp() * log_pi).sum(0).mean().item() for log_pi in self._log_pi)
+        return -sum((log_pi.exp() * log_pi).sum(0).mean().item() for log_pi in self.log_pi)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
