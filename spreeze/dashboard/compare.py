@@ -189,14 +189,18 @@ def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] =
     """The curves with the groups that make one curve each; ``varied`` settings part runs whatever they are."""
     if grouping == _SETTINGS:
         return dict(zip(curves, comparison.split_by_settings(list(curves.values()), also=varied), strict=True))
-    variants = {
-        path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
-        for path, curve in curves.items()
-    }
+    variants = {path: curve.name if grouping == _EACH else _tuned_or_fixed(path) for path, curve in curves.items()}
     return {
         path: dataclasses.replace(curve, group=dataclasses.replace(curve.group, variant=variants[path]))
         for path, curve in curves.items()
     }
+
+
+def _tuned_or_fixed(path: Path) -> str:
+    record = read_json(path / "tune.json")
+    if record.get("choice") and record.get("fell_back") is not True:
+        return "tuned"
+    return "tuner without a choice" if record or "--auto" in (read_run(path).get("command") or ()) else "fixed"
 
 
 def _metrics(paths: list[Path]) -> list[str]:

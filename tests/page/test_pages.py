@@ -259,13 +259,23 @@ def test_compare_says_which_setting_matters_and_all_that_differs(world):
 
 def test_tuned_runs_are_compared_with_fixed_ones_and_each_run_by_itself(world):
     folder, page = compared(world, a=256, b=32, c=32)
-    (folder / "a" / "tune.json").write_text("{}")
+    (folder / "a" / "tune.json").write_text('{"choice": {"learner.batch_size": 256}}')
     page.session_state["compare_group"] = "tuned or fixed"
     page.run()
     assert sorted(groups_of(page)) == [["sac - fixed", 2], ["sac - tuned", 1]]
     page.session_state["compare_group"] = "run"
     page.run()
     assert sorted(groups_of(page)) == [["sac - a", 1], ["sac - b", 1], ["sac - c", 1]]
+
+
+def test_a_run_whose_tuner_chose_nothing_is_neither_tuned_nor_fixed(world):
+    folder, page = compared(world, a=256, b=256, c=256)
+    told = json.loads((folder / "a" / "run.json").read_text())
+    (folder / "a" / "run.json").write_text(json.dumps(told | {"command": ["spreeze.train", "--auto"]}))
+    (folder / "b" / "tune.json").write_text('{"choice": {"learner.batch_size": 256}, "fell_back": true}')
+    page.session_state["compare_group"] = "tuned or fixed"
+    page.run()
+    assert sorted(groups_of(page)) == [["sac - fixed", 1], ["sac - tuner without a choice", 2]]
 
 
 def test_any_metric_is_compared_over_any_axis(world):
