@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import sources_of
+from spreeze.config.layers import DEFAULT, USER, sources_of
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.files import read_json
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
@@ -191,6 +191,8 @@ class Standing(NamedTuple):
     limit_s: float
     improvement: Spread | None
     """Probability that a run of the first is the better one."""
+    paired: bool
+    """True if both have the same seeds, so that its interval is over pairs of these."""
     seeds_needed: int | None
     """Seeds of each that would tell them apart if difference and spread are what they seem; None: not known."""
     apart: bool
@@ -280,7 +282,14 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
             if name in also or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)
         }
     )
-    return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
+    return [name for name in names if len({*_values(curves, name)}) > 1]
+
+
+def _values(curves: Sequence[Curve], name: str) -> list[str]:
+    """A setting in each run; one of an older version, which lacks it, has the default that the others tell."""
+    usual = (curve.settings.get(name) for curve in curves if curve.sources.get(name) == DEFAULT)
+    default = next((value for value in usual if value is not None), "not set")
+    return [curve.settings.get(name, default) for curve in curves]
 
 
 def tuned_alone(curves: Sequence[Curve]) -> frozenset[str]:
@@ -295,18 +304,41 @@ def split_by_settings(
     """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
 
     Those ``also`` given split them even where they are ``IGNORED``. What the tuner chose and no user set does not,
-    unless it is given: the tuner may choose otherwise at each start.
+    unless it is given: the tuner may choose otherwise at each start. Of many settings a group's name tells those by
+    which it is known from the others.
     """
-    found = []
-    for curve in curves:
-        others = [other for other in curves if other.group == curve.group]
-        tuned = tuned_alone(others) - {*(by or also)}
-        differ = [name for name in differing(others, by or also) if name not in tuned]
-        variant = ", ".join(
-            f"{name}={curve.settings.get(name, 'not set')}" for name in differ if by is None or name in by
-        )
-        found.append(replace(curve, group=replace(curve.group, variant=variant)))
+    found = list(curves)
+    for group in dict.fromkeys(curve.group for curve in curves):
+        places = [place for place, curve in enumerate(curves) if curve.group == group]
+        alike = [curves[place] for place in places]
+        tuned = tuned_alone(alike) - {*(by or also)}
+        differ = [name for name in differing(alike, by or also) if name not in tuned and (by is None or name in by)]
+        told = differ if by is not None or len(differ) <= _NAMED else _telling(alike, differ, also)
+        left = len(differ) - len(told)
+        more = f" and {left} more setting{'s' if left > 1 else ''}" if left else ""
+        columns = [_values(alike, name) for name in told]
+        for i, place in enumerate(places):
+            named = (f"{name}={column[i]}" for name, column in zip(told, columns, strict=True))
+            found[place] = replace(curves[place], group=replace(group, variant=", ".join(named) + more))
     return found
+
+
+def _telling(curves: Sequence[Curve], differ: Sequence[str], first: Sequence[str]) -> list[str]:
+    """A few of the settings in which runs differ that tell apart as many groups as all do; ``first`` are always told.
+
+    Of two that tell as many apart, the one that a user set is told.
+    """
+    columns = {name: _values(curves, name) for name in differ}
+    by_user = {name for name in differ if any(curve.sources.get(name) == USER for curve in curves)}
+
+    def groups(names: Sequence[str]) -> int:
+        return len({*zip(*(columns[name] for name in names), strict=True)})
+
+    told = [name for name in differ if name in first]
+    while groups(told) < groups(differ):
+        left = [name for name in differ if name not in told]
+        told.append(max(left, key=lambda name: (groups([*told, name]), name in by_user)))
+    return told
 
 
 def report(curves: Sequence[Curve], rules: Rules) -> Report:
@@ -395,7 +427,7 @@ def _pair(
         return None
     couples = [(mine[seed], theirs[seed]) for seed in seeds]
     times = [[(a.required_s[i], b.required_s[i]) for a, b in couples] for i in range(len(rules.targets))]
-    chance, needed = _evidence([a for a, _ in couples], [b for _, b in couples], rules)
+    chance, _, needed = _evidence([a for a, _ in couples], [b for _, b in couples], rules)
     return PairReport(
         group=group,
         against=against,
@@ -408,17 +440,22 @@ def _pair(
     )
 
 
-def _evidence(runs: Sequence[RunReport], others: Sequence[RunReport], rules: Rules) -> tuple[Spread | None, int | None]:
-    """The probability that one of ``runs`` beats one of ``others`` at equal time, and the seeds that would tell."""
+def _evidence(
+    runs: Sequence[RunReport], others: Sequence[RunReport], rules: Rules
+) -> tuple[Spread | None, bool, int | None]:
+    """The probability that one of ``runs`` beats one of ``others`` at equal time, and the seeds that would tell.
+
+    Between them, True if both were resampled by seed.
+    """
     paired = [run.seed for run in runs] == [run.seed for run in others] and None not in {run.seed for run in runs}
     mine, theirs = ([run.final_time for run in part if run.final_time is not None] for part in (runs, others))
     paired = paired and len(mine) == len(theirs) == len(runs)
     if not mine or not theirs:
-        return None, None
+        return None, False, None
     chance, low, high = improvement(mine, theirs, rules.level, rules.resamples, paired=paired)
     seeds = min(len(mine), len(theirs))
     known = Spread(chance, low, high, seeds) if seeds >= FEWEST_RUNS else Spread(chance, None, None, seeds)
-    return known, seeds_needed(mine, theirs, paired=paired)
+    return known, paired, seeds_needed(mine, theirs, paired=paired)
 
 
 def _by_seed(runs: Sequence[RunReport]) -> Mapping[int, RunReport]:
@@ -597,9 +634,9 @@ def _standing(found: Report, env: str) -> Standing | None:
         )
         for part in (first, second)
     )
-    chance, needed = _evidence(mine, theirs, found.rules)
+    chance, paired, needed = _evidence(mine, theirs, found.rules)
     apart = best.low is not None and next_best.high is not None and best.low > next_best.high
-    return Standing(first.group, second.group, best, next_best, mine[0].limit_s, chance, needed, apart)
+    return Standing(first.group, second.group, best, next_best, mine[0].limit_s, chance, paired, needed, apart)
 
 
 def _standing_text(found: Standing, at_limit: bool) -> str:
@@ -614,9 +651,14 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     if seeds < FEWEST_RUNS:
         return f"{text}; fewer than {FEWEST_RUNS} seeds each cannot tell them apart"
     if found.improvement is not None and found.improvement.centre == 1.0:  # the interval of a bootstrap is then 1 alone
-        sure = f"each of its {best.seeds} runs has more than each of the other {next_best.seeds}"
+        sure = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
     else:
-        sure = f"one of its runs has more with a probability of {spread_text(found.improvement, percent)}"
+        sure = (
+            f"a run of {_short(first)} has more than one of {_short(found.second)} with a probability of "
+            f"{spread_text(found.improvement, percent)}"
+        )
+        if found.paired:
+            sure += f" (interval over the {seeds} pairs of equal seeds)"
     if found.apart:
         return f"{text}; {_short(first)} is better: {sure}"
     text = f"{text}; {sure}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
@@ -660,14 +702,8 @@ def _verdict(env: str, place: int, groups: Sequence[GroupReport], found: Report)
 
 
 def _short(group: RunGroup) -> str:
-    """Name of a group in a sentence: that of runs which differ in many settings would hide what is said of them."""
-    return clean(shortened(group.label), _MOST_NAME)
-
-
-def shortened(name: str) -> str:
-    """A group's name with the first of many settings."""
-    parts = name.split(", ")
-    return name if len(parts) <= _NAMED else f"{', '.join(parts[:_NAMED])} and {len(parts) - _NAMED} more settings"
+    """Name of a group in a sentence: a long one would hide what is said of it."""
+    return clean(group.label, _MOST_NAME)
 
 
 def _told(seconds: float) -> str:

@@ -174,6 +174,41 @@ def test_what_the_tuner_chose_and_no_user_set_makes_no_groups():
     assert [found.group.variant for found in split_by_settings(runs[:2], also=[key])] == [f"{key}=1", f"{key}=2"]
 
 
+def test_of_many_settings_a_group_is_named_by_those_that_tell_it_from_the_others():
+    runs = [
+        dataclasses.replace(curve(HTS, 1, (1, 0.0)), settings=settings | more)
+        for settings, more in (
+            ({"ppo.gamma": "0.97"}, {"ppo.a": "1", "ppo.b": "1", "ppo.c": "1"}),
+            ({"ppo.gamma": "0.9"}, {"ppo.a": "2", "ppo.b": "2", "ppo.c": "2"}),
+            ({"ppo.gamma": "0.98"}, {"ppo.a": "2", "ppo.b": "2", "ppo.c": "2"}),
+        )
+    ]
+    names = [f"ppo.gamma={gamma} and 3 more settings" for gamma in ("0.97", "0.9", "0.98")]
+    assert [found.group.variant for found in split_by_settings(runs)] == names
+    by_user = [dataclasses.replace(run, sources={"ppo.b": "user"}) for run in runs[:2]]
+    assert [found.group.variant for found in split_by_settings(by_user)] == [
+        "ppo.b=1 and 3 more settings",
+        "ppo.b=2 and 3 more settings",
+    ]
+    varied = split_by_settings(runs, also=["ppo.c"])
+    assert varied[0].group.variant == "ppo.c=1, ppo.gamma=0.97 and 2 more settings"
+
+
+def test_a_setting_that_a_run_of_an_older_version_lacks_has_its_default_there():
+    key = "ppo.new"
+    old, usual, chosen = (
+        dataclasses.replace(curve(HTS, 1, (1, 0.0)), settings=settings, sources=sources)
+        for settings, sources in (({}, {}), ({key: "0"}, {key: "default"}), ({key: "5"}, {key: "user"}))
+    )
+    assert [found.group.variant for found in split_by_settings([old, usual])] == ["", ""]
+    assert [found.group.variant for found in split_by_settings([old, usual, chosen])] == [
+        f"{key}=0",
+        f"{key}=0",
+        f"{key}=5",
+    ]
+    assert [found.group.variant for found in split_by_settings([old, chosen])] == [f"{key}=not set", f"{key}=5"]
+
+
 def test_a_run_s_settings_file_tells_where_each_value_came_from(tmp_path):
     user = {"run": {"algo": "ppo", "mode": "hts"}, "ppo": {"epochs": 7}}
     settings = resolve([Layer("tuner", {"rollout": {"samplers": 3}}), Layer("user", user)])
@@ -195,12 +230,13 @@ def test_groups_at_a_target_at_about_the_same_time_are_level():
 @pytest.mark.parametrize(
     ("seeds", "gap", "ending"),
     [
-        (3, 50.0, f"{HTS.label} is better: each of its 3 runs has more than each of the other 3"),
+        (3, 50.0, f"{HTS.label} is better: each of the 3 runs of {HTS.label} has more than each of the other 3"),
         (
             3,
             5.0,  # 5, 15, 25 against 0, 10, 20: 6 of 9 pairs
-            "one of its runs has more with a probability of 67 % [67 %, 100 %], but their intervals overlap, so 3 "
-            "seeds cannot tell them apart; 1 more each would, if the difference is what it seems",
+            f"a run of {HTS.label} has more than one of {SERIAL.label} with a probability of 67 % [67 %, 100 %] "
+            "(interval over the 3 pairs of equal seeds), but their intervals overlap, so 3 seeds cannot tell them "
+            "apart; 1 more each would, if the difference is what it seems",
         ),
         (3, 0.0, "but their intervals overlap, so 3 seeds cannot tell them apart"),
         (2, 50.0, "fewer than 3 seeds each cannot tell them apart"),
