@@ -14,10 +14,10 @@ import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.live_api import COLOURS, drawn
-from spreeze.dashboard.run_data import SAMPLE_NAME, row, rows, run_names, run_path, runs_dir
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, row, rows, run_names, run_path, runs_dir, varied_settings
 from spreeze.errors import RunError
 from spreeze.files import read_json
-from spreeze.formatting import DASH, clean, duration, number, percent
+from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
@@ -44,7 +44,7 @@ _SMALL_PER_ROW = 3
 _CELL = 62
 """Width of a number [px], by which the list of runs fits a screen of 1,280."""
 _CENTRES = ("mean", "interquartile mean")
-_CENTRE, _OF_SWEEPS = "compare_centre", "compare_of_sweeps"
+_CENTRE, _HAD_OWN = "compare_centre", "compare_had_own"
 CONFIG: dict[str, Any] = {
     "displayModeBar": False,
     "displaylogo": False,
@@ -61,7 +61,11 @@ def page() -> None:
         navigation.need_run()
     current = navigation.current()
     sweeps = _sweeps()
-    if _RUNS not in st.session_state:
+    had_own, st.session_state[_HAD_OWN] = st.session_state.get(_HAD_OWN, True), names[0] != SAMPLE_NAME
+    first_own = not had_own and st.session_state[_HAD_OWN] and st.session_state.get(_RUNS) == [SAMPLE_NAME]
+    if first_own and current == SAMPLE:
+        current = run_path(names[0], runs_dir())
+    if _RUNS not in st.session_state or first_own:
         own = [name for name, sweep in sweeps.items() if current is not None and row(current).name in sweep.runs]
         st.session_state[_RUNS] = own[:1] or _of_task(names, current)
     elif not set(st.session_state[_RUNS]) <= {*sweeps, *names}:  # one was deleted
@@ -83,15 +87,15 @@ def page() -> None:
     text = "Greedy return: mean of 3 evaluations. All metrics: a small chart of each."
     metric = cells[0].selectbox("Metric", [*known, _ALL], help=text)
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is the time that you wait.")
-    of_sweeps = all(name in sweeps for name in picked)
-    if st.session_state.get(_OF_SWEEPS) != of_sweeps or _CENTRE not in st.session_state:
-        st.session_state[_OF_SWEEPS], st.session_state[_CENTRE] = of_sweeps, _CENTRES[of_sweeps]
+    if _CENTRE not in st.session_state:  # from then on it is the user's, whatever runs are added
+        st.session_state[_CENTRE] = _CENTRES[all(name in sweeps for name in picked)]
     centre = cells[2].selectbox(
         "Centre",
         _CENTRES,
         key=_CENTRE,
+        persist_state="session",
         help="Average over runs, in chart and table. The interquartile mean (as in sweeps) drops the best and "
-        "the worst quarter of four or more runs.",
+        "the worst quarter of four or more runs; of fewer it is the mean.",
     )
     grouping = cells[3].segmented_control(
         "One curve per",
@@ -107,8 +111,8 @@ def page() -> None:
     charts = {name: _lines(curves, name, _AXES[axis]) for name in (known if metric == _ALL else [metric])}
     st.plotly_chart(figure(charts, axis, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption(
-        f"Each curve is a mean over the runs of its group, where all of them are. Band: 95 % bootstrap interval (1,000 "
-        f"resamples) from {comparison.FEWEST_RUNS} runs on."
+        f"Each curve is the {centre} over the runs of its group, where all of them are. Band: 95 % bootstrap "
+        f"interval (1,000 resamples) from {comparison.FEWEST_RUNS} runs on."
     )
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
@@ -383,6 +387,8 @@ def _group_table(reports: list[Report]) -> None:
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     table, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.POLICIES
+    swept = varied_settings(runs_dir())
+    alike = len({(run.group.algo, run.group.mode) for found in reports for run in found.runs}) == 1
     for run in (run for found in reports for run in found.runs):
         evaluations = curves[run.name].evaluations
         task = {"task": run.group.env} if len(reports) > 1 else {}
@@ -394,7 +400,10 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
         last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
         name = run.name.replace(f"{run.group.env}_", "")  # a whole one would not fit
-        table.append({"run": name} | task | {"group": run.group.label} | final | times | best | last)
+        if run.name in swept:
+            name = f"{swept[run.name]} s{whole(run.seed)}"
+        group = run.group.variant if alike and run.group.variant else run.group.label
+        table.append({"run": name} | task | {"group": group} | final | times | best | last)
     limits = ((duration(found.runs[0].limit_s), found.runs[0].group.env) for found in reports)
     helps = {
         "final": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",

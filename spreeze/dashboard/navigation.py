@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from importlib import resources
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from spreeze.dashboard.components import plain
-from spreeze.dashboard.run_data import SAMPLE_NAME, RunRow, row, run_names, run_path, runs_dir
+from spreeze.dashboard.run_data import SAMPLE_NAME, RunRow, row, run_names, run_path, runs_dir, varied_settings
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, whole
 from spreeze.run_directory import LIVE_STATES
@@ -64,13 +66,18 @@ def load(name: str) -> Callable[[], None]:
     return found
 
 
-def sidebar() -> None:
-    """The list of runs; without a choice the newest that trains is shown, else the newest."""
+def sidebar() -> Callable[[], None]:
+    """The list of runs; without a choice the newest that trains is shown, else the newest.
+
+    Returns:
+        What tells the state of the run again: it may have changed until the page was drawn.
+    """
     names = run_names(runs_dir())
     if not names:
         st.sidebar.info("No run yet.")
-        return
+        return lambda: None
     rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
+    varied = varied_settings(runs_dir())
     newest = next((name for name, facts in rows.items() if facts.state in LIVE_STATES), names[0])
     asked = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
     if asked not in names:
@@ -80,27 +87,39 @@ def sidebar() -> None:
         names,
         index=names.index(asked) if asked in names else None,
         placeholder="choose a run",
-        format_func=lambda name: _short(rows[name]) if name in rows else name,
+        format_func=lambda name: _short(rows[name], varied.get(name)) if name in rows else name,
         help="Newest first. The address of this page includes the selection.",
     )
     st.session_state[_KEY] = chosen or asked
     st.query_params[_KEY] = chosen or asked
+    box = st.sidebar.empty()
     if chosen is not None:
-        facts = rows.get(chosen) or row(run_path(chosen, runs_dir()))
-        st.sidebar.markdown(
+        _tell(box, chosen)
+    if any(facts.state in LIVE_STATES for facts in rows.values()):
+        st.sidebar.caption("You can close this page: the running training continues.")
+    return lambda: None if chosen is None else _tell(box, chosen)
+
+
+def _tell(box: DeltaGenerator, name: str) -> None:
+    """State, task and algorithm of a run."""
+    with contextlib.suppress(RunError):  # it may have been deleted
+        facts = row(run_path(name, runs_dir()))
+        box.markdown(
             f":{COLOURS.get(facts.state, 'gray')}[\u25cf] {plain(facts.state)}  \n**{plain(facts.env_id)}**  \n"
             f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {whole(facts.seed)}  \n"
             f":gray[{plain(facts.title)}]"
         )
-    if any(facts.state in LIVE_STATES for facts in rows.values()):
-        st.sidebar.caption("You can close this page: the running training continues.")
 
 
-def _short(facts: RunRow) -> str:
-    """A run in the list of the sidebar, which is narrow: what distinguishes it comes first."""
+def _short(facts: RunRow, varied: str | None = None) -> str:
+    """A run in the list of the sidebar, which is narrow: what distinguishes it comes first.
+
+    ``varied``: the settings that its sweep varied.
+    """
     if facts.name == SAMPLE_NAME or facts.about.title:
         return facts.title
-    return f"{facts.began} {facts.env_id or facts.name} {facts.algo or ''} s{whole(facts.seed)}"
+    what, seed = f"{facts.env_id or facts.name} {facts.algo or ''}", f"s{whole(facts.seed)}"
+    return f"{what} {varied} {seed}, {facts.began}" if varied else f"{facts.began} {what} {seed}"
 
 
 def choose(name: str) -> None:
@@ -128,10 +147,11 @@ def current() -> Path | None:
 
 
 def need_run() -> Path:
-    """The directory of the chosen run; without one the page says how to start one and stops."""
+    """The directory of the chosen run; without one the page asks for it, or says how to start one, and stops."""
     path = current()
     if path is None:
-        st.info("No run yet. Start one on the Live page, or run `python -m spreeze.train --auto`")
+        none_yet = "No run yet. Start one on the Live page, or run `python -m spreeze.train --auto`"
+        st.info("Choose a run in the sidebar." if run_names(runs_dir()) else none_yet)
         st.stop()
     return path
 
@@ -141,8 +161,9 @@ def main() -> None:
     current_page = st.navigation([_page(name) for name in PAGES])
     st.html(_STYLE)
     st.logo(resources.files("spreeze.dashboard").joinpath("logo.svg").read_text(encoding="utf-8"), size="large")
-    sidebar()
+    tell_again = sidebar()
     current_page.run()
+    tell_again()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from spreeze.run_directory import (
 
 SAMPLE = SHIPPED / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
+_SECTION = re.compile(r"\b\w+\.(?=\w+=)")
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,19 @@ def row(path: Path) -> RunRow:
     facts |= {name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")}
     name = SAMPLE_NAME if path == SAMPLE else path.name
     return RunRow(name=name, state=clean(state_of(path), 20), about=read_about(path), **facts)
+
+
+def varied_settings(folder: Path) -> dict[str, str]:
+    """Name of a sweep's run -> the settings that the sweep varied, without their sections, such as ``gamma=0.98``."""
+    found = dict[str, str]()
+    for path in folder.glob("*.sweep.json"):
+        runs = read_json(path).get("runs")
+        for run in runs if isinstance(runs, list) else ():
+            setting = run.get("setting") if isinstance(run, dict) else None
+            if isinstance(setting, str) and "=" in setting:
+                text = _SECTION.sub("", clean(setting, 80))
+                found |= {str(run.get("stem")): text, f"{run.get('stem')}-again{run.get('attempts')}": text}
+    return found
 
 
 def rows(folder: Path) -> list[RunRow]:

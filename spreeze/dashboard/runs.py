@@ -26,10 +26,12 @@ from spreeze.dashboard.run_data import (
     runs_dir,
     short,
     tail_lines,
+    varied_settings,
 )
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, size, whole
 from spreeze.metrics.recorded_episodes import kept_evaluations
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run
 from spreeze.types import POLICY_FORMATS
@@ -344,6 +346,8 @@ _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _TABLE, _PICKED = "runs_list", "runs_picked"
 _CLICKED = "runs_clicked"
 _CURVE_POINTS = 40
+_ENDED_BY: dict[str, str] = {StopReason.TARGET_RETURN: "target", StopReason.REQUEST: "stop"}
+"""Reasons whose whole names would not fit."""
 
 
 @st.fragment(run_every=2.0)
@@ -356,7 +360,11 @@ def show_table(folder: Path) -> None:
     if not found:
         return
     shown = navigation.current()
-    table = [_cells(item, folder, is_shown=shown is not None and shown.name == item.name) for item in found]
+    varied = varied_settings(folder)
+    table = [
+        _cells(item, folder, varied.get(item.name), is_shown=shown is not None and shown.name == item.name)
+        for item in found
+    ]
     if not any(item.about.tags for item in found):
         for line in table:
             del line["tags"]
@@ -375,31 +383,33 @@ def show_table(folder: Path) -> None:
                 help="crashed: its state is running, but its process is gone.",
             ),
             "run": st.column_config.TextColumn(
-                width=95, help="Title, or name without date and time. The arrow: shown below."
+                width=104,
+                help="Title, else what its sweep varied, else name without date and time. The arrow: shown below.",
             ),
             "tags": st.column_config.ListColumn(help="Tags, edited below."),
-            "task": st.column_config.TextColumn(width=135),
+            "task": st.column_config.TextColumn(width=130),
             "algorithm": st.column_config.TextColumn(width=100, help="Algorithm, mode, seed."),
-            "started": st.column_config.TextColumn(width=90),
+            "started": st.column_config.TextColumn(width=84),
             "minutes": st.column_config.NumberColumn(
                 width=62, format="%.1f", help="Training time, all sessions [min]."
             ),
             "env steps": st.column_config.NumberColumn(width=72, format="compact", help=meaning("env_steps")),
             "best": st.column_config.NumberColumn(width=58, format="%.4g", help=meaning("eval_return")),
             "last ten": st.column_config.NumberColumn(
-                width=62, format="%.4g", help="Mean return over the last ten evaluations."
+                width=62,
+                format="%.4g",
+                help="Mean return over the last ten evaluations, or over all where there are fewer.",
             ),
-            "returns": st.column_config.LineChartColumn(width=64, help="Greedy returns over its evaluations."),
-            "ended by": st.column_config.TextColumn(width=70, help="Why it ended."),
+            "returns": st.column_config.LineChartColumn(width=58, help="Greedy returns over its evaluations."),
+            "ended by": st.column_config.TextColumn(width=78, help="Why it ended: target is its target return."),
         },
     )
     if st.session_state.pop(_CLICKED, False):
         st.rerun()
 
 
-def _cells(item: RunRow, folder: Path, *, is_shown: bool) -> dict[str, object]:
-    # A whole name would not fit, and the task has a column of its own.
-    name = item.about.title or _DATE.sub("", item.name).removeprefix(f"{item.env_id}_")
+def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) -> dict[str, object]:
+    name = item.about.title or varied or _DATE.sub("", item.name)  # a whole name would not fit
     return {
         "run": f"\u25b8 {name}" if is_shown else name,
         "state": [item.state],
@@ -411,7 +421,7 @@ def _cells(item: RunRow, folder: Path, *, is_shown: bool) -> dict[str, object]:
         "best": item.eval_best,
         "last ten": item.eval_final,
         "returns": _curve_of(run_path(item.name, folder), item.wall_s),
-        "ended by": item.exit_reason,
+        "ended by": None if item.exit_reason is None else _ENDED_BY.get(item.exit_reason, item.exit_reason),
         "tags": list(item.about.tags),
     }
 

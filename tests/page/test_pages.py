@@ -13,7 +13,7 @@ from harness import PATIENCE_S
 
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
-from spreeze.run_directory import list_runs, read_about
+from spreeze.run_directory import list_runs, read_about, state_of
 
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
@@ -278,6 +278,40 @@ def test_a_run_whose_tuner_chose_nothing_is_neither_tuned_nor_fixed(world):
     assert sorted(groups_of(page)) == [["sac - fixed", 1], ["sac - tuner without a choice", 2]]
 
 
+def test_the_recording_gives_way_on_compare_to_the_first_own_run(world):
+    folder = world("no run")
+    page = open_page("compare")
+    assert page.multiselect(key="compare_runs").value == ["sample run"]
+    make_run(folder, "a1")
+    page.run()
+    assert page.multiselect(key="compare_runs").value == ["a1"]
+    page.multiselect(key="compare_runs").set_value(["sample run"]).run()
+    assert page.multiselect(key="compare_runs").value == ["sample run"], "unless it is chosen"
+
+
+def swept(folder):
+    """Two runs of a sweep over the discount, and its file."""
+    runs = []
+    for i, gamma in enumerate((0.9, 0.98), 1):
+        with (make_run(folder, f"s-c{i}-s1") / "config.toml").open("a") as config:
+            config.write(f"[sac]\ngamma = {gamma}\n")
+        runs.append({"setting": f"sac.gamma={gamma}", "stem": f"s-c{i}-s1", "attempts": 1, "seed": 1})
+    (folder / "s.sweep.json").write_text(json.dumps({"finished": [run["stem"] for run in runs], "runs": runs}))
+
+
+def test_runs_of_a_sweep_are_known_by_what_it_varied(world):
+    folder = world("no run")
+    swept(folder)
+    page = open_page("runs")
+    assert page.dataframe[0].value["run"].tolist() == ["\u25b8 gamma=0.98", "gamma=0.9"]
+    labels = page.sidebar.selectbox[0].options[:2]
+    assert labels == [f"Pendulum-v1 sac gamma={gamma} s1, 11-21 s-c{i}-" for i, gamma in ((2, 0.98), (1, 0.9))]
+    page = open_page("compare")
+    table = page.dataframe[0].value
+    assert table["run"].tolist() == ["gamma=0.9 s1", "gamma=0.98 s1"]
+    assert table["group"].tolist() == ["sac.gamma=0.9", "sac.gamma=0.98"]
+
+
 def test_any_metric_is_compared_over_any_axis(world):
     _, page = compared(world, a=256, b=32)
     metrics = next(box for box in page.selectbox if box.label == "Metric")
@@ -323,11 +357,15 @@ def test_the_runs_of_a_sweep_are_parted_by_what_it_varies_and_compared_by_its_ow
     (folder / "s.sweep.json").write_text(json.dumps(names))
     page.run()
     assert groups_of(page) == [["sac -", 2]], "how long it goes on makes no other experiment of a run"
-    assert page.selectbox(key="compare_centre").value == "mean"
     assert not [one for one in page.caption if "--by" in one.value]
     page.multiselect(key="compare_runs").set_value(["sweep s"]).run()
+    assert page.selectbox(key="compare_centre").value == "mean", "a choice of runs does not change it"
+    assert any("Each curve is the mean over the runs" in one.value for one in page.caption)
+    page = open_page("compare")
+    assert page.multiselect(key="compare_runs").value == ["sweep s"]
     assert groups_of(page) == [["sac - stop.seconds=300", 1], ["sac - stop.seconds=600", 1]]
     assert page.selectbox(key="compare_centre").value == "interquartile mean"
+    assert any("Each curve is the interquartile mean over the runs" in one.value for one in page.caption)
     command = "evaluate --protocol hts RUN ... --centre iqm --by stop.seconds`"
     assert [one for one in page.caption if command in one.value]
     page.selectbox(key="compare_centre").set_value("mean").run()
@@ -376,6 +414,29 @@ def test_a_run_that_is_not_there_is_said_and_no_other_is_shown_in_its_place(worl
     assert not page.exception
     assert "no run gone here" in page.sidebar.warning[0].value
     assert not components(page, "spreeze_live")
+    page.session_state["page"] = "autotune"
+    page.run()
+    assert [info.value for info in page.info] == ["Choose a run in the sidebar."]
+
+
+def test_the_sidebar_tells_the_state_again_once_the_page_is_drawn(world):
+    folder = world("live")
+
+    def drawn_while_a_run_is_paused():
+        import json
+
+        from spreeze.dashboard import navigation, run_data
+
+        tell_again = navigation.sidebar()
+        state = run_data.runs_dir() / "a1" / "run.json"
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"state": "paused"}))
+        tell_again()
+
+    page = AppTest.from_function(drawn_while_a_run_is_paused, default_timeout=PATIENCE_S).run()
+    assert not page.exception
+    (told,) = page.sidebar.markdown
+    assert "paused" in told.value
+    assert state_of(folder / "a1") == "paused"
 
 
 def test_an_empty_machine_is_offered_a_first_run_and_another_is_not(world, monkeypatch):
@@ -562,13 +623,16 @@ def test_several_runs_are_tagged_compared_and_deleted_at_once(world):
 def test_the_list_of_runs_has_curves_reasons_and_marks_the_one_that_is_shown(world):
     folder = world("finished")
     make_run(folder, "a2")
+    for name, reason in (("a1", "target_return"), ("a2", "stop request")):
+        state = folder / name / "run.json"
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"exit_reason": reason}))
     page = open_page("runs")
     page.session_state["run"] = "a1"
     page.run()
     table = page.dataframe[0].value
     assert table["run"].tolist() == ["a2", "\u25b8 a1"]
     assert [len(returns) > 1 for returns in table["returns"]] == [True, True]
-    assert "ended by" in table.columns
+    assert table["ended by"].tolist() == ["stop", "target"]
 
 
 def test_a_policy_can_be_downloaded_where_there_is_one_and_the_reason_is_shown_where_not(world):
