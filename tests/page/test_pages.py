@@ -633,6 +633,7 @@ def test_the_list_of_runs_has_curves_reasons_and_marks_the_one_that_is_shown(wor
     assert table["run"].tolist() == ["a2", "\u25b8 a1"]
     assert [len(returns) > 1 for returns in table["returns"]] == [True, True]
     assert table["ended by"].tolist() == ["stop", "target"]
+    assert "final" in table.columns, "the last ten evaluations, or fewer: its name promises no ten"
 
 
 def test_a_policy_can_be_downloaded_where_there_is_one_and_the_reason_is_shown_where_not(world):
@@ -665,14 +666,14 @@ def test_the_live_component_gets_no_number_that_changes_each_second(world):
     assert not {"since", "text", "now"} & set(told)
 
 
-def test_a_run_without_clips_names_its_recorded_episodes_and_the_list_leaves_the_task_out_of_its_name(world):
+def test_a_run_without_clips_names_its_recorded_episodes_and_the_list_leaves_the_date_out_of_its_name(world):
     folder = world("no run")
     run = make_run(folder, "20261121-120000_Pendulum-v1_sac_s1")
     assert "recorded episodes" not in open_page("watch").info[0].value
     (run / "episodes").mkdir()
     (run / "episodes" / "e20000-2000-200-0.npz").touch()
     assert "The button above shows recorded episodes" in open_page("watch").info[0].value
-    assert open_page("runs").dataframe[0].value["run"].tolist() == ["\u25b8 sac_s1"]
+    assert open_page("runs").dataframe[0].value["run"].tolist() == ["\u25b8 Pendulum-v1_sac_s1"]
 
 
 def test_delete_needs_the_name_typed(world):
