@@ -30,7 +30,7 @@ from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.stop_reasons import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
-from spreeze.metrics.table import EVALUATION, GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
+from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
 from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
@@ -219,7 +219,7 @@ def live_response(
         newest = max((point.t for point in latest.values()), default=0.0)
         names = wanted(list(latest), table)
         # These carry the time of their weights, which is before the newest time that a page has.
-        late = [name for name in names if name.startswith("eval_return/") or table.by_name(name).writer == EVALUATION]
+        late = [name for name in names if table.by_name(name).is_evaluated]
         scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
         whole, series = names, dict[str, dict[str, list[Any]]]()
         if since > 0.0:

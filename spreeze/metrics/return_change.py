@@ -16,7 +16,7 @@ import numpy as np
 from spreeze.formatting import duration, number, signed
 from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
-from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
+from spreeze.metrics.table import TABLE, MetricTable
 
 _EARLIER = 12
 """Evaluations before that show how much a metric usually changes from one to the next."""
@@ -121,7 +121,7 @@ def _moved(reader: MetricsReader, times: Sequence[float], table: MetricTable) ->
     """Sentences on the metrics whose last change is far above their usual one, the largest first."""
     found = []
     for metric in table.metrics:
-        if metric.chart is None or metric.chart.group not in _GROUPS or metric.parts or metric.writer == EVALUATION:
+        if metric.chart is None or metric.chart.group not in _GROUPS or metric.parts or metric.is_evaluated:
             continue
         means = _means(reader.series(metric.name, times[0]), times)
         if (score := _score(means)) >= _UNUSUAL:

@@ -104,6 +104,11 @@ class Metric(NamedTuple):
         return None if role in (SUPERVISOR, EVALUATION) else (role, self.name)
 
     @property
+    def is_evaluated(self) -> bool:
+        """True if it comes with evaluations, so that its values carry the earlier time of the weights."""
+        return self.writer in ("evaluator", EVALUATION)
+
+    @property
     def is_sent(self) -> bool:
         """True if it comes in messages instead of a slot: a gauge of an algorithm."""
         return self.writer == ALGORITHM and self.kind is Kind.GAUGE and self.slot is None
