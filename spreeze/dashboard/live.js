@@ -340,7 +340,7 @@ class LivePage {
     this.processRows(news.processes);
     this.tableRows(this.hostCard, this.hosts, [["host", "env steps", "lag [updates]", "chunks", "lost", "clock"], ...news.hosts]);
     this.eventList(news.events);
-    this.warn(news.events);
+    this.warn(news.alert);
     this.logTail(...news.log);
     NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
     if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
@@ -590,9 +590,9 @@ class LivePage {
     }
   }
 
-  // The newest warning or error stands above the charts until it is dismissed; all of them are in the list of events.
-  warn(events) {
-    const found = events.findLast(([, level]) => level !== "info"), key = JSON.stringify(found ?? "");
+  // A warning or error stands above the charts until it is over or dismissed; all of them are in the list of events.
+  warn(found) {
+    const key = JSON.stringify(found ?? "");
     if (key === this.alertKey) return;
     this.alertKey = key;
     this.alert.replaceChildren();

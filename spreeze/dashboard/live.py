@@ -108,6 +108,8 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     parts = data_flow(run)
     one_process = parts is not None and parts.one_process
     pause = "Suspends all processes and frees the cores; replay and networks stay in memory."
+    if paused:
+        pause = "Lets all processes go on where they were suspended."
     trace = "Records and shows the phases of all workers for 0.25 s."
     if one_process:
         trace = "Not available: this mode has a single process."

@@ -292,8 +292,26 @@ def live_response(
         "processes": _processes(fresh),
         "hosts": _hosts(fresh),
         "learners": _learners(fresh, latest, table),
-        "events": [[duration(event.t), event.level, event.source, event.text] for event in events[-_EVENTS:]],
+        "events": [_told(event) for event in events[-_EVENTS:]],
+        "alert": _alert(run, events, live=state in LIVE_STATES),
     }
+
+
+def _told(event: Event) -> list[str]:
+    return [duration(event.t), event.level, event.source, event.text]
+
+
+def _alert(run: Mapping[str, Any], events: Sequence[Event], *, live: bool) -> list[str] | None:
+    """The newest warning or error of this session that still holds: no restart that is over."""
+    begun_s = max(session_starts(run), default=0.0)
+    back = set[str]()
+    for event in reversed(events):
+        name, _, rest = event.text.partition(" ")
+        if event.level == "info":
+            back |= {name} if rest.startswith("is back") else set()
+        elif event.t >= begun_s and name not in back and (live or "; restarting " not in rest):
+            return _told(event)
+    return None
 
 
 def _health(run: Mapping[str, Any], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
@@ -452,7 +470,11 @@ def _note(
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
     found = bottleneck(shown)
-    text = found.sentence if state in LIVE_STATES else f"{_why_ended(ended, error)} At the end: {found.sentence}"
+    text = found.sentence
+    if state not in LIVE_STATES:
+        early = found.side is Side.TUNER
+        at_end = "It ended before the tuner had chosen." if early else f"At the end: {found.sentence}"
+        text = f"{_why_ended(ended, error)} {at_end}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
     return {"note": text + _fallen(best, last), "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.store import EvaluationRow, Event
 from spreeze.metrics.writer import MetricsWriter
 
 pytest.importorskip("streamlit")
@@ -129,7 +129,7 @@ def test_numbers_of_evaluations_arrive_though_they_carry_the_earlier_time_of_the
     writer.close()
     later = live_api.live_response(run, first["next"], 0, first["epoch"], scores=first["scores"])
     drawn = names - {"eval_return"}  # the script draws it from the evaluations
-    assert {name: later["series"][name]["y"] for name in later["whole"]} == dict.fromkeys(drawn, [0.5])
+    assert {name: later["series"][name]["y"] for name in later["whole"]} == {name: [0.5] for name in drawn}
 
 
 def test_judgements_on_the_learning_are_told_by_the_newest_numbers_with_their_chart(run):
@@ -570,6 +570,26 @@ def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news
     assert not live_api.live_response(run, 0.0, 0, "")["problem"]
 
 
+_KILLED = Event(9.0, "warning", "supervisor", "sampler-1 ended by SIGKILL in phase STEP; restarting now")
+
+
+@pytest.mark.parametrize(
+    ("events", "live", "t"),
+    [
+        ([_KILLED], True, 9.0),
+        ([_KILLED], False, None),
+        ([_KILLED, Event(9.5, "info", "supervisor", "sampler-10 is back after 1.6 s")], True, 9.0),
+        ([_KILLED, Event(9.5, "info", "supervisor", "sampler-1 is back after 1.6 s")], True, None),
+        ([_KILLED, Event(9.5, "info", "supervisor", "sampler-1 is back after 1.6 s"), _KILLED], True, 9.0),
+        ([Event(8.0, "error", "learner", "ended"), Event(9.0, "info", "learner", "learning goes on")], False, 8.0),
+        ([Event(4.0, "error", "learner", "ended in the session before")], True, None),
+    ],
+)
+def test_only_what_still_holds_stands_above_the_charts(events, live, t):
+    found = live_api._alert({"session_starts": [0.0, 5.0]}, events, live=live)
+    assert found == (None if t is None else [f"0:{t:02.0f}", *next(e for e in events if e.t == t)[1:]])
+
+
 def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_problem(run):
     for state, problem in (("stopped", False), ("failed", True)):
         (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"state": state}))
@@ -674,6 +694,14 @@ def test_an_ended_run_says_first_why_and_what_to_do_next(run, reason, error, tol
     (run / "run.json").write_text(json.dumps(state))
     (run / "summary.json").write_text(json.dumps({"error": error}))
     assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(told)
+
+
+def test_an_ended_run_says_that_its_tuner_had_not_chosen_and_not_that_it_measures(run):
+    fill(run, 20)
+    state = json.loads((run / "run.json").read_text()) | {"exit_reason": "seconds", "tuner_measures": True}
+    (run / "run.json").write_text(json.dumps(state))
+    note = live_api.live_response(run, 0.0, 0, "")["note"]
+    assert note.endswith(" It ended before the tuner had chosen.")
 
 
 def test_the_run_of_an_algorithm_that_lost_a_comparison_says_which_run_goes_on(run):

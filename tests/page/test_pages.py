@@ -520,6 +520,7 @@ def test_a_live_run_is_paused_evaluated_saved_and_told_what_to_leave_free(world)
     (folder / "a1" / "run.json").write_text(json.dumps(state | {"state": "paused", "leave_free": 0.5}))
     page = open_page("live")
     assert page.button(key="steer_evaluate").disabled
+    assert page.button(key="steer_continue").help.startswith("Lets all processes go on")
     page.button(key="steer_continue").click().run()
     assert not (control / "pause").exists()
     for name in ("evaluate", "checkpoint", "leave-free"):
