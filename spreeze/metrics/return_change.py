@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.formatting import duration, number, signed
+from spreeze.formatting import duration, number, signed, whole
 from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE, MetricTable
@@ -54,9 +54,11 @@ def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABL
     few = "; there are too few evaluations before to tell which metrics changed unusually."
     nothing = ", and no metric of learning changed unusually." if len(times) > _LEAST_EARLIER + 2 else few
     others = [*_event_sentences(events), *moved]
+    when = duration(before.t)
+    if when == duration(now.t):
+        when += f", after {whole(before.updates)} updates"
     return ReturnChange(
-        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, "
-        f"at {duration(before.t)}",
+        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {when}",
         (
             *_chance(before, now, recording),
             *_length_or_reward(before, now),
@@ -71,6 +73,8 @@ def _is_of(row: EvaluationRow, key: EvaluationKey) -> bool:
 
 def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
     """One sentence where the 95 % intervals of both cover the difference; else on a fall, how many episodes show it."""
+    if before.return_mean == now.return_mean:
+        return ["The return did not change."]
     if before.half_width is None or now.half_width is None:
         return []
     doubt = math.hypot(before.half_width, now.half_width)
@@ -87,8 +91,12 @@ def _length_or_reward(before: EvaluationRow, now: EvaluationRow) -> list[str]:
     if min(before.length_mean, now.length_mean) <= 0.0:
         return []
     rewards = [row.return_mean / row.length_mean for row in (before, now)]
-    if before.length_mean == now.length_mean:
-        return [f"Episodes are as long as before; the reward a step went from {_pair(*rewards)}."]
+    steady = _reads_equal(*rewards)
+    if _reads_equal(before.length_mean, now.length_mean):
+        return [] if steady else [f"Episodes are as long as before; the reward a step went from {_pair(*rewards)}."]
+    if steady:
+        lengths = _pair(before.length_mean, now.length_mean)
+        return [f"Episodes went from {lengths} env steps; the reward a step stayed {_short(rewards[1])}."]
     by_length = (now.length_mean - before.length_mean) * sum(rewards) / 2.0
     by_reward = (rewards[1] - rewards[0]) * (now.length_mean + before.length_mean) / 2.0
     return [
@@ -160,6 +168,10 @@ def _score(means: np.ndarray) -> float:
 
 def _pair(before: float, now: float) -> str:
     return f"{_short(before)} to {_short(now)}"
+
+
+def _reads_equal(before: float, now: float) -> bool:
+    return _short(before) == _short(now)
 
 
 def _short(value: float) -> str:

@@ -67,6 +67,16 @@ def test_a_difference_that_the_intervals_of_both_cover_is_called_chance(tmp_path
     assert not any("Chance" in text for text in found.sentences)
 
 
+def test_an_equal_return_did_not_change_and_numbers_that_read_equal_are_no_change(tmp_path):
+    found = sentences(tmp_path, [row(10, 500.0, std=0.0), row(10.4, 500.0, std=0.0)])
+    assert found.title == "Return 500, and 500 at the evaluation before, at 0:10, after 100 updates"
+    assert found.sentences[0] == "The return did not change."
+    assert found.sentences[1].startswith("Between the two")
+    (tmp_path / "more").mkdir()
+    found = sentences(tmp_path / "more", [row(10, 933.0, length=933.0), row(20, 500.0, length=500.0)])
+    assert found.sentences[0] == "Episodes went from 933 to 500 env steps; the reward a step stayed 1."
+
+
 @pytest.mark.parametrize(("median", "word"), [(95.0, "Few"), (42.0, "Most")])
 def test_a_fall_says_whether_the_median_episode_shows_it(tmp_path, median, word):
     found = sentences(tmp_path, [row(10, 100.0), row(20, 50.0)], best=99.0, median=median, worst=-20.0)
