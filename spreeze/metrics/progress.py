@@ -116,6 +116,8 @@ _FALLEN = 0.5
 """Share of what was gained below which the latest returns are no plateau."""
 _Z_95 = 1.96
 _FEWEST_OF_A_TREND = 6
+_LEAST_OF_A_TREND_S = 30.0
+"""Training time that a trend covers at least: a slope of seconds says little of a minute."""
 
 
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
@@ -181,10 +183,10 @@ class Trend(NamedTuple):
 
 
 def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:
-    """The trend in the last third of the time; None where that has fewer than six evaluations."""
-    if not curve:
+    """The trend in the last third of the time, or the last 30 s; None where that has fewer than six evaluations."""
+    if not curve or curve[-1].t - curve[0].t < _LEAST_OF_A_TREND_S:
         return None
-    since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
+    since = curve[-1].t - max((curve[-1].t - curve[0].t) / 3.0, _LEAST_OF_A_TREND_S)
     latest = [record for record in curve if record.t >= since]
     times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
     if len(latest) < _FEWEST_OF_A_TREND or times[0] == times[-1]:

@@ -54,7 +54,9 @@ def test_the_slope_s_interval_is_that_of_least_squares():
 
 def test_the_trend_of_the_last_third_says_when_a_target_is_reached():
     assert trend_of([]) is None
-    assert trend_of(curve(lambda t: t, until_s=30.0)[:17]) is None, "six evaluations are the fewest"
+    assert trend_of(curve(lambda t: t, until_s=80.0)[::8]) is None, "six evaluations are the fewest"
+    assert trend_of(curve(lambda t: t, until_s=30.0)) is None, "it covers 28 s"
+    assert trend_of(curve(lambda t: t, until_s=40.0)).span_s == 30.0, "more than a third of the time"
     rising = trend_of(curve(lambda t: 2.0 * t, until_s=300.0, noise=1.0))
     assert abs(rising.per_s - 2.0) < rising.half < 0.05
     assert rising.level == pytest.approx(600.0, abs=2.0)
