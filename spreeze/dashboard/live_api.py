@@ -42,6 +42,7 @@ _LOG_LINES, _EVENTS, _MARKS = 8, 12, 60
 STALE_S = 3.0
 _FALLEN = 0.25  # part of the best return whose loss is told
 _NEW_S = 5.0  # age of a timeline or of marks that are sent again, until every page has them
+_RESTARTING = "; restarting "  # in the warning of a worker that has ended and is started again
 _MARK_TEXT = 160  # characters of a mark's sentence
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -50,6 +51,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 _OF_A_TREND = 10_000
 """Evaluations among which the trend looks for the last third of the time."""
 _OTHERS = ("external_cpu_cores", "sibling_cpu_cores")  # at the end of a run its last samples lack them
+_OTHERS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
 _MOST_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
@@ -131,7 +133,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
         "Progress",
         "",
         "Share of the stop condition that comes first, and the time until then [h:min:s]: at most, where returns may "
-        "end the run earlier.",
+        "end the run earlier. Seconds of a resumed run count from its resume.",
     ),
     ("since_best", "Since best", "", "Training time since the highest evaluation [h:min:s]."),
     ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
@@ -233,9 +235,11 @@ def live_response(
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
+        loads = reader.tail(_OTHERS, newest - _OTHERS_S)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
-        fresh |= {name: latest[name].value for name in _OTHERS if name in latest} | _whole_run(path)
+        fresh |= _whole_run(path)
+    fresh |= {name: math.fsum(point.value for point in points) / len(points) for name, points in loads.items()}
     if state == "paused":
         lasting = {
             metric.name
@@ -251,6 +255,7 @@ def live_response(
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
         known = last.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
+    alert = _alert(run, events, live=state in LIVE_STATES)
     return {
         "epoch": now,
         "state": state,
@@ -286,6 +291,7 @@ def live_response(
             ended=run.get("exit_reason"),
             error=read_summary(path).get("error"),
             won=better_run(path),
+            restarts=alert is not None and alert[-1].startswith("learner") and _RESTARTING in alert[-1],
         ),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
@@ -293,7 +299,7 @@ def live_response(
         "hosts": _hosts(fresh),
         "learners": _learners(fresh, latest, table),
         "events": [_told(event) for event in events[-_EVENTS:]],
-        "alert": _alert(run, events, live=state in LIVE_STATES),
+        "alert": alert,
     }
 
 
@@ -309,7 +315,7 @@ def _alert(run: Mapping[str, Any], events: Sequence[Event], *, live: bool) -> li
         name, _, rest = event.text.partition(" ")
         if event.level == "info":
             back |= {name} if rest.startswith("is back") else set()
-        elif event.t >= begun_s and name not in back and (live or "; restarting " not in rest):
+        elif event.t >= begun_s and name not in back and (live or _RESTARTING not in rest):
             return _told(event)
     return None
 
@@ -454,10 +460,12 @@ def _note(
     ended: str | None = None,
     error: object = None,
     won: str | None = None,
+    restarts: bool = False,
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
-    ``ended`` and ``error`` say why it ended, ``won`` which run was better where algorithms were compared.
+    ``ended`` and ``error`` say why it ended, ``won`` which run was better where algorithms were compared; ``restarts``:
+    a learner that has ended is not back yet, and the newest rates are those of before.
     """
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
@@ -469,6 +477,8 @@ def _note(
         return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
+    if restarts:
+        return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
     found = bottleneck(shown)
     text = found.sentence
     if state not in LIVE_STATES:

@@ -193,7 +193,7 @@ def deadline_text(phase: Phase, deadline_s: float) -> str:
 
 # fmt: off
 METRICS: tuple[Metric, ...] = (
-    Metric("env_steps", "env steps", "env steps since the start of the run, over all samplers", "supervisor",
+    Metric("env_steps", "env steps", "env steps since the start of the run, over all samplers; replay does not keep all of those while the tuner measures", "supervisor",
            kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps per second, over all samplers", "supervisor", kind=Kind.RATE,
            per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps/s", "Speed"), label="env steps",
@@ -208,7 +208,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("update_frames_per_s", "1/s", "updates per second times batch size (as in the Spreeze paper)",
            "supervisor", kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames/s", "Speed"),
            label="update frames"),
-    Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since the first update", "supervisor",
+    Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since the learner started or the tuner last changed settings; steps that replay does not keep count as none", "supervisor",
            shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert so far"),
     Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the last seconds (tianji)",
            "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
@@ -224,7 +224,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("callback", "value", "number that a callback logs (one series for each)", "supervisor", parts="number",
            chart=Chart("callback", "Numbers of callbacks", "Task")),
     Metric("policy_lag", "updates",
-           "mean age of the collecting policies in updates (PPO and A2C: in rollouts)", "learner",
+           "mean age in updates of the policies that collected the drawn transitions; PPO and A2C: rollouts between the "
+           "policy that collected and the one that learns; IMPACT: updates between these", "learner",
            needs=Needs.UPDATES, shown=True, chart=Chart("lag", "Policy lag", "Balance")),
     Metric("transition_age", "env steps", "mean age of drawn transitions in env steps", "learner", needs=Needs.REPLAY,
            shown=True, chart=Chart("age", "Transition age", "Balance")),
@@ -405,7 +406,7 @@ METRICS: tuple[Metric, ...] = (
            slot="host.clock_difference_s", parts="host"),
     Metric("host_round_trip_s", "s", "round trip time of a message to a host", "host", slot="host.round_trip_s",
            parts="host"),
-    Metric("restarts", "restarts", "restarts of worker processes", "supervisor", kind=Kind.COUNTER),
+    Metric("restarts", "restarts", "restarts of worker processes in this session", "supervisor", kind=Kind.COUNTER),
 )
 
 POSTED: tuple[InternalSlot, ...] = (

@@ -24,6 +24,7 @@ from spreeze.config.modes import data_flow_of
 from spreeze.dashboard import live_api, server
 from spreeze.dashboard.run_data import data_flow
 from spreeze.errors import RunError
+from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import snapshot_of
 from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
 
@@ -694,6 +695,31 @@ def test_an_ended_run_says_first_why_and_what_to_do_next(run, reason, error, tol
     (run / "run.json").write_text(json.dumps(state))
     (run / "summary.json").write_text(json.dumps({"error": error}))
     assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(told)
+
+
+def test_the_load_of_other_programs_is_a_mean_and_one_peak_is_no_advice(run, monkeypatch):
+    monkeypatch.setattr(live_api, "state_of", lambda path: "running")
+    writer = MetricsWriter(run / "metrics.db")
+    for k in range(80):
+        writer.write(0.5 * k, 100 * k, {"external_cpu_cores": 0.2 if k < 79 else 1.0, "sibling_cpu_cores": 0.01})
+    writer.close()
+    seen = []
+    monkeypatch.setattr(live_api, "bottleneck", lambda shown: seen.append(shown) or bottleneck(shown))
+    live_api.live_response(run, 0.0, 0, "")
+    assert seen[0].external_cpu_cores == pytest.approx(0.2 + 0.8 / 40, abs=1e-3)
+
+
+def test_a_learner_that_is_not_back_yet_is_said_and_not_its_rates_of_before(run, monkeypatch):
+    fill(run, 20)
+    monkeypatch.setattr(live_api, "state_of", lambda path: "running")
+    writer = MetricsWriter(run / "metrics.db")
+    writer.event(9.0, "warning", "supervisor", "learner ended by SIGKILL in phase UPDATE; restarting now")
+    writer.close()
+    assert live_api.live_response(run, 0.0, 0, "")["note"].startswith("The learner restarts: ")
+    writer = MetricsWriter(run / "metrics.db")
+    writer.event(9.6, "info", "supervisor", "learner is back after 4.5 s")
+    writer.close()
+    assert "restarts" not in live_api.live_response(run, 0.0, 0, "")["note"]
 
 
 def test_an_ended_run_says_that_its_tuner_had_not_chosen_and_not_that_it_measures(run):
