@@ -145,7 +145,7 @@ class ReplayFeed(RestoredFeed):
         self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
-        self.began = False
+        self.began = self._goes_on = False
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if (gossip := self._open_gossip(epoch)) is not None:
@@ -156,7 +156,8 @@ class ReplayFeed(RestoredFeed):
             )
         super().restore(checkpoint, epoch)
         self._epoch = epoch
-        if self.trainer.updates:
+        self._goes_on = self.trainer.updates > 0
+        if self._goes_on:
             self._broadcast()
 
     def go_back(self, checkpoint: Checkpoint) -> str:
@@ -202,7 +203,7 @@ class ReplayFeed(RestoredFeed):
             done = f"{inserted * ring.spec.layout.steps} transitions"
             if self._job.spec.frames is not None:  # their rows are frames: those of resets are none of an env step
                 done = f"{self.env_steps()} env steps, with {inserted} frames in replay"
-            self._report(f"learning started after {done}")
+            self._report(f"learning {'goes on' if self._goes_on else 'started'} after {done}")
         if not self._may_update(inserted):
             return False
         self._context.heartbeat(Phase.UPDATE)

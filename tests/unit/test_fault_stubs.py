@@ -77,7 +77,7 @@ class Learner:
 
     def _send(self, kind, **fields):
         self.messages.append({"kind": kind, **fields})
-        if "learning started" in fields.get("text", ""):
+        if fields.get("text", "").startswith("learning "):
             self._writer.write(*(column[:10] for column in self._rows))  # the band counts what comes after
         if kind == "finished":
             self.status.header[2] = 1
@@ -181,6 +181,14 @@ def test_a_learner_that_comes_back_while_the_run_is_tuned_goes_on_with_what_is_i
     posted = started.status.named_slots(1, "learner")
     assert (posted["batch_size"], posted["updates"]) == (64, 60)
     assert started.ring.sampled == 64 * 60
+
+
+def test_learning_that_has_started_before_goes_on(learner):
+    first, second = learner(stop=StopConfig(updates=8)), learner(stop=StopConfig(updates=16))
+    first.run()
+    second.run()
+    assert "learning started after 1000 transitions" in first.events()
+    assert second.events()[:2] == ["learner continues from update 8", "learning goes on after 1000 transitions"]
 
 
 def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint(learner):
