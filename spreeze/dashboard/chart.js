@@ -73,6 +73,7 @@ function smoothed(ys, keep) {
 }
 
 const OUTLIERS = 0.02;  // share of the values on each side that may lie outside of a robust range
+const NEWEST = 3;  // values at a line's end that always lie inside
 const NEAR_PX = 5;  // a mark so near to the pointer is told
 const MARKS = { error: "#D55E00", warning: "#E69F00", best: "#009E73" };
 const BOX_PX = 25;  // height of a drag from which it also zooms the vertical axis
@@ -159,7 +160,7 @@ class Chart {
     for (const { x, y, low: lows, high: highs, dash, whole } of this.traces) {
       const end = Math.min(x.length, indexAt(x, to) + 1);
       for (let i = Math.max(0, indexAt(x, from) - 1); i < end; i++) {
-        see(y[i]); if (whole && Number.isFinite(y[i])) { least = Math.min(least, y[i]); most = Math.max(most, y[i]); }
+        see(y[i]); if ((whole || i >= x.length - NEWEST) && Number.isFinite(y[i])) { least = Math.min(least, y[i]); most = Math.max(most, y[i]); }
         if (lows) { see(lows[i]); see(highs[i]); }
         if (robust && !dash && y[i] !== null && Number.isFinite(y[i])) middle.push(y[i]);
       }

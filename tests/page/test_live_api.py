@@ -426,6 +426,9 @@ const x = [...Array(100).keys()], y = x.map((i) => (i === 3 ? -1500 : -100 - (i 
 chart.traces = [{ name: "a", colour: "", x, y }];
 const whole = chart.yRange(0, 99);
 view.robust = true; const robust = chart.yRange(0, 99);
+const lengths = x.map((i) => (i === 98 ? 933 : i === 99 ? null : i % 7));
+chart.traces = [{ name: "a", colour: "", x, y: lengths }]; const newest = chart.yRange(0, 99);
+chart.traces = [{ name: "a", colour: "", x, y }];
 chart.traces.push({ name: "best", colour: "", x: [50], y: [-900], whole: true });
 const kept = chart.yRange(0, 99); chart.traces.pop();
 chart.traces = [{ name: "a", colour: "", x, y: x.map((i) => 10 ** (i / 33)) }];
@@ -437,7 +440,7 @@ const hovered = [0, 2].map((at) => { chart.axis.at = at; chart.draw(); return ch
 chart.traces.push({ name: "late", colour: "", x: [0], y: [7] });
 chart.axis.at = 2; chart.draw(); const apart = chart.box.said;
 const smooth = smoothed([1, 3, null, 3], 0.5);
-console.log(JSON.stringify({ whole, robust, kept, log, zoomed, after: chart.zoomY, hovered, apart, smooth }));
+console.log(JSON.stringify({ whole, robust, newest, kept, log, zoomed, after: chart.zoomY, hovered, apart, smooth }));
 """
 
 
@@ -448,6 +451,7 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
                                       check=True).stdout)  # fmt: skip
     assert found["whole"][0] < -1500
     assert -120 < found["robust"][0] < found["robust"][1] < -90
+    assert found["newest"][1] > 933, "what has just come is no outlier"
     assert -1500 < found["kept"][0] < -900, "evaluations and references are no outliers"
     assert found["log"] == pytest.approx([0.0, 3.0])
     assert (found["zoomed"], found["after"]) == ([1, 2], None)
