@@ -271,7 +271,7 @@ def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, Algo
     """Puts the task's algorithm and mode into the form when the task, or what fits it, has changed.
 
     They are those of its profile, else the defaults. An algorithm that the user has chosen stays where it fits. A
-    target return goes with the task that it was meant for.
+    target return and a sweep, with the limits of its runs, go with the task that they were meant for.
     """
     seen = (env_id, *runnable)  # what fits is known only once its module is trusted
     before = st.session_state.get("start_seen", ())
@@ -279,6 +279,9 @@ def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, Algo
         return
     if before and before[0] != env_id:
         st.session_state.pop(field("stop.target_return"), None)
+        if st.session_state.get("start_seeds", 1) > 1 or st.session_state.get("start_grid"):
+            st.session_state["start_seeds"], st.session_state["start_grid"] = 1, ""
+            fill(dict.fromkeys(_ENDS))
     st.session_state["start_seen"] = seen
     profile = task_profile(env_id)
     choice = None if profile is None else profile.choice
@@ -435,6 +438,8 @@ def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) ->
 _LINE = re.compile(r"^[a-z]\w*\.[a-z]\w*=.+$", re.ASCII)
 _MOST_SEEDS = 20
 _ENDS = ("stop.seconds", "stop.env_steps", "stop.updates")
+_OF_ANY_RUN = ("run", "env", "callback", "cluster", "stop")
+"""Sections that every algorithm reads, though the form offers none of their settings for a choice by name."""
 
 
 class SweepPlan(NamedTuple):
@@ -468,13 +473,14 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     """The flags of ``spreeze sweep`` for a request and a plan.
 
     Raises:
-        ConfigError: a line is malformed, or nothing ends the runs.
+        ConfigError: a line is malformed or of a setting that the algorithm does not read, or nothing ends the runs.
     """
     for line in plan.lines:
         if not _LINE.match(line):
             raise ConfigError(f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as sac.gamma=0.98,0.99")
     if request.compares:
         raise ConfigError("several runs need an algorithm: choose one, or start a single run")
+    _check_read(request, plan)
     if not any(key in request.settings for key in _ENDS) and not any(line.startswith(_ENDS) for line in plan.lines):
         raise ConfigError("several runs need a stop condition: set seconds, env steps or updates under Settings")
     settings = {**({"env.args": request.args} if request.args else {}), **request.settings}
@@ -482,6 +488,18 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     found += [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
     found += [f"--set={line}" for line in plan.lines]
     return [*control.task_flags(request), *found, "--seeds", str(plan.seeds), "--first-seed", str(request.seed)]
+
+
+def _check_read(request: control.Request, plan: SweepPlan) -> None:
+    """Refuses values that would give equal runs, because the algorithm does not read them."""
+    keys = [line.partition("=")[0] for line in plan.lines]
+    if any(key.startswith("run.") for key in keys):
+        return  # other algorithms may be among them
+    for key in keys:
+        if not key.startswith(tuple(f"{name}." for name in _OF_ANY_RUN)) and key not in active_settings(request.config):
+            raise ConfigError(
+                f"{request.algo} does not read {key} in mode {request.mode}: remove its line under Seeds and values"
+            )
 
 
 def expected_runs(request: control.Request, plan: SweepPlan) -> str:

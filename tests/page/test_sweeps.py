@@ -59,11 +59,30 @@ def test_a_sweep_has_the_settings_of_the_form_and_begins_with_its_seed():
         (control.Request(env_id="Pendulum-v1"), (), "several runs need a stop condition"),
         (ENDED, ("gamma 0.9",), "expected SECTION.FIELD=VALUE,VALUE"),
         (ENDED, ("--import=os",), "expected SECTION.FIELD=VALUE,VALUE"),
+        (ENDED, ("dqn.gamma=0.9,0.98",), "sac does not read dqn.gamma in mode spreeze: remove its line"),
+        (ENDED, ("rollout.size=64,128",), "sac does not read rollout.size"),
     ],
 )
 def test_a_plan_that_the_command_would_refuse_is_refused_in_words_of_the_form(request_, lines, words):
     with pytest.raises(ConfigError, match=words):
         sweep_options(request_, SweepPlan(2, lines))
+
+
+def test_values_of_every_run_and_of_other_algorithms_that_are_varied_are_taken():
+    assert "--set=stop.seconds=5,6" in sweep_options(ENDED, SweepPlan(1, ("stop.seconds=5,6",)))
+    assert sweep_options(ENDED, SweepPlan(1, ("run.algo=sac,td3", "td3.gamma=0.9,0.98")))
+
+
+def test_a_sweep_goes_with_the_task_that_it_was_meant_for(folder):
+    page = open_page("live")
+    page.number_input(key="start_stop.seconds").set_value(30.0).run()
+    page.number_input(key="start_seeds").set_value(3).run()
+    page.text_area(key="start_grid").set_value("sac.gamma=0.9,0.98").run()
+    page.selectbox(key="start_env").select("CartPole-v1").run()
+    assert not page.exception
+    assert (page.number_input(key="start_seeds").value, page.text_area(key="start_grid").value) == (1, "")
+    assert page.number_input(key="start_stop.seconds").value is None
+    assert not page.button(key="start").disabled
 
 
 def test_a_sweep_is_one_start_that_the_page_follows_and_ends(folder):
