@@ -53,9 +53,9 @@ class Snapshot:
     lag: int | None = None
     """On-policy algorithms: rollouts between the policy that collects and the one that learns; None: off-policy."""
     serial: bool = False
+    """One process does everything, one thing at a time."""
     on_device: bool = False
     """Its learner steps the environments, on its device."""
-    """One process does everything, one thing at a time."""
     asynchronous: bool = False
     """The learner does not pace the samplers: ``lag`` is the least one."""
     state: str = "starting"

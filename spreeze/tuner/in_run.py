@@ -261,7 +261,7 @@ class TunerThread:
             with only_tuner(self._notes.put, self._ended) as beside:
                 record = self._measured(run, workers, beside)
         except (KeyboardInterrupt, TrialFailed) as stopped:
-            self._notes.put(f"not tuned: {stopped or 'stopped'}")
+            self._notes.put(f"not tuned: {str(stopped) or 'the run ended first'}")
         except (SpreezeError, OSError) as error:
             self._notes.put(f"not tuned: {error}")
         finally:
