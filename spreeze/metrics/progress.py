@@ -210,7 +210,8 @@ class Ending:
     def sentence(self) -> str:
         """When it ends."""
         target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
-        return f"ends by itself: {target}once returns no longer rise, or after {self.budget_s / 60.0:g} min"
+        least = f"(after {_LEAST_S / 60.0:g} min or more)"
+        return f"ends by itself: {target}once returns no longer rise {least}, or after {self.budget_s / 60.0:g} min"
 
     def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> StopReason | None:
         """Budget or plateau, or None; ``curve`` holds the evaluations, those of this session from ``first``."""
