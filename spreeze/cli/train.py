@@ -516,7 +516,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
         more += [f", {document['eval_return_final']:.1f} over the last {count} evaluations"]
     if (reached := document.get("time_to_target_s")) is not None:
         held = document.get("time_to_target_held_s")
-        more += [f", target after {reached:.1f} s", "" if held is None else f", held after {held:.1f} s"]
+        more += [f", target {reached:.1f} s after the command began", "" if held is None else f", held {held:.1f} s"]
     if (known := published(document["algo"], document["env"])) is not None:
         more.append(f"; {known.label}")
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
@@ -525,7 +525,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
     reason = stop_reason(document["stopped_by"])
     why = f", because {reason.sentence}" if reason else ""
     return (
-        f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps "
+        f"ended after {text('wall_s')} s of training{why}: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
         f"({best}){''.join(more)}\n{unlearned}"
