@@ -219,35 +219,13 @@ def live_response(
     with MetricsReader(path / "metrics.db").held() as reader:
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
-        names = wanted(list(latest), table)
-        # These carry the time of their weights, which is before the newest time that a page has.
-        late = [name for name in names if table.by_name(name).is_evaluated]
-        scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
-        whole, series = names, dict[str, dict[str, list[Any]]]()
-        if since > 0.0:
-            whole, others = late if scored != scores else [], [name for name in names if name not in late]
-            tail = reader.tail(others, since, _TAIL_ROWS) if newest > since else {}
-            for name, points in tail.items():
-                t, step, value = zip(*points, strict=True)
-                series[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
-        series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
+        series, whole, scored = _series(reader, latest, since, scores, table)
         count, last = reader.last_evaluation()
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
         loads = reader.tail(_OTHERS, newest - _OTHERS_S)
-    fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
-    if state not in LIVE_STATES:
-        fresh |= _whole_run(path)
-    fresh |= {name: math.fsum(point.value for point in points) / len(points) for name, points in loads.items()}
-    if state == "paused":
-        lasting = {
-            metric.name
-            for metric in table.metrics
-            if metric.kind not in (Kind.RATE, Kind.SHARE) and not metric.name.endswith("_use")
-        }
-        fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
-    fresh = {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
+    fresh = _fresh(path, run, state, latest, loads, table)
     trend, final = _latest_returns(path, str(run.get("nonce")), count)
     config, parts = read_config(path), data_flow(run)
     left = {name: run.get(name) for name in ("progress", "eta_s")}
@@ -301,6 +279,48 @@ def live_response(
         "events": [_told(event) for event in events[-_EVENTS:]],
         "alert": alert,
     }
+
+
+def _series(
+    reader: MetricsReader, latest: Mapping[str, Point], since: float, scores: str, table: MetricTable
+) -> tuple[dict[str, dict[str, list[Any]]], list[str], str]:
+    """The lines of the charts, the names of those that are whole, and ``scores`` of now."""
+    names = wanted(list(latest), table)
+    # These carry the time of their weights, which is before the newest time that a page has.
+    late = [name for name in names if table.by_name(name).is_evaluated]
+    scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
+    whole, series = names, dict[str, dict[str, list[Any]]]()
+    if since > 0.0:
+        whole, others = late if scored != scores else [], [name for name in names if name not in late]
+        for name, points in reader.tail(others, since, _TAIL_ROWS).items():
+            t, step, value = zip(*points, strict=True)
+            series[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
+    series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
+    return series, whole, scored
+
+
+def _fresh(
+    path: Path,
+    run: Mapping[str, Any],
+    state: str,
+    latest: Mapping[str, Point],
+    loads: Mapping[str, Sequence[Point]],
+    table: MetricTable,
+) -> dict[str, float]:
+    """The values that hold now; of a run that has ended, those at its end. ``loads`` are averaged."""
+    newest = max((point.t for point in latest.values()), default=0.0)
+    fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
+    if state not in LIVE_STATES:
+        fresh |= _whole_run(path)
+    fresh |= {name: math.fsum(point.value for point in points) / len(points) for name, points in loads.items()}
+    if state == "paused":
+        lasting = {
+            metric.name
+            for metric in table.metrics
+            if metric.kind not in (Kind.RATE, Kind.SHARE) and not metric.name.endswith("_use")
+        }
+        fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
+    return {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
 
 
 def _told(event: Event) -> list[str]:
