@@ -16,10 +16,12 @@ rollout it depends on the correction:
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import (
@@ -109,13 +111,14 @@ class PPO(OnPolicyAlgorithm):
         start = self.net.flat.clone() if theta is not None else None
         self.optimiser.lr *= self._step_share
         divergences: list[Tensor] = []
-        for epoch in range(config.epochs):
-            for part in samples.minibatches(minibatches, self._generator):
-                self._gradient(part)
-                if config.target_kl is not None and epoch == config.epochs - 1:
-                    divergences.append(self._divergence())
-                self.optimiser.step()
-                self.updates += 1
+        with contextlib.nullcontext() if self._small is None else self._small.on_one_thread():
+            for epoch in range(config.epochs):
+                for part in samples.minibatches(minibatches, self._generator):
+                    self._gradient(part)
+                    if config.target_kl is not None and epoch == config.epochs - 1:
+                        divergences.append(self._divergence())
+                    self.optimiser.step()
+                    self.updates += 1
         if config.target_kl is not None:
             divergence = torch.stack(divergences).mean().item()
             self._step_share = losses.adaptive_lr_factor(self._step_share, divergence, config.target_kl)
@@ -176,6 +179,12 @@ class NumpyGradient:
             else _Softmax(kind)
         )
         self._hidden: list[np.ndarray] = []
+        self._libraries = ThreadpoolController()
+
+    def on_one_thread(self) -> contextlib.AbstractContextManager[Any]:
+        """Context of one thread for NumPy's products: several take four times as long for matrices of this size."""
+        found: contextlib.AbstractContextManager[Any] = self._libraries.limit(limits=1, user_api="blas")
+        return found
 
     def _allocate(self, rows: int) -> None:
         dtype, sizes = self._head_weight.dtype, self._net.hidden_sizes
