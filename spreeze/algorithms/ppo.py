@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import (
@@ -179,6 +178,8 @@ class NumpyGradient:
             else _Softmax(kind)
         )
         self._hidden: list[np.ndarray] = []
+        from threadpoolctl import ThreadpoolController  # its import sets a variable of the environment
+
         self._libraries = ThreadpoolController()
 
     def on_one_thread(self) -> contextlib.AbstractContextManager[Any]:
