@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from spreeze.inference.lazy_torch import Tensor, torch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
@@ -29,7 +27,6 @@ class _Guarded:
         self._v = torch.zeros_like(parameters)
         self._rejected = parameters.new_zeros((), dtype=torch.float32)
         self._norm = parameters.new_zeros(())
-        self._on_cpu = parameters.device.type == "cpu"
         self.exchange: Callable[[Tensor], None] | None = None
         """Called with the gradient before each step, which it may change in place."""
         self.apart: Tensor | None = None
@@ -60,10 +57,8 @@ class _Guarded:
         """Applies the gradient, or counts it as rejected if its norm is not finite (reads the device)."""
         if self.exchange is not None:
             self.exchange(self._gradient)
-        if self._on_cpu:
-            self._norm.numpy()[...] = _norm_of(self._gradient)
-        else:
-            torch.linalg.vector_norm(self._gradient, out=self._norm)
+        # Not torch.dot: if matmuls round to bfloat16, it does too and takes ten times as long.
+        torch.linalg.vector_norm(self._gradient, out=self._norm)
         if math.isfinite(self._norm.item()):
             self._apply()
         else:
@@ -77,11 +72,10 @@ class _Guarded:
             return
         if len(self._part) == 0:
             self._part = torch.zeros_like(self._gradient)
-        if self._on_cpu:
-            np.multiply(self._gradient.numpy(), self.apart.numpy(), out=self._part.numpy())
+        torch.mul(self._gradient, self.apart, out=self._part)
+        if self._gradient.device.type == "cpu":
             self._scale_apart(self._max_norm)
             return
-        torch.mul(self._gradient, self.apart, out=self._part)
         self._gradient.sub_(self._part)
         for part in (self._gradient, self._part):
             norm = torch.linalg.vector_norm(part)
@@ -90,10 +84,10 @@ class _Guarded:
 
     def _scale_apart(self, most: float) -> None:
         """Scales both parts down without a pass over memory where neither is too large."""
-        whole, part = self._norm.item(), _norm_of(self._part)
+        whole, part = self._norm.item(), torch.linalg.vector_norm(self._part).item()
         square = whole**2 - part**2
         if square < 1e-4 * whole**2:  # less would be rounding
-            square = _norm_of(self._gradient - self._part) ** 2
+            square = torch.linalg.vector_norm(self._gradient - self._part).item() ** 2
         rest = math.sqrt(square)
         of_rest, of_part = (min(1.0, most / norm) if norm else 1.0 for norm in (rest, part))
         if of_rest < 1.0:
@@ -121,6 +115,7 @@ class FlatAdam(_Guarded):
         """Share of the gradient's mean that a step keeps."""
         self._scaled_lr: Tensor | None = None
         self._one = parameters.new_ones((), dtype=torch.float32)
+        self._on_cpu = parameters.device.type == "cpu"
         self._square = torch.zeros_like(self._norm)
         """Square of the gradient's norm, on a GPU."""
         self._parts = [
@@ -187,12 +182,6 @@ class FlatAdam(_Guarded):
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._rejected}
-
-
-def _norm_of(vector: Tensor) -> float:
-    """Euclidean norm of a vector on a CPU: NumPy's product takes a third of the time of PyTorch's norm."""
-    values = vector.numpy()
-    return math.sqrt(np.dot(values, values))
 
 
 def _part_size(vector: Tensor) -> int:
