@@ -70,7 +70,10 @@ def _parser() -> Parser:
     parser.flag("--algo", text="algorithm", shown="from environment and mode", metavar="NAME")
     parser.flag("--mode", text="mode", shown="as in train", metavar="NAME")
     parser.flag("--profile", text="profile", shown="that of the environment", metavar="NAME|PATH")
-    text = "run the tuner for each setting; only one run at a time, since the tuner measures the whole machine"
+    text = (
+        "run the tuner for each setting, before its first run, so that all its seeds train with one choice; only one "
+        "run at a time, since the tuner measures the whole machine"
+    )
     parser.flag("--auto", text=text, default=False)
     parser.flag("--seeds", text="number of seeds", shown="3", type=int, metavar="N")
     parser.flag("--first-seed", text="the first of them", shown="1, or with --like the next one", type=int, metavar="K")
@@ -265,7 +268,7 @@ def _common(args: argparse.Namespace) -> list[str]:
         "--seconds": args.stop_seconds,
     }
     common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return common + (["--auto"] if args.auto else [])
+    return common + (["--auto", "--set", "tuning.while_training=false"] if args.auto else [])
 
 
 class Liked(NamedTuple):

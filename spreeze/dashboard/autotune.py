@@ -100,12 +100,14 @@ def _unfinished(tuning: TuningView) -> str:
 def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
     """Why there are neither rows nor a choice of the tuner."""
     if "--auto" not in (run.get("command") or ()):
+        if (run.get("sessions") or 1) > 1:
+            return "The tuner did not run since this run was resumed. Its settings are below."
         return "Autotune was off for this run (--auto). Its settings are below."
     if not live:
         return "This run ended before its tuner had measured anything. The settings with which it ran are below."
     if run.get("tuning_began") is not None:
-        return "The tuner measures while the run trains. Its rows appear here."
-    return "The tuner begins some seconds after the first update, and measures while the run trains."
+        return "The tuner measures meanwhile. Its rows appear here."
+    return "The tuner begins some seconds after the first update."
 
 
 def _algorithms(path: Path) -> None:
@@ -257,7 +259,8 @@ def _measured(tuning: TuningView) -> None:
                 st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
         if together:
             with right:
-                st.markdown("**Score of the settings that were measured in a run**, with the spread of their repeats")
+                spread = ", with the spread of their repeats" if any(one.spread for one in together) else ""
+                st.markdown(f"**Score of the settings that were measured in a run**{spread}")
                 objective = str(tuning.record.get("objective"))
                 if tuning.joint and objective in FORMULAS:
                     asked = st.segmented_control("Objective", list(FORMULAS), default=objective, key="tune_objective")

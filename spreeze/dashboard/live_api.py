@@ -105,7 +105,7 @@ def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
     return found
 
 
-_WHEN = "in the last seconds; of a run that has ended, the mean from its first update on."
+_WHEN = "in the last seconds; of a run that has ended, the mean of its last session from the first update on."
 _STATE = f"State of the run: {', '.join(LIVE_STATES)}; finished, stopped, failed; crashed or damaged."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
@@ -415,7 +415,7 @@ def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bo
     elif state not in LIVE_STATES:
         text = "No picture: the run ended before the first one."
     else:
-        text = "No picture yet: the first one is drawn some seconds after the first policy, later on busy cores."
+        text = "No picture now: the newest policy is drawn while somebody looks, after some seconds on busy cores."
     known = not (path / "live.jpg").is_file() and kept_evaluations(path)
     return text + (" A click on the return shows recorded episodes." if known else "")
 

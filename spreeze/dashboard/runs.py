@@ -33,7 +33,7 @@ from spreeze.formatting import DASH, clean, duration, number, size, whole
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run
+from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run, state_of
 from spreeze.types import POLICY_FORMATS
 
 _MAX_PACKED_BYTES = 100_000_000
@@ -54,9 +54,10 @@ def page() -> None:
     folder = runs_dir()
     st.title("Runs", anchor=False)
     components.show_errors(folder)
+    path = navigation.current()
+    st.session_state[_DRAWN] = None if path is None else state_of(path)
     show_table(folder)
     several(folder)
-    path = navigation.current()
     if path is not None:
         _one(path, folder)
     components.show_command("list", control.runs_command(folder, "list"))
@@ -226,8 +227,7 @@ def watch() -> None:
     if not found:
         known = "The button above shows recorded episodes. " if kept_evaluations(path) else ""
         st.info(
-            f"No clip yet: the first one begins seconds after the first policy; on busy cores it is drawn for minutes. "
-            f"{known}"
+            f"No clip yet: where other work keeps the cores busy, the first one takes minutes. {known}"
             if row(path).state in LIVE_STATES
             else f"No clip: none was complete when the run ended. {known}The command above shows its best policy."
         )
@@ -345,6 +345,8 @@ def _show_findings(document: dict[str, Any]) -> None:
 _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _TABLE, _PICKED = "runs_list", "runs_picked"
 _CLICKED = "runs_clicked"
+_DRAWN = "runs_drawn"
+"""State of the shown run as the page says it."""
 _CURVE_POINTS = 40
 _ENDED_BY: dict[str, str] = {StopReason.TARGET_RETURN: "target", StopReason.REQUEST: "stop"}
 """Reasons whose whole names would not fit."""
@@ -352,7 +354,10 @@ _ENDED_BY: dict[str, str] = {StopReason.TARGET_RETURN: "target", StopReason.REQU
 
 @st.fragment(run_every=2.0)
 def show_table(folder: Path) -> None:
-    """The table, read again every two seconds; a click on a row shows that run."""
+    """The table, read again every two seconds; a click on a row shows that run.
+
+    Where the state of the shown run has changed, the whole page is drawn again.
+    """
     found = rows(folder)
     if not found:
         st.info(f"No run in {short(folder)} yet: start one on the Live page. Shown is a recording.")
@@ -402,7 +407,8 @@ def show_table(folder: Path) -> None:
             "ended by": st.column_config.TextColumn(width=78, help="Why it ended: target is its target return."),
         },
     )
-    if st.session_state.pop(_CLICKED, False):
+    has_changed = shown is not None and st.session_state.get(_DRAWN) != state_of(shown)
+    if st.session_state.pop(_CLICKED, False) or has_changed:
         st.rerun()
 
 

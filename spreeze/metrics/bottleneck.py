@@ -137,7 +137,7 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
         more = "--mode hts does both at once" if snapshot.serial else "other learners use the cores in the meantime"
         return Bottleneck(f"Collecting and learning alternate: {waits}; {more}.", Side.BALANCED)
     passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
-    if learner_wait >= WAITS:
+    if learner_wait >= max(WAITS, sampler_wait):
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
         cores = "more cores" if _used_elsewhere(snapshot) is None else _fewer_others(snapshot)
         remedy = f"{cores.removesuffix(',')}, more {passes}" if busy else "more samplers, more environments each"

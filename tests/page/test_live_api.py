@@ -605,7 +605,7 @@ def test_a_run_that_ended_without_numbers_says_so_and_only_a_failure_is_a_proble
 
 @pytest.mark.parametrize(
     ("state", "text"),
-    [("running", "No picture yet: the first one is drawn some seconds after the first policy, later on busy cores."),
+    [("running", "No picture now: the newest policy is drawn while somebody looks, after some seconds on busy cores."),
      ("finished", "No picture: the run ended before the first one.")],
 )  # fmt: skip
 def test_why_there_is_no_picture_follows_the_state(run, monkeypatch, state, text):

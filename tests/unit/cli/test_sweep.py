@@ -159,7 +159,20 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     assert sweep.main([*asked, "--profile", "none", "--auto", "--seeds", "2"]) == 0
     runs = json.loads(capsys.readouterr().out)["sweep"]["runs"]
     assert [run["arguments"] for run in runs] == [
-        ["--env", "Pendulum-v1", "--profile", "none", "--seconds", "1.0", "--auto", "--seed", seed] for seed in "12"
+        [
+            "--env",
+            "Pendulum-v1",
+            "--profile",
+            "none",
+            "--seconds",
+            "1.0",
+            "--auto",
+            "--set",
+            "tuning.while_training=false",
+            "--seed",
+            seed,
+        ]
+        for seed in "12"
     ]
     assert sweep.main([*asked, "--profile", "absent"]) == 2
     assert sweep.main([*asked, "--auto", "--side-by-side", "2"]) == 2
