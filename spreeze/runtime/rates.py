@@ -88,6 +88,8 @@ class Rates:
     learning_began_s: float | None = None
     _steady: CounterSample | None = None
     _last: CounterSample | None = None
+    _frames: float = 0.0
+    """Update frames since the end of the warmup, each update with the batch size of its time."""
     _ended: bool = False
 
     def end(self) -> None:
@@ -147,6 +149,8 @@ class Rates:
         if self.learning_began_s is None and all(group.learned for group in reading.groups):
             self.learning_began_s = reading.t_s
         began_s = self.learning_began_s
+        if self._last is not None and self._steady is not None and not self._ended:
+            self._frames += _frames(self._last.groups, reading.groups, self.batch_size)
         if self._steady is None and began_s is not None and reading.t_s - began_s >= self.warmup_s:
             self._steady = reading
         if not self._ended:
@@ -157,7 +161,8 @@ class Rates:
         if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
         seconds = self._last.t_s - self._steady.t_s
-        return {**self._changes(self._steady.groups, self._last.groups, seconds), "measured_s": seconds}
+        found = self._changes(self._steady.groups, self._last.groups, seconds)
+        return {**found, "update_frames_per_s": self._frames / seconds, "measured_s": seconds}
 
 
 def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
@@ -213,14 +218,19 @@ def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: M
             raise ValueError(f"metric {counter.name} comes from no slot, so it has no rate: take out per_s_of")
         role, slot = counter.source
         rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
-    # A learner halves its batch if the device has too little memory.
-    rates["update_frames_per_s"] = sum(
-        max(after.learner["updates"] - before.learner["updates"], 0.0)
-        / seconds
-        * (after.learner.get("batch_size") or batch_size)
+    rates["update_frames_per_s"] = _frames(old, new, batch_size) / seconds
+    return rates
+
+
+def _frames(old: _Groups, new: _Groups, batch_size: int) -> float:
+    """Updates between two readings times the batch size at the second.
+
+    The tuner changes it, and a learner halves it if the device has too little memory.
+    """
+    return sum(
+        max(after.learner["updates"] - before.learner["updates"], 0.0) * (after.learner.get("batch_size") or batch_size)
         for before, after in zip(old, new, strict=True)
     )
-    return rates
 
 
 def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:

@@ -98,6 +98,14 @@ def test_steady_rates_leave_out_start_and_warm_up():
     assert steady["measured_s"] == 10.0
 
 
+def test_update_frames_of_a_whole_run_count_each_update_with_the_batch_of_its_time():
+    gauges = Rates(10, warmup_s=0.0)
+    gauges.read(_reading(60.0, (0,), 1000, sampled=1, learner={"batch_size": 10.0}))
+    gauges.read(_reading(70.0, (0,), 1100, sampled=2, learner={"batch_size": 10.0}))
+    gauges.read(_reading(80.0, (0,), 1200, sampled=3, learner={"batch_size": 100.0}))
+    assert gauges.steady()["update_frames_per_s"] == (100 * 10 + 100 * 100) / 20.0
+
+
 def test_a_resumed_counter_alone_is_not_the_beginning_of_learning():
     gauges = Rates(1, warmup_s=0.0)
     gauges.read(_reading(0.0, updates=1000, sampled=0))
