@@ -12,6 +12,7 @@ is an environment variable.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import ctypes
@@ -276,8 +277,9 @@ def leave(code: int) -> NoReturn:
         os._exit(code)
 
     _flush()
+    # Not threading.Thread: its start() waits for ever for a thread that has died for want of memory.
     with contextlib.suppress(RuntimeError):  # no thread can be started
-        threading.Thread(target=end_late, name="end", daemon=True).start()
+        _thread.start_new_thread(end_late, ())
     atexit._run_exitfuncs()
     _flush()
     os._exit(code)

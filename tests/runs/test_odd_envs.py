@@ -195,10 +195,17 @@ def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_w
 
 
 @pytest.mark.parametrize(
-    "left", ["threading.Thread(target=odd_envs._for_ever).start()", "atexit.register(odd_envs._for_ever)"]
+    "left",
+    [
+        "threading.Thread(target=odd_envs._for_ever).start()",
+        "atexit.register(odd_envs._for_ever)",
+        # A thread that dies at its start for want of memory.
+        "_thread.start_new_thread = threading._start_new_thread = lambda *arguments: 1",
+    ],
 )
 def test_a_process_leaves_with_its_code_and_its_output_whatever_is_left_in_it(left):
-    code = f"import atexit, threading, odd_envs, spreeze.machine.processes as end; {left}; print(1); end.leave(3)"
+    names = "_thread, atexit, threading, odd_envs, spreeze.machine.processes as end"
+    code = f"import {names}; {left}; print(1); end.leave(3)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
