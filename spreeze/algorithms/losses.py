@@ -17,10 +17,10 @@ import math
 
 import numpy as np
 
+from spreeze.inference.heads import HALF_LOG_2PI
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 
 _LOG_2 = math.log(2.0)
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _PAIRS = 2**17
 """Pairs of a quantile and a target formed at once on a CPU: they stay in the core's cache from one pass to the next."""
 _FORBIDDEN = -1e9
@@ -58,7 +58,7 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Ten
     # Half of each component's log-density without constants; softplus(-2 u) = -2 softplus(u, beta=-2).
     half = torch.sub(u, functional.softplus(u, -2.0), alpha=2.0)
     half.sub_(log_std, alpha=0.5).addcmul_(noise, noise, value=-0.25)
-    constant = u.new_full((), -mean.shape[0] * (_HALF_LOG_2PI + 2.0 * _LOG_2))
+    constant = u.new_full((), -mean.shape[0] * (HALF_LOG_2PI + 2.0 * _LOG_2))
     log_prob = torch.add(constant, half.sum(0), alpha=2.0)
     return u.tanh_(), log_prob, scaled_noise
 
@@ -206,7 +206,7 @@ def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Ten
     ``log_std`` [A] is the same for all rows.
     """
     z = torch.sub(action, mean).mul_(log_std.neg().exp_().unsqueeze(1))
-    constant = log_std.sum().add_(len(mean) * _HALF_LOG_2PI).neg_()
+    constant = log_std.sum().add_(len(mean) * HALF_LOG_2PI).neg_()
     return z, torch.add(constant, z.square().sum(0), alpha=-0.5)
 
 
@@ -224,7 +224,7 @@ def gaussian_backward(
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:
     """Entropy in nat of independent Gaussians with log standard deviations [A]."""
-    return log_std.sum() + len(log_std) * (0.5 + _HALF_LOG_2PI)
+    return log_std.sum() + len(log_std) * (0.5 + HALF_LOG_2PI)
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -36,12 +36,12 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import OnPolicyConfig, nearest_divisor
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
+from spreeze.inference.heads import HALF_LOG_2PI
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec
 
 _MOST_ROWS, _MOST_UNITS = 512, 256
 """Rows of a minibatch and units of a layer up to which NumPy takes at most four fifths of the time."""
-_HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +82,11 @@ class PPO(OnPolicyAlgorithm):
 
     def __init__(self, spec: EnvSpec, config: PPOConfig, *args: Any, **options: Any) -> None:
         super().__init__(spec, config, *args, **options)
+        own = ("_policy_derivative", "_value_error", "_penalise")  # what a subclass may compute otherwise
+        is_plain = all(getattr(type(self), name) is getattr(PPO, name) for name in own)
         self._small: NumpyGradient | None = None
-        own = type(self)
-        is_plain = own._policy_derivative is PPO._policy_derivative and own._value_error is PPO._value_error
         if is_plain and not (self._masked or config.clip_value) and _is_small(self.net, self._kind):
-            assert isinstance(self.net, MlpActorCritic)
-            coefs = {"value_coef": config.value_coef, "entropy_coef": config.entropy_coef}
-            self._small = NumpyGradient(self.net, self._kind, clip=config.clip, **coefs)
+            self._small = NumpyGradient(self.net, self._kind, config)
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         if self._small is None or len(samples.target) > _MOST_ROWS:
@@ -142,7 +140,7 @@ class PPO(OnPolicyAlgorithm):
         self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
-def _is_small(net: object, kind: Distribution) -> bool:
+def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
     """True for a policy and value network of this size on a processor, with Gaussian numbers or one choice."""
     return (
         isinstance(net, MlpActorCritic)
@@ -161,10 +159,8 @@ class NumpyGradient:
     Fills ``net.gradient`` with PPO's gradient, as ``OnPolicyAlgorithm._gradient`` does; see ``_is_small``.
     """
 
-    def __init__(
-        self, net: MlpActorCritic, kind: Distribution, *, clip: float, value_coef: float, entropy_coef: float
-    ) -> None:
-        self._net, self._clip, self._value_coef, self._entropy_coef = net, clip, value_coef, entropy_coef
+    def __init__(self, net: MlpActorCritic, kind: Distribution, config: PPOConfig) -> None:
+        self._net, self._config = net, config
         networks, gradients = net.networks, net.gradients
         self._is_tanh = net.layers.activation == "tanh"
         self._weights, self._biases = _arrays(networks.weights), _arrays(networks.biases)
@@ -196,7 +192,7 @@ class NumpyGradient:
 
     def __call__(self, samples: Samples) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Objective, log-ratio, value and target [M]; the gradient is in ``net.gradient``."""
-        rows = len(samples.target)
+        config, rows = self._config, len(samples.target)
         if not self._hidden or self._hidden[0].shape[1] != rows:
             self._allocate(rows)
         obs, action, old, advantage, target = (column.numpy() for column in samples.columns[:5])
@@ -205,13 +201,13 @@ class NumpyGradient:
         log_ratio -= old
         ratio = np.exp(log_ratio)
         plain = ratio * advantage
-        clipped = np.clip(ratio, 1.0 - self._clip, 1.0 + self._clip)
+        clipped = np.clip(ratio, 1.0 - config.clip, 1.0 + config.clip)
         clipped *= advantage
         derivative = plain * (plain <= clipped)
         derivative *= -1.0 / rows
         error = value - target
-        error *= self._value_coef / rows
-        self._backward(obs, self._kind.backward(derivative, self._entropy_coef / rows), error)
+        error *= config.value_coef / rows
+        self._backward(obs, self._kind.backward(derivative, config.entropy_coef / rows), error)
         self._net.obs = samples.obs
         found = np.minimum(plain, clipped), log_ratio, value
         return *(torch.from_numpy(part) for part in found), samples.target  # type: ignore[return-value]
@@ -276,7 +272,7 @@ class _Gaussian:
         self._z *= self._scale
         found: np.ndarray = np.einsum("am,am->m", self._z, self._z)
         found *= -0.5
-        found -= self._log_std.sum() + len(out) * _HALF_LOG_2PI
+        found -= self._log_std.sum() + len(out) * HALF_LOG_2PI
         return found
 
     def backward(self, derivative: np.ndarray, entropy_weight: float) -> np.ndarray:

@@ -225,7 +225,8 @@ def live_response(
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
         loads = reader.tail(_OTHERS, newest - _OTHERS_S)
-    fresh = _fresh(path, run, state, latest, loads, table)
+    recent = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
+    fresh = _fresh(path, run, state, recent, loads, table)
     trend, final = _latest_returns(path, str(run.get("nonce")), count)
     config, parts = read_config(path), data_flow(run)
     left = {name: run.get(name) for name in ("progress", "eta_s")}
@@ -292,7 +293,8 @@ def _series(
     whole, series = names, dict[str, dict[str, list[Any]]]()
     if since > 0.0:
         whole, others = late if scored != scores else [], [name for name in names if name not in late]
-        for name, points in reader.tail(others, since, _TAIL_ROWS).items():
+        newer = [name for name in others if latest[name].t > since]
+        for name, points in reader.tail(newer, since, _TAIL_ROWS).items():
             t, step, value = zip(*points, strict=True)
             series[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
     series |= {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in whole}
@@ -303,13 +305,12 @@ def _fresh(
     path: Path,
     run: Mapping[str, Any],
     state: str,
-    latest: Mapping[str, Point],
+    recent: Mapping[str, float],
     loads: Mapping[str, Sequence[Point]],
     table: MetricTable,
 ) -> dict[str, float]:
-    """The values that hold now; of a run that has ended, those at its end. ``loads`` are averaged."""
-    newest = max((point.t for point in latest.values()), default=0.0)
-    fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
+    """The ``recent`` values that hold now; of a run that has ended, those at its end. ``loads`` are averaged."""
+    fresh = dict(recent)
     if state not in LIVE_STATES:
         fresh |= _whole_run(path)
     fresh |= {name: math.fsum(point.value for point in points) / len(points) for name, points in loads.items()}

@@ -23,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 _ONE, _MINUS_ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-1.0, np.float32), np.array(-0.5, np.float32)
 _LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
 _TINY = np.array(np.finfo(np.float32).tiny, np.float32)
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Head(ABC):
@@ -170,7 +170,7 @@ class GaussianHead(DrawingHead):
         if log_std.shape != (self.outputs,):
             raise WeightsError(f"weights 'log_std' have shape {log_std.shape}; ({self.outputs},) is needed")
         self._std = np.exp(log_std)
-        self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * _HALF_LOG_2PI)
+        self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * HALF_LOG_2PI)
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples by standard normal noise [N, A], not bounded."""

@@ -88,7 +88,7 @@ class Rates:
     learning_began_s: float | None = None
     _steady: CounterSample | None = None
     _last: CounterSample | None = None
-    _frames: float = 0.0
+    _steady_frames: float = 0.0
     """Update frames since the end of the warmup, each update with the batch size of its time."""
     _ended: bool = False
 
@@ -150,7 +150,7 @@ class Rates:
             self.learning_began_s = reading.t_s
         began_s = self.learning_began_s
         if self._last is not None and self._steady is not None and not self._ended:
-            self._frames += _frames(self._last.groups, reading.groups, self.batch_size)
+            self._steady_frames += _frames(self._last.groups, reading.groups, self.batch_size)
         if self._steady is None and began_s is not None and reading.t_s - began_s >= self.warmup_s:
             self._steady = reading
         if not self._ended:
@@ -162,7 +162,7 @@ class Rates:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
         seconds = self._last.t_s - self._steady.t_s
         found = self._changes(self._steady.groups, self._last.groups, seconds)
-        return {**found, "update_frames_per_s": self._frames / seconds, "measured_s": seconds}
+        return {**found, "update_frames_per_s": self._steady_frames / seconds, "measured_s": seconds}
 
 
 def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:

@@ -64,8 +64,14 @@ def test_a_subclass_with_a_loss_of_its_own_and_a_large_minibatch_are_left_to_the
         def _value_error(self, value, samples):
             return super()._value_error(value, samples)
 
+    class Penalised(PPO):
+        def _penalise(self, out, grad_out):
+            grad_out += out
+
     spec, plain = task(), learner("ppo", task())
-    assert Own(spec, plain.settings, 1, "cpu", "on-policy")._small is None
+    assert plain._small is not None
+    for kind in (Own, Penalised):
+        assert kind(spec, plain.settings, 1, "cpu", "on-policy")._small is None
     samples, _ = plain._samples(rollout(plain, spec, np.random.default_rng(5), steps=150, envs=4))
     monkeypatch.setattr(plain, "_small", lambda samples: pytest.fail("600 rows are many"))
     with torch.no_grad():
