@@ -21,13 +21,14 @@ from spreeze.config.layers import (
     iterate,
 )
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
-from spreeze.config.schema import MOST_DEFAULT_SAMPLERS, Config, marked
+from spreeze.config.schema import FLAG_OF, MOST_DEFAULT_SAMPLERS, Config, marked
 from spreeze.envs.make import default_env_id, parse_args, refuse_foreign
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError
-from spreeze.formatting import clean
+from spreeze.formatting import clean, number
 from spreeze.machine.hardware import Machine, check_precision, memory_limits, named_devices
 from spreeze.process_identity import process_age_s
+from spreeze.run_directory import read_run
 from spreeze.runtime.cluster.ray_nodes import check_installed, check_reachable, parse_address
 from spreeze.runtime.environment_limits import allowed
 from spreeze.runtime.plan import EarlierSessions, RunPlan
@@ -61,8 +62,8 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
         old = settings_of(resumed, module)
         values: dict[str, dict[str, Any]] = {}
         for part, name, value in iterate(old.config):
-            if part != "stop":
-                values.setdefault(part, {})[name] = value
+            values.setdefault(part, {})[name] = value
+        notes = [f"continuing {resumed.name}", *_without_met_condition(values, resumed, user.values)]
         for key in fixed_settings(old.config):
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
@@ -73,8 +74,7 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
         env = values["env"]
         refuse_foreign(str(env["id"]), env["import_module"], module)
-        notes = [f"continuing {resumed.name}", *_without_code(values, user.values)]
-        return [Layer(RESUMED, values), user], notes
+        return [Layer(RESUMED, values), user], [*notes, *_without_code(values, user.values)]
     notes, layers = [], []
     env_id = user.values.get("env", {}).get("id")
     if env_id is None:
@@ -91,6 +91,17 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
         layers.append(profile)
         notes += unfit
     return [*layers, user], notes
+
+
+def _without_met_condition(values: Values, resumed: Path, asked: Values) -> list[str]:
+    """Takes the stop condition that ended the run out of its settings; a note on those that still hold."""
+    stop = values["stop"]
+    flags = {name: FLAG_OF[f"stop.{name}"] for name in ("seconds", "env_steps", "updates", "target_return")}
+    if (reason := read_run(resumed).get("exit_reason")) in flags:
+        del stop[reason]
+    kept = [name for name in flags if stop.get(name) is not None and name not in asked.get("stop", {})]
+    told = ", ".join(f"{flags[name]} {number(stop[name])}" for name in kept)
+    return [f"stop conditions as before: {told}"] if kept else []
 
 
 def _without_code(values: dict[str, dict[str, Any]], asked: Values) -> list[str]:

@@ -252,13 +252,13 @@ def _pins(path: Path, tuning: TuningView) -> None:
 def _measured(tuning: TuningView) -> None:
     together = tuning.joint or tuning.rollouts
     if tuning.updates or together:
-        left, right = st.columns(2)
+        left, *right = st.columns(2 if tuning.updates and together else 1)
         if tuning.updates:
             with left:
                 st.markdown("**Batch size vs. update frames/s** (updates/s times batch size)")
                 st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
         if together:
-            with right:
+            with right[0] if right else left:
                 spread = ", with the spread of their repeats" if any(one.spread for one in together) else ""
                 st.markdown(f"**Score of the settings that were measured in a run**{spread}")
                 objective = str(tuning.record.get("objective"))

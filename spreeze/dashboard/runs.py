@@ -107,8 +107,16 @@ def _one(path: Path, folder: Path) -> None:
         components.act_button(
             st, "Delete permanently", control.delete, path, folder, note=note, disabled=sure != path.name
         )
-    if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best policy in one file."):
-        st.download_button("Download", pack(path), f"{path.name}.zip", "application/zip")
+    cells[3].download_button(
+        "Run as ZIP",
+        lambda: pack(path),
+        f"{path.name}.zip",
+        "application/zip",
+        key="runs_zip",
+        width="stretch",
+        on_click="ignore",
+        help="Settings, metrics and the best policy in one file.",
+    )
     exporting = _downloads(path, folder)
     if not recorded:
         _about(path, facts.about)

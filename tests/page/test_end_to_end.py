@@ -376,8 +376,7 @@ def resumed_exported_and_deleted(driver, address, run, downloads):
     click(driver, "Stop")
     web.wait(lambda: state_of(run) == "finished" and not is_alive(run))
     driver.refresh()
-    click(driver, "Pack as ZIP")
-    click(driver, "Download")
+    click(driver, "Run as ZIP")
     (file,) = web.wait(lambda: list(downloads.glob("*.zip")))
     web.wait(lambda: zipfile.is_zipfile(file))
     with zipfile.ZipFile(file) as archive:

@@ -9,6 +9,8 @@ import shutil
 import numpy as np
 import pytest
 
+from spreeze.cli.arguments import build_parser
+from spreeze.cli.planning import layers_of
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.train import main as trained
 from spreeze.config.layers import RESUMED, Layer, iterate, resolve, to_toml
@@ -16,6 +18,7 @@ from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import make_task
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.files import write_json
+from spreeze.machine.hardware import read_machine
 from spreeze.metrics.comparison import sources_in
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
@@ -66,6 +69,19 @@ def test_a_value_that_a_resumed_run_keeps_also_keeps_its_source(run):
     assert [sources[key] for key in ("learner.batch_size", "replay.capacity", "run.seed", "sac.gamma")] == [
         "tuner", "user", "user", "default"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", ["updates", "interrupt", None])
+def test_stop_conditions_hold_but_for_the_one_that_ended_the_run(run, reason):
+    write_settings(run, resolve([Layer("user", CHOICES | {"stop": {"updates": 900, "target_return": -150.0}})]))
+    write_json(run / "run.json", TOLD | {"exit_reason": reason})
+    arguments = build_parser().parse_args(["--resume", "run", "--seconds", "60"])
+    layers, notes = layers_of(arguments, run, read_machine())
+    stop = resolve(layers).config.stop
+    assert (stop.seconds, stop.target_return) == (60.0, -150.0)
+    assert stop.updates == (None if reason == "updates" else 900)
+    updates = "" if reason == "updates" else "--updates 900, "
+    assert notes[1] == f"stop conditions as before: {updates}--target-return -150"
 
 
 def contents(folder):
