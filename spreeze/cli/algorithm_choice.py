@@ -21,6 +21,7 @@ from pathlib import Path
 
 from spreeze.config.algorithms import find_row, fitting_algorithms
 from spreeze.config.layers import DEFAULT, USER, Settings
+from spreeze.envs.probe import Probe
 from spreeze.errors import RunError, SpreezeError
 from spreeze.files import existing_parent, read_json, write_json
 from spreeze.formatting import clean, number
@@ -122,12 +123,12 @@ class AlgorithmChoice:
         command: Sequence[str],
         args: argparse.Namespace,
         settings: Settings,
-        spec: EnvSpec,
+        probe: Probe,
         machine: Machine,
         say: Callable[[str], None],
     ) -> None:
         self._command, self._args, self._settings, self._say = list(command), args, settings, say
-        run = settings.config.run
+        run, spec, self._step_us = settings.config.run, probe.spec, probe.step_us_median
         self._folder, self._stem = (
             Path(run.runs_dir),
             run.name or new_name(spec.env_id, "", run.seed).replace("__", "_"),
@@ -237,7 +238,9 @@ class AlgorithmChoice:
         """
         command = [word for word in self._command if word not in ("--auto", "--json")]
         saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []
-        return [*command, *saved, "--algo", algo]
+        known = self._settings.config.tuning.step_us is not None or self._step_us is None
+        timed = [] if known else ["--set", f"tuning.step_us={self._step_us:g}"]
+        return [*command, *saved, *timed, "--algo", algo]
 
     def _followed(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
         """Runs ``spreeze.train`` and passes its lines on; its exit code and last line."""

@@ -27,7 +27,7 @@ from spreeze.cli.arguments import build_parser, guarded
 from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
-from spreeze.config.layers import Layer, Settings, default_of, effect_notes, resolve, with_algorithm
+from spreeze.config.layers import SLOW_ENV, Layer, Settings, default_of, effect_notes, resolve, with_algorithm
 from spreeze.config.modes import recorded
 from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, foreign_module
@@ -116,7 +116,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         compared = _compare(args, command, base, settings, probe, machine, interrupts, head_start)
         if not isinstance(compared, list):
             return compared
-        base, settings, why = with_algorithm(compared, probe.spec)
+        base, settings, why = with_algorithm(compared, probe.spec, probe.step_us_median)
         auto = args.auto
         if auto and (untunable := untunable_env(probe)) is not None:
             auto = False
@@ -191,7 +191,7 @@ def _compare(
     if not names:
         return base
     tell = functools.partial(say, as_json=args.json)
-    choice = AlgorithmChoice(command, args, settings, probe.spec, machine, tell)
+    choice = AlgorithmChoice(command, args, settings, probe, machine, tell)
     if (known := choice.known(names)) is not None:
         return [Layer("comparison of algorithms", {"run": {"algo": known}}), *base]
     head_start.close()
@@ -221,6 +221,13 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
         about.append("it has goals; --set replay.her=future also learns from those that were achieved")
     if her != "off" and settings.sources.get("replay.her") == default_of(settings):
         about.append("it rewards goals alone, so replay also has goals that were achieved (--set replay.her=off: not)")
+    first, count = (
+        ("replay.learning_starts", settings.config.replay.learning_starts)
+        if replays
+        else ("rollout.size", settings.config.rollout.size)
+    )
+    if settings.source_of(first) == SLOW_ENV:
+        about.append(f"its steps are slow, so the first update comes after {count} of them ({first}, by --set)")
     if replays and probe.spec.frames is not None:
         rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
         about.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")

@@ -64,7 +64,7 @@ def _tune(args: argparse.Namespace) -> int:
         )
         if (why := untunable_env(probe)) is not None:
             raise EnvironmentError_(f"{why}; train without --auto")
-        layers, settings, why = with_algorithm(layers, probe.spec)
+        layers, settings, why = with_algorithm(layers, probe.spec, probe.step_us_median)
         if why is not None:
             say(why, as_json=args.json)
         for note in effect_notes(settings, tuned=True):

@@ -7,6 +7,7 @@ written into the run directory.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ DEFAULT = "default"
 """Source of what nobody has chosen."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
+SLOW_ENV = "slow environment"
+"""Source of settings that depend on the measured time of an env step."""
 RESUMED = "resumed run"
 """Source of what the earlier sessions of a run had."""
 
@@ -201,8 +204,10 @@ class WithAlgorithm(NamedTuple):
     """Why this algorithm; None where the user has named it."""
 
 
-def with_algorithm(layers: Sequence[Layer], spec: EnvSpec) -> WithAlgorithm:
+def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None = None) -> WithAlgorithm:
     """Adds, below ``layers``, an algorithm that fits the actions if none is named, and its defaults for the task.
+
+    ``step_us`` is the measured time of an env step [us]; None: unknown. ``tuning.step_us`` comes first.
 
     PPO and A2C over vectors learn on the CPU, a GPU or not: their networks are small, 64 x 64 units by default, and a
     GPU would wait for its next kernel most of the time.
@@ -246,6 +251,9 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec) -> WithAlgorithm:
     if own:
         layers.insert(0, Layer(default_of(settings), own))
         settings = resolve(layers)
+    if slow := _for_slow_env(settings, settings.config.tuning.step_us or step_us):
+        layers.insert(1 if own else 0, Layer(SLOW_ENV, slow))
+        settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         on_cpu = Layer(default_of(settings), {"learner": {"device": "cpu"}})
         layers = [on_cpu, *(layer.without("learner", "device") for layer in layers)]  # each says "auto", or nothing
@@ -263,6 +271,25 @@ def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
     if limit is None or limit < _LONG_EPISODE_STEPS or spec.frames is not None:
         return {}
     return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 4)}
+
+
+_FIRST_UPDATE_S = 20.0
+"""Time within which a single sampler should have collected enough for the first update."""
+_SMALLER = {"replay": ("learning_starts", (2_000, 1_000, 500, 200)), "rollout": ("size", (1_024, 512, 256))}
+"""Setting and smaller values of it; few, so that the noise of measurements seldom changes it."""
+
+
+def _for_slow_env(settings: Settings, step_us: float | None) -> Values:
+    """Fewer env steps before the first update where a sampler would take long for the default number."""
+    section = "replay" if settings.config.on_policy is None else "rollout"
+    name, sizes = _SMALLER[section]
+    usual = getattr(getattr(settings.config, section), name)
+    affordable = math.inf if step_us is None else 1e6 * _FIRST_UPDATE_S / step_us
+    smaller = [size for size in sizes if size < usual]
+    is_default = settings.source_of(f"{section}.{name}") in (DEFAULT, default_of(settings))
+    if usual <= affordable or not smaller or not is_default:
+        return {}
+    return {section: {name: next((size for size in smaller if size <= affordable), smaller[-1])}}
 
 
 def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:

@@ -452,6 +452,13 @@ class TuningConfig(Section):
         high=0.5,
         tuner=True,
     )
+    step_us: float | None = setting(
+        None,
+        "time of an env step by which replay.learning_starts and rollout.size are lowered for a slow environment; "
+        "default: measured with --auto",
+        unit="us",
+        low=0.001,
+    )
     while_training: bool = setting(
         True,
         "measure while the run trains, where one learner on this machine does; else before the run, which then waits "

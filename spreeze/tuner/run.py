@@ -65,6 +65,7 @@ _NOT_SPEED = ("reward_threshold", "obs_shape")  # Facts about an environment on 
 _NOT_MEASURED = (
     "budget_s",
     "algorithm_share",
+    "step_us",
     "while_training",
 )  # Settings of the tuner that say how it measures, not what is best.
 _BUSY_CORES = 0.1  # Load of other programs that is worth a word.

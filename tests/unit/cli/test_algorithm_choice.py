@@ -19,6 +19,7 @@ from spreeze.cli.algorithm_choice import (
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.cli.planning import layers_of
 from spreeze.config.layers import resolve
+from spreeze.envs.probe import Probe
 from spreeze.errors import RunError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import tuning_record
@@ -81,7 +82,7 @@ class Runs:
         monkeypatch.setattr(AlgorithmChoice, "_followed", self._followed)
         monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[run, run]))
         monkeypatch.setattr(algorithm_choice, "latest_level", lambda rows: self._level)
-        self.runs_dir = tmp_path / "runs"
+        self.runs_dir, self.step_us = tmp_path / "runs", None
 
     def _followed(self, arguments, algo, interrupts):
         self.commands.append((algo, list(arguments)))
@@ -95,7 +96,8 @@ class Runs:
     def choice(self, *words, spec=BOX):
         args, settings = command("--runs-dir", str(self.runs_dir), "--name", "r", *words)
         typed = ["--auto", "--env", "Task-v0", "--json", *words]
-        return AlgorithmChoice(typed, args, settings, spec, read_machine(), self.said.append)
+        probe = Probe(spec=spec, step_us_median=self.step_us, step_cv=None, memory_bytes=0)
+        return AlgorithmChoice(typed, args, settings, probe, read_machine(), self.said.append)
 
 
 def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known_next_time(monkeypatch, tmp_path):
@@ -119,6 +121,13 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
     assert runs.choice().known(["sac", "ppo"]) == "ppo"
     assert runs.choice("--fresh").known(["sac", "ppo"]) is None
     assert runs.choice().known(["sac"]) is None
+
+
+def test_candidates_know_how_long_a_step_takes_without_measuring_it_again(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 2.0)], "ppo": [(50.0, 3.0)]})
+    runs.step_us = 4_000.0
+    runs.choice().best(["sac", "ppo"], None)
+    assert all("tuning.step_us=4000" in words for _, words in runs.commands)
 
 
 def test_a_comparison_in_which_nobody_was_evaluated_is_not_kept_for_the_next_start(monkeypatch, tmp_path):

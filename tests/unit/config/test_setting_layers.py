@@ -285,6 +285,33 @@ def test_a_profile_may_have_settings_for_one_algorithm_alone(tmp_path, algo, ask
 
 
 @pytest.mark.parametrize(
+    ("algo", "step_us", "asked", "expected"),
+    [
+        ("dqn", None, {}, (5000, "default")),
+        ("dqn", 4_000.0, {}, (5000, "default")),
+        ("dqn", 4_100.0, {}, (2000, "slow environment")),
+        ("dqn", 90_000.0, {}, (200, "slow environment")),
+        ("dqn", 4e6, {}, (200, "slow environment")),
+        ("dqn", 90_000.0, {"replay": {"learning_starts": 3000}}, (3000, "user")),
+        ("ppo", 9_000.0, {}, (2048, "default")),
+        ("ppo", 30_000.0, {}, (512, "slow environment")),
+        ("ppo", 4e6, {}, (256, "slow environment")),
+        ("a2c", 4e6, {}, (128, "default of a2c")),
+    ],
+)
+def test_the_first_update_of_a_slow_environment_comes_after_fewer_env_steps(algo, step_us, asked, expected):
+    spec = EnvSpec(
+        env_id="T-v0", import_module=None, obs_dim=4, action=Choices((2,)), max_episode_steps=10, reward_threshold=None
+    )
+    mode = "spreeze" if algo == "dqn" else "hts"
+    user = Layer("user", {"run": {"algo": algo, "mode": mode}} | asked)
+    settings = with_algorithm([user], spec, step_us).settings
+    key = "replay.learning_starts" if algo == "dqn" else "rollout.size"
+    section, name = key.split(".")
+    assert (getattr(getattr(settings.config, section), name), settings.source_of(key)) == expected
+
+
+@pytest.mark.parametrize(
     ("algo", "limit", "asked", "expected"),
     [
         ("ppo", 1000, {}, 0.997),
