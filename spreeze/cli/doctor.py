@@ -37,7 +37,7 @@ from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.files import existing_parent
-from spreeze.formatting import clean, percent, size
+from spreeze.formatting import clean, number, percent, size
 from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import emit, say
@@ -171,7 +171,7 @@ def _speeds(found: dict[str, Any]) -> Check:
     names = ("step_us_p50", "step_us_p99", "step_us_max", "reset_us_median")
     p50, p99, worst, reset = (found[name] for name in names)
     text = (
-        f"{found['steps_per_s']:,.0f} env steps/s on one core with random actions, resets included; "
+        f"{number(found['steps_per_s'])} env steps/s on one core with random actions, resets included; "
         f"a step {p50:.0f} us (median), {p99:.0f} us (p99), longest {worst / p50:.0f} times the median; "
         f"a reset {reset:.0f} us"
     )
