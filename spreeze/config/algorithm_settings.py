@@ -312,9 +312,9 @@ class OnPolicyConfig(Section):
     lr: float = setting(3e-4, "learning rate", low=0.0, high=1.0)
     lr_schedule: str = setting(
         "constant",
-        "linear: decay the learning rate to lr_end times its value at stop.env_steps, or at stop.seconds if "
-        "that alone ends the run; earlier sessions count. stop.seconds has no effect with learners on several "
-        "hosts or gala.mixing = all_reduce",
+        "linear: decay the learning rate to lr_end times its value at stop.env_steps, or at the time limit "
+        "(stop.seconds, stop.budget_s) unless stop.updates or stop.target_return may end the run; earlier sessions "
+        "count. Time has no effect with learners on several hosts or gala.mixing = all_reduce",
         choices=("linear", "constant"),
     )
     lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)

@@ -547,6 +547,11 @@ class StopConfig(Section):
         return self.seconds is self.env_steps is self.updates is self.target_return is None
 
     @property
+    def limit_s(self) -> float | None:
+        """Training time after which a session ends at the latest; None without a limit."""
+        return self.budget_s if self.by_itself else self.seconds or None
+
+    @property
     def at_return(self) -> bool:
         """True if a return ends the run."""
         return self.target_return is not None and self.target_evaluations > 0

@@ -400,7 +400,7 @@ def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps
     ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not start again.
     """
     pairs = (
-        (earlier_s + session_s, stop.seconds and earlier_s + stop.seconds),
+        (earlier_s + session_s, stop.limit_s and earlier_s + stop.limit_s),
         (env_steps, stop.env_steps),
         (updates, stop.updates),
     )
@@ -419,7 +419,7 @@ def scheduled(
     if stop.env_steps is not None:
         end = -(-stop.env_steps // learners)
         return lambda env_steps: min(1.0, env_steps / end)
-    if not by_clock or stop.seconds is None or stop.updates is not None or stop.at_return:
+    if not by_clock or stop.limit_s is None or stop.updates is not None or stop.at_return:
         return lambda env_steps: 0.0
     return lambda env_steps: min(1.0, run_progress(stop, earlier_s, session_s(), 0, 0))
 

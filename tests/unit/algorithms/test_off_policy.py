@@ -290,6 +290,8 @@ def test_a_run_is_over_by_the_stop_condition_that_comes_first():
     assert run_progress(stop, 0.0, 50.0, 900, 0) == 0.9
     assert run_progress(stop, 300.0, 50.0, 0, 0) == 0.875, "a resumed run does not begin anew"
     assert run_progress(SECTIONS["stop"](target_return=1.0), 0.0, 50.0, 900, 5) == 0.0
+    assert run_progress(SECTIONS["stop"](seconds=0.0), 0.0, 50.0, 900, 5) == 0.0, "it trains until Ctrl-C"
+    assert run_progress(SECTIONS["stop"](budget_s=200.0), 0.0, 50.0, 900, 5) == 0.25, "it ends by itself"
 
 
 def test_flat_adam_equals_torch_adam():
@@ -355,6 +357,8 @@ def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_e
     assert scheduled(StopConfig(seconds=200.0), 0.0, session_s)(10**9) == 0.25
     assert scheduled(StopConfig(seconds=200.0), 200.0, session_s)(0) == 0.625, "a resumed run does not begin anew"
     assert scheduled(StopConfig(seconds=40.0), 0.0, session_s)(0) == 1.0, "also while a run ends"
+    assert scheduled(StopConfig(budget_s=200.0), 0.0, session_s)(10**9) == 0.25, "it ends by itself"
+    assert scheduled(StopConfig(seconds=0.0), 0.0, session_s)(10**9) == 0.0, "it trains until Ctrl-C"
     assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s)(100) == 0.1
     assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s, learners=4)(100) == 0.4
     for other in ({"target_return": 1.0}, {"updates": 8}):
@@ -362,7 +366,6 @@ def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_e
     told = StopConfig(seconds=200.0, target_return=1.0, target_evaluations=0)
     assert scheduled(told, 0.0, session_s)(0) == 0.25, "this return ends nothing"
     assert scheduled(StopConfig(seconds=60.0), 0.0, session_s, by_clock=False)(0) == 0.0
-    assert scheduled(StopConfig(), 0.0, session_s)(10**9) == 0.0
 
 
 @pytest.mark.parametrize(("mixing", "hosts", "share"), [("gossip", None, 0.625), ("all_reduce", None, 0.0),
