@@ -7,14 +7,14 @@ an algorithm         algorithms/NAME.py, config/algorithms.py    settings, class
 a mode               config/modes.py, modes/NAME.py              its declaration; ``assemble`` if its path is its own
 a knob of the tuner  tuner/knobs.py                              its row, for the data flows that it names
 a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
-a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then who reads it
+a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then its reader
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row; a mode ``add``s it
 a family of tasks    envs/families.py                            its row, and what makes its environments
 a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
 ===================  ==========================================  =====================================================
 
-Each algorithm also has a line in the docstring of ``algorithms/__init__.py``. A number of the machine is measured in
+Each algorithm also has a line in the docstring of ``algorithms/__init__.py``. A metric of the machine is measured in
 ``machine/utilisation.py``. A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``.
 A weight transport has the methods of ``ParameterPublisher`` and ``ParameterSource``.
 
@@ -37,7 +37,7 @@ __all__ = ["BaseCallback", "Run", "load_policy", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what ``__all__`` names when it is first requested: processes of a run never do."""
+    """Imports a name of ``__all__`` on first access; the processes of a run never access one."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from spreeze import api

@@ -33,7 +33,7 @@ VERBS: dict[str, str] = {
 
 
 def module_of(verb: str) -> str:
-    """The module whose ``main`` does a verb."""
+    """The module whose ``main`` implements a verb."""
     return f"spreeze.cli.{verb}"
 
 
@@ -60,15 +60,15 @@ def _main(argv: list[str] | None) -> int:
     if verb not in VERBS:
         print_error(f"no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})")
         return 2
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
     module = importlib.import_module(module_of(verb))
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, previous_handler)
     code: int = module.main(rest)
     return code
 
 
 def run() -> NoReturn:
-    """The program: ends with the verb, whatever threads an environment or a module has left."""
+    """Entry point; exits when the verb returns, even if an environment or a module has left threads running."""
     code = main()
     from spreeze.machine.processes import leave  # only now: Ctrl-C during an import would print a traceback
 

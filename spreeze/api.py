@@ -87,7 +87,7 @@ def train(
     Args:
         env: Gymnasium id of the task, Gymnasium's ``EnvSpec``, or a class or function at the top of this script or of
             a module that makes it; ``lambda: MyEnv(size=5)`` is the class with that argument. Each process of the run
-            imports the script, up to this call if it stands under no main guard.
+            imports the script; without a main guard, the import stops at this call.
         algo: algorithm; None: from profile or action space.
         mode: such as ``spreeze``, ``hts`` or ``serial``; None: from profile or algorithm, otherwise ``spreeze``.
         seed: random seed of networks, exploration and environments.
@@ -102,11 +102,11 @@ def train(
         runs_dir: parent directory of run directories.
         name: name of the run; None: from date, environment, algorithm and seed.
         import_module: module or script that defines or registers the environment; None: that of its class, if this
-            program has registered it. What is defined in a notebook cannot be imported.
+            program has registered it. Classes and functions of a notebook cannot be imported.
         env_args: keyword arguments of the environment's constructor: a mapping to None, numbers, strings, and nested
             lists, tuples and dictionaries, or ``key=value`` strings as for ``--env-arg``.
-        callbacks: classes of callbacks (``spreeze.BaseCallback``) at the top of this script or of a module, or such as
-            ``lambda: Curriculum(goal=5)``, or ``MODULE:CLASS`` texts; each gets a process of its own.
+        callbacks: classes of callbacks (``spreeze.BaseCallback``) at the top of this script or of a module, lambdas
+            such as ``lambda: Curriculum(goal=5)``, or ``MODULE:CLASS`` texts; each gets its own process.
         quiet: do not print the output of the run.
 
     Raises:
@@ -115,9 +115,9 @@ def train(
         KeyboardInterrupt: interrupted before training started, or twice.
     """
     end_import()
-    env, given = called_by(env)
+    env, arguments = called_by(env)
     env_id, import_module = name_of(env, import_module)
-    texts = [f"{key}={value_text(value)}" for key, value in given.items()]
+    texts = [f"{key}={value_text(value)}" for key, value in arguments.items()]
     if isinstance(env_args, Mapping):
         texts += [f"{key}={value_text(value)}" for key, value in env_args.items()]
     elif isinstance(env_args, str):
@@ -166,7 +166,7 @@ def load_policy(
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """One metric over a run, K points: the latest hour as sampled, a day in means over 10 s, then a minute."""
+    """One metric over a run, K points: the last hour as sampled, one day as means over 10 s, before that over 1 min."""
 
     name: str
     unit: str
@@ -257,7 +257,7 @@ class Run:
             ConfigError: no metric of this name.
             RunError: ``metrics.db`` is damaged.
         """
-        with self._reader.held() as reader:
+        with self._reader.connected() as reader:
             known = reader.names()
             found = reader.whole_series(name)
         unit, meaning = found.unit, found.meaning
@@ -327,15 +327,17 @@ class TrainedPolicy:
         self.spec = recorded_spec(weights)
         """Spaces of the environment."""
         self._import_module = import_module
-        if "network" in weights.meta:  # the run's module makes it
+        if "network" in weights.meta:  # defined in the run's module
             _refuse_foreign(self.spec, import_module)
-        self._has_memory = policy_of(weights, self.spec).state_dim > 0  # raises where they hold none
+        self._has_memory = policy_of(weights, self.spec).state_dim > 0  # raises if they have no policy
         self._weights = weights
-        self._free = {greedy: [self._made(greedy=greedy)] for greedy in (True, False)}
-        """Policies that no thread uses now, whose buffers may be written to."""
+        self._free = {greedy: [self._new_policy(greedy=greedy)] for greedy in (True, False)}
+        """Idle policies: no thread uses them, so their buffers may be overwritten."""
         self._unscale_action, self._form = ActionScaling(self.spec), self.spec.form()
         self._rng = np.random.default_rng(seed)
-        nested = self.spec.parts and not self.spec.team and self.spec.frames is None  # teams and images join theirs
+        nested = (
+            self.spec.parts and not self.spec.team and self.spec.frames is None
+        )  # of teams and images, they are joined by the environment
         self._leaves = self._leaves_of_env() if nested else ()
         self._flatten = Flattener(self._leaves)
 
@@ -394,18 +396,18 @@ class TrainedPolicy:
             return open_env(spec, render_mode)
 
     def _act(self, rows: np.ndarray, state: State, *, greedy: bool) -> tuple[np.ndarray, State]:
-        """Actions and next state by a policy that this thread has for itself in the meantime."""
+        """Actions and next state, from a policy that no other thread uses during the call."""
         free = self._free[greedy]
         try:
-            policy = free.pop()  # of a list, one step that no other thread can divide
+            policy = free.pop()  # atomic for a list
         except IndexError:
-            policy = self._made(greedy=greedy)
+            policy = self._new_policy(greedy=greedy)
         try:
             return policy.act(rows, state, None if greedy else self._rng)
         finally:
             free.append(policy)
 
-    def _made(self, *, greedy: bool) -> Policy:
+    def _new_policy(self, *, greedy: bool) -> Policy:
         arrays = self._weights.arrays
         return Policy.from_weights(arrays if greedy else exploring_arrays(arrays), self._weights.meta)
 
@@ -480,7 +482,7 @@ class TrainedPolicy:
     def _array(self, obs: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, bool]:
         images = self.spec.frames is not None
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is found as infinite
+            with np.errstate(over="ignore", invalid="ignore"):  # overflow becomes infinite, and is rejected later
                 array = np.asarray(obs) if images else np.asarray(obs, np.float32)
         except (TypeError, ValueError):
             raise UsageError(f"observation {str(obs)[:60]} ({type(obs).__name__}): expected an array") from None
@@ -515,7 +517,7 @@ class TrainedPolicy:
 
 
 def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
-    """Does what ``refuse_foreign`` does, with the name of the argument in the message."""
+    """Calls ``refuse_foreign``; its error names the Python argument in place of the flag."""
     try:
         refuse_foreign(spec.env_id, spec.import_module, allowed)
     except EnvironmentError_ as error:
@@ -523,12 +525,12 @@ def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
 
 
 def _in_python_terms(text: str) -> str:
-    """A message of the command line with what is given in Python instead of its flag."""
+    """A message of the command line, with its flag replaced by the Python argument."""
     return re.sub(r"(?:add )?--import ([\w./-]*\w)", r"give import_module='\1'", text)
 
 
 def _part(obs: Any, index: int) -> Any:
-    """One of the observations whose values are stacked in a nested one."""
+    """Observation ``index`` of a nested structure of stacked arrays."""
     if isinstance(obs, Mapping):
         return {key: _part(value, index) for key, value in obs.items()}
     if isinstance(obs, tuple):
@@ -588,8 +590,9 @@ def _common_flags(import_module: str | None, auto: bool, settings: Mapping[str, 
 
 def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Run:
     """Runs ``python -m spreeze.train`` to its end."""
-    # Ctrl-C reaches the foreground group of a terminal and Python's main thread. A group of its own keeps a run that
-    # the main thread waits for from getting it twice, which means hurry; any other thread would not be told.
+    # Ctrl-C reaches the foreground process group of a terminal and Python's main thread. If the main thread waits for
+    # the run, it forwards Ctrl-C, so the run has its own group: a second Ctrl-C would mean hurry. Other threads get no
+    # KeyboardInterrupt to forward.
     main = threading.current_thread() is threading.main_thread()
     # The child finds the modules that this process finds.
     paths = python_path(*(path or os.getcwd() for path in sys.path))
@@ -608,22 +611,22 @@ def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Ru
         with process, followed(sys.stdout) as output:
             interrupts = _follow(process, lines, None if quiet else output)
         document.seek(0)
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         with contextlib.suppress(ValueError, TypeError):
-            found |= json.loads(document.read())
-    if "run_dir" not in found:
+            result |= json.loads(document.read())
+    if "run_dir" not in result:
         if interrupts:
             raise KeyboardInterrupt
-        raise _rejection(found, process.returncode, lines)
+        raise _rejection(result, process.returncode, lines)
     if interrupts > 1:
         raise KeyboardInterrupt
     if process.returncode:
-        raise WorkerError(f"{found.get('error')}; the run is {found['run_dir']}")
-    return Run(Path(found["run_dir"]), import_module=import_module)
+        raise WorkerError(f"{result.get('error')}; the run is {result['run_dir']}")
+    return Run(Path(result["run_dir"]), import_module=import_module)
 
 
 def _follow(process: subprocess.Popen[str], lines: deque[str], output: TextIO | BackgroundWriter | None) -> int:
-    """Prints what a training reports until it has ended; passes interrupts on and returns their number."""
+    """Prints the output of a training process until it exits; forwards interrupts and returns their number."""
     interrupts = 0
     while True:
         try:
@@ -643,11 +646,13 @@ def _follow(process: subprocess.Popen[str], lines: deque[str], output: TextIO | 
 
 
 def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> SpreezeError:
-    """The error that ended a training before there was a result."""
+    """The error of a training that ended without a result."""
     text = document.get("error")
     if text is None:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return SpreezeError(f"the training ended without a result ({how}): {lines[-1] if lines else 'it said nothing'}")
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return SpreezeError(
+            f"the training ended without a result ({ending}): {lines[-1] if lines else 'it said nothing'}"
+        )
     kind = getattr(errors, str(document.get("kind")), None)
     if isinstance(kind, type) and issubclass(kind, SpreezeError) and kind is not errors.BadTransition:
         return kind(_in_python_terms(text))

@@ -52,7 +52,7 @@ class WeightsError(SpreezeError):
 
 
 class HubError(SpreezeError):
-    """A model hub could not be reached, or refused what was asked."""
+    """A model hub could not be reached, or refused the request."""
 
 
 class CheckpointError(SpreezeError):
@@ -68,7 +68,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def first_true(reasons: Mapping[str, object]) -> str | None:
     """The first text whose value is true; None if there is none."""
-    return next((text for text, holds in reasons.items() if holds), None)
+    return next((text for text, value in reasons.items() if value), None)
 
 
 def refuse_newer(found: object, newest: int, file: object, error: type[SpreezeError]) -> None:
@@ -93,26 +93,26 @@ _PACKAGES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib",
 
 
 def described(error: BaseException, limit: int = 300) -> str:
-    """An exception in one line: its kind, what it says, and where in the user's code it came from.
+    """An exception in one line: its class, its message, and the line of user code that raised it.
 
-    The place is ``file:line``, the file as it was found for import, with the source line where the error itself says
-    next to nothing: ``AssertionError (my_env.py:9: assert speed < 5)``. An error that comes from no code but this
-    package's has no place.
+    The location is ``file:line``, relative to the import folder. The source line follows if the message has less than
+    two words: ``AssertionError (my_env.py:9: assert speed < 5)``. An error raised by this package alone has no
+    location.
     """
     try:
         text = " ".join(str(error).split())
     except Exception as failure:
         text = f"its message cannot be formatted: {type(failure).__name__}"
     found = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    place = error_place(error, with_line=len(text.split()) < 2)
-    return found[:limit] + (f" ({place})" if place else "")
+    location = error_place(error, with_line=len(text.split()) < 2)
+    return found[:limit] + (f" ({location})" if location else "")
 
 
 def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
     """Returns the ``file:line`` in user code that raised an exception; None without user code.
 
-    That is the innermost frame in a file of neither this package, Python's own library, nor an installed one; without
-    such a frame the innermost one of an installed package other than Gymnasium.
+    That is the innermost frame outside this package, Python's own library and installed packages; without such a frame,
+    the innermost frame of an installed package other than Gymnasium.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     own = [frame for frame in frames if is_users(frame.filename)]
@@ -123,9 +123,9 @@ def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
     found = next(iter([*reversed(own), *reversed(others)]), None)
     if found is None:
         return None
-    place = f"{importable_path(found.filename)}:{found.lineno}"
+    location = f"{importable_path(found.filename)}:{found.lineno}"
     line = linecache.getline(found.filename, found.lineno or 0).strip()
-    return f"{place}: {line[:_LONGEST_LINE]}" if with_line and line else place
+    return f"{location}: {line[:_LONGEST_LINE]}" if with_line and line else location
 
 
 def is_users(filename: str) -> bool:

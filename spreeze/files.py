@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TEMP_PREFIX = ".tmp-"  # no file that a reader looks for has it
+TEMP_PREFIX = ".tmp-"  # readers ignore files with this prefix
 _CHUNK_BYTES = 1 << 20
 _MOST_JSON_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 PIECE_BYTES = 1 << 25
-"""Large files are written and synced in such pieces: during one sync of some GB the writer would look dead."""
+"""Large files are written and synced in pieces of this size: one sync of several GB would make the writer look dead."""
 
 
 def temp_name() -> str:
@@ -126,7 +126,7 @@ def sha256_of_file(path: Path, on_read: Callable[[int], None] = lambda count: No
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON file; an empty dictionary if it is missing, damaged or too large.
 
-    Numbers that are not finite, or have more digits than 64 bits, are None: all else could fail wherever it is used.
+    Numbers that are not finite or do not fit in 64 bits become None, because they could fail wherever they are used.
     """
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
@@ -168,4 +168,4 @@ def tail_text(path: Path) -> str:
 
 def existing_parent(path: Path) -> Path:
     """The nearest folder that exists, which may be ``path`` itself."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())

@@ -16,10 +16,9 @@ _STATE_FIELD, _START_FIELD = 0, 19
 def process_identity(pid: int) -> dict[str, Any]:
     """Record by which ``same_process`` recognises a living process.
 
-    Linux: its start in ticks since boot, and the boot, which do not depend on the clock. Elsewhere the time of its
-    start.
+    Linux: its start in ticks since boot, and the boot id, which do not depend on the clock. Elsewhere: its start time.
     """
-    import psutil  # not for all who import this module
+    import psutil  # not needed by every importer of this module
 
     found: dict[str, Any] = {"pid": pid, "create_time": None}
     with contextlib.suppress(psutil.Error):
@@ -39,7 +38,7 @@ def same_process(record: Mapping[str, Any]) -> bool:
             fields = _stat_fields(pid)
             return int(fields[_START_FIELD]) == ticks and _boot_id() == boot and fields[_STATE_FIELD] not in "ZX"
         return False
-    import psutil  # not for all who import this module
+    import psutil  # not needed by every importer of this module
 
     if not isinstance(created, int | float):
         return False
@@ -68,5 +67,5 @@ def _stat_fields(pid: int | str) -> list[str]:
 
 
 def _boot_id() -> str:
-    """The identity of this start of the machine."""
+    """Identifies the current boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -48,13 +48,13 @@ LAUNCHES = ".launches"
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline", "env-args")
-"""Names of files in ``control`` by which a page or a command asks a live run for something."""
+"""Names of files in ``control`` in which a page or a command sends a request to a live run."""
 TIMELINE = "timeline.json"
 """Trace of worker phases (``runtime.timeline``)."""
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
-_HELD = (errno.EAGAIN, errno.EACCES)
+_LOCK_TAKEN = (errno.EAGAIN, errno.EACCES)
 """Errors of ``flock`` where another process holds the lock; anything else means that the file system has no locks."""
 _FRESH_S = 60.0  # A run on another host without locks is alive while its heartbeat is no older
 _MAX_BYTES = 1_000_000
@@ -72,21 +72,21 @@ def new_name(env_id: str, algo: str, seed: int) -> str:
 
 
 def names_from(name: str) -> Iterator[str]:
-    """A name, and then the same with the endings ``-2``, ``-3``, ..."""
+    """A name, then the name with the endings ``-2``, ``-3``, ..."""
     yield name
     for number in itertools.count(2):
         yield f"{name}-{number}"
 
 
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:
-    """Names of ``names_from`` that neither a directory nor the launch of a page has."""
+    """Names of ``names_from`` that no directory and no launch from a page uses."""
     for found in names_from(name):
         if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists():
             yield found
 
 
 def new_nonce() -> str:
-    """Marks all processes of one session of a run."""
+    """A random text that identifies all processes of one session of a run."""
     return secrets.token_hex(8)
 
 
@@ -102,7 +102,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 def remove_leftovers(prefix: str) -> None:
     """Removes the scratch folders of processes that were killed: their names start with a prefix and a process id."""
-    import psutil  # not for all who import this module
+    import psutil  # not needed by every importer of this module
 
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         pid = path.name.removeprefix(prefix).split("-")[0]
@@ -118,7 +118,7 @@ class RunDir:
         self.guarded = guarded
         """True if a lock keeps others from continuing this run; False on a file system without locks."""
         self.nonce = nonce or new_nonce()
-        self._told: dict[str, Any] = {}  # of run.json, for the case that it is damaged
+        self._record: dict[str, Any] = {}  # last content of run.json, in case the file is damaged
 
     @classmethod
     def create(cls, runs_dir: Path, name: str, nonce: str | None = None, *, numbered: bool = False) -> RunDir:
@@ -192,8 +192,8 @@ class RunDir:
     def _own_files(self) -> None:
         """Makes a copy of each file that has a second name elsewhere, as in a backup of hard links.
 
-        Else the other file would change with this one. Weights and checkpoints stay shared: these are replaced or
-        deleted, and never changed.
+        Otherwise the other file would change with it. Weights and checkpoints stay shared: they are replaced or
+        deleted, never changed in place.
         """
         left = [self.path]
         while left:
@@ -206,29 +206,29 @@ class RunDir:
                         try:
                             shutil.copy2(entry.path, temporary, follow_symlinks=False)
                             if entry.name == "run.lock":
-                                self._hold(temporary)
+                                self._lock_replacement(temporary)
                             os.replace(temporary, entry.path)
                         except OSError:
                             with contextlib.suppress(OSError):
                                 os.unlink(temporary)
                             raise
 
-    def _hold(self, path: str) -> None:
-        """Locks a file that becomes ``run.lock``."""
+    def _lock_replacement(self, path: str) -> None:
+        """Locks a file that will replace ``run.lock``."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.dup2(fd, self._lock_fd, inheritable=False)
         os.close(fd)
 
     def requested(self, name: str) -> bool:
-        """True if a request lies in ``control``."""
+        """True if a request is pending in ``control``."""
         return (self.path / "control" / name).exists()
 
     def take_request(self, name: str) -> str | None:
         """Removes a request and returns its text; None if there is none."""
         taken = self.path / "control" / f".{name}.taken"
         try:
-            os.rename(self.path / "control" / name, taken)  # a request that comes in the meantime is the next one
+            os.rename(self.path / "control" / name, taken)  # a request written meanwhile is taken next time
             with open(os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 return file.read(1000).decode(errors="replace")
         except OSError:
@@ -242,14 +242,14 @@ class RunDir:
             (self.path / "control" / name).unlink()
 
     def write_state(self, *, durable: bool = False, **fields: Any) -> None:
-        """Merges fields into ``run.json`` atomically; disk errors are ignored, and damage to the file is made good.
+        """Merges fields into ``run.json`` atomically; disk errors are ignored, and a damaged file is repaired.
 
         ``durable``: it is on the disk when this returns, so a power loss leaves this state or a later one.
         """
         with contextlib.suppress(OSError):
-            told = {**self._told, "format": FORMAT, **read_run(self.path), **fields, "heartbeat": time.time()}
-            self._told = told
-            write_json(self.path / "run.json", told, durable=durable)
+            record = {**self._record, "format": FORMAT, **read_run(self.path), **fields, "heartbeat": time.time()}
+            self._record = record
+            write_json(self.path / "run.json", record, durable=durable)
 
     def close(self) -> None:
         if self._lock_fd >= 0:
@@ -279,14 +279,14 @@ def refuse_links(path: Path) -> None:
             continue  # a live run replaces its files
         except OSError as error:
             raise RunError(f"{_shown(path)}: {_shown(folder)} cannot be read: {error.strerror}") from None
-        for place, reason, is_folder in found:
+        for entry_path, reason, is_folder in found:
             if reason is not None:
-                inside = _shown(Path(place).relative_to(path))
+                inside = _shown(Path(entry_path).relative_to(path))
                 raise RunError(
                     f"{_shown(path)}: {inside} is {reason}, but runs only write to regular files of their own; "
                     f"replace it with a copy, or delete it"
                 )
-            left += [Path(place)] if is_folder else []
+            left += [Path(entry_path)] if is_folder else []
 
 
 def _refused_kind(entry: os.DirEntry[str]) -> str | None:
@@ -308,7 +308,7 @@ def _shown(path: Path) -> str:
 def requested_s(path: Path, name: str) -> float | None:
     """Seconds since a pending request without a text was sent, immune to clock changes; None if there is none.
 
-    The age by the clock for a file that ``send_request`` did not write.
+    A file that ``send_request`` did not write has its age by the clock.
     """
     file = path / "control" / name
     try:
@@ -338,7 +338,7 @@ def send_request(path: Path, name: str, text: str = "") -> None:
         fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         with open(fd, "wb") as file:
             file.write((text or f"{time.monotonic()!r}\n").encode())
-        os.rename(written, name, src_dir_fd=folder, dst_dir_fd=folder)  # whole when the run finds it
+        os.rename(written, name, src_dir_fd=folder, dst_dir_fd=folder)  # atomic: the run finds it complete
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
     finally:
@@ -346,16 +346,16 @@ def send_request(path: Path, name: str, text: str = "") -> None:
             os.close(folder)
 
 
-def take_lock(fd: int, how: int) -> bool | None:
+def take_lock(fd: int, operation: int) -> bool | None:
     """Takes a ``flock``.
 
     Returns:
         True if it is held now; False if another process holds it; None where the file system has no locks.
     """
     try:
-        fcntl.flock(fd, how)
+        fcntl.flock(fd, operation)
     except OSError as error:
-        return False if error.errno in _HELD else None
+        return False if error.errno in _LOCK_TAKEN else None
     return True
 
 
@@ -410,9 +410,9 @@ def read_run(path: Path) -> dict[str, Any]:
 
     The file may come from anywhere or be damaged, so each field has its type and a possible value, or is missing.
     """
-    told = read_json(path / "run.json")
-    found = {name: checked(name, value) for name, value in told.items()}
-    return {name: value for name, value in found.items() if value is not None or told[name] is None}
+    stored = read_json(path / "run.json")
+    found = {name: checked(name, value) for name, value in stored.items()}
+    return {name: value for name, value in found.items() if value is not None or stored[name] is None}
 
 
 def check_format(path: Path) -> None:
@@ -421,7 +421,7 @@ def check_format(path: Path) -> None:
 
 
 def checked(name: str, value: object) -> Any:
-    """A value of a field of ``run.json``; None where the field cannot have it."""
+    """The value of a field of ``run.json``; None if the field cannot have that value."""
     return _FIELDS[name](value) if name in _FIELDS else value
 
 
@@ -429,7 +429,7 @@ _MOST_COUNTED, _MOST_S, _MOST_VALUE = 2**53, 1e11, 1e100
 
 
 def finite_number(value: object, most: float = _MOST_VALUE, least: float = -math.inf) -> float | None:
-    """A finite number in a range, as it is; None for all else, truth values included."""
+    """The value if it is a finite number in the range; None for anything else, booleans included."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and -most <= value <= most and value >= least else None  # type: ignore[operator, return-value]
 
@@ -466,7 +466,7 @@ _FIELDS: dict[str, Callable[[object], Any]] = {
     **dict.fromkeys(("wiring", "versions", "sinks"), lambda value: value if isinstance(value, dict) else None),
     "command": lambda value: value if isinstance(value, list) else None,
 }
-"""Fields of ``run.json``, each with a function that gives a usable value as it is, and None for any other."""
+"""Fields of ``run.json``, each with a function that returns a usable value unchanged, and None for any other."""
 
 
 def session_starts(run: Mapping[str, Any]) -> list[float]:
@@ -475,7 +475,7 @@ def session_starts(run: Mapping[str, Any]) -> list[float]:
 
 
 def started_s(run: Mapping[str, Any]) -> float | None:
-    """When a run started [s since 1970], from its ``run.json``; None if that does not tell."""
+    """When a run started [s since 1970], from its ``run.json``; None if it is not recorded."""
     known: float | None = run.get("started_s")
     if known is None:
         with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -485,7 +485,7 @@ def started_s(run: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Title, note and tags that a user gave a run (``about.json``); nothing of it is used to train."""
+    """Title, note and tags that a user gave a run (``about.json``); training does not use them."""
 
     title: str = ""
     note: str = ""
@@ -498,7 +498,7 @@ def read_about(path: Path) -> About:
 
 
 def describe(path: Path, **changes: Any) -> About:
-    """Changes ``title``, ``note`` or ``tags`` of a run; those that are not named stay.
+    """Changes ``title``, ``note`` or ``tags`` of a run; the others stay.
 
     Raises:
         RunError: the file cannot be written, or it is a link.
@@ -515,12 +515,12 @@ def describe(path: Path, **changes: Any) -> About:
 
 def _about(data: Mapping[str, Any]) -> About:
     tags = data.get("tags")
-    words = (clean(tag, 40).strip() for tag in tags if isinstance(tag, str)) if isinstance(tags, list | tuple) else ()
+    cleaned = (clean(tag, 40).strip() for tag in tags if isinstance(tag, str)) if isinstance(tags, list | tuple) else ()
     note = data.get("note")
     return About(
         title=clean(data.get("title") or "", 100).strip(),
         note="\n".join(clean(line, 500) for line in note.splitlines()[:100]) if isinstance(note, str) else "",
-        tags=tuple(dict.fromkeys(word for word in words if word))[:20],
+        tags=tuple(dict.fromkeys(tag for tag in cleaned if tag))[:20],
     )
 
 
@@ -560,7 +560,7 @@ def _age_key(path: Path) -> tuple[bool, float]:
 
 
 def misnamed_runs(runs_dir: Path) -> list[Path]:
-    """Run directories that no command takes because of their names, such as a file manager's "walk (copy)"."""
+    """Run directories that no command accepts because of their names, such as a file manager's "walk (copy)"."""
     return sorted(path for path in _run_directories(runs_dir) if not is_valid_name(path.name))
 
 
@@ -595,10 +595,10 @@ def _latest(runs: list[Path]) -> Path:
     newest = next((path for path in reversed(runs) if _age_key(path)[0]), None)
     if newest == runs[-1] or len(runs) == 1:
         return runs[-1]
-    others = "" if newest is None else f", or {newest.name}, the newest of the others"
+    alternative = "" if newest is None else f", or {newest.name}, the newest of the others"
     raise RunError(
         f"latest: {runs[-1].name} may be the newest run, but its run.json is damaged; name the run "
-        f"explicitly: {runs[-1].name}{others}"
+        f"explicitly: {runs[-1].name}{alternative}"
     )
 
 
@@ -610,17 +610,17 @@ def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
     return path
 
 
-def steer(name_or_path: str, runs_dir: Path, what: str, text: str = "") -> Path:
-    """Asks a live run for one of ``REQUESTS``, or to ``continue`` after a pause; returns its directory.
+def steer(name_or_path: str, runs_dir: Path, request: str, text: str = "") -> Path:
+    """Sends one of ``REQUESTS`` to a live run, or lets it ``continue`` after a pause; returns its directory.
 
     Raises:
         RunError: no such run, it is not running, or the request cannot be written.
     """
     path = find_live_run(name_or_path, runs_dir)
-    if what == "continue":
+    if request == "continue":
         (path / "control" / "pause").unlink(missing_ok=True)
     else:
-        send_request(path, what, text)
+        send_request(path, request, text)
     return path
 
 
@@ -628,7 +628,7 @@ def kill_supervisor(path: Path) -> None:
     """Kills the supervisor of a run; its workers follow.
 
     Raises:
-        RunError: the process that ``run.json`` names is another one by now.
+        RunError: the pid in ``run.json`` belongs to another process by now.
     """
     run = read_run(path)
     if not same_process(run):

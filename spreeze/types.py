@@ -46,7 +46,7 @@ class PictureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameSpec:
-    """The frames of a task whose observations have images; one frame is what a step gives.
+    """The frames of a task whose observations have images; each step gives one frame.
 
     A single image is a frame [C, H, W]. Several, or an image beside numbers, make a frame [F] of bytes: the images one
     after the other, then V float32 numbers. Policies take the images of the last k frames and the newest numbers.
@@ -117,7 +117,7 @@ class Box:
         return len(self.low)
 
     def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds [A]; of float64 ones between two float32 the inner one, which is a valid action."""
+        """Bounds [A]; a float64 bound that float32 cannot represent is rounded inwards, to a valid action."""
         exact_low, exact_high = np.array(self.low), np.array(self.high)
         low, high = exact_low.astype(np.float32), exact_high.astype(np.float32)
         return (
@@ -214,9 +214,9 @@ class ActionPart:
     """A Box, Discrete, MultiDiscrete or MultiBinary within a Dict or Tuple."""
 
     path: tuple[str | int, ...]
-    """Keys that lead to it; within a Tuple its number."""
+    """Keys that lead to it; within a Tuple, its index."""
     begin: int
-    """Its first column of the flat action."""
+    """Its first column in the flat action."""
     shape: tuple[int, ...]
     """The environment's own shape of it."""
     dtype: str
@@ -299,7 +299,7 @@ class EnvSpec:
     args: tuple[str, ...] = ()
     """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
     obs_layout: tuple[str, ...] = ()
-    """Place of each part of a nested observation in the flat one; empty for a single Box."""
+    """Columns of each part of a nested observation in the flat one; empty for a single Box."""
     obs_shape: tuple[int, ...] | None = None
     """The environment's own shape of a single Box, before it is made flat; None for other observations."""
     frames: FrameSpec | None = None
@@ -333,7 +333,7 @@ class EnvSpec:
         return self.action if isinstance(self.action, Choices) else None
 
     def form(self) -> Converter:
-        """A function from a row [A] to the action that ``env.step`` takes; of rows [N, A] each part is [N, ...].
+        """A function from a row [A] to the action that ``env.step`` takes; for rows [N, A], each part is [N, ...].
 
         The rows are numbers in the environment's unit and indices of choices.
         """
@@ -366,7 +366,7 @@ class EnvSpec:
 
 
 def nested(parts: list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]) -> Callable[[Any], Any]:
-    """A function that makes dictionaries and tuples of what the functions at each path give."""
+    """Combines the functions at all paths into one that returns a nested dictionary or tuple of their results."""
     if not parts[0][0]:
         return parts[0][1]
     groups: dict[str | int, list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]] = {}
@@ -374,7 +374,7 @@ def nested(parts: list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]) -> C
         groups.setdefault(key, []).append((tuple(rest), make))
     found = {key: nested(group) for key, group in groups.items()}
     if isinstance(parts[0][0][0], int):
-        ordered = [found[place] for place in range(len(found))]
+        ordered = [found[index] for index in range(len(found))]
         return lambda rows: tuple([make(rows) for make in ordered])
     return lambda rows: {key: make(rows) for key, make in found.items()}
 
@@ -383,14 +383,14 @@ class TransitionBatch(NamedTuple):
     """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""
 
     obs: Any  # [B, O]
-    action: Any  # [B, A], in [-1, 1]; of choices the indices
+    action: Any  # [B, A], in [-1, 1]; indices of choices
     obs_action: Any  # [B, O + A]: adjacent columns of a row, so no copy
     reward: Any  # [B]: sum of gamma^i r_i over the n steps of the transition
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0
     discount: Any  # [B] or float: gamma^k for a transition over k env steps
     next_obs: Any  # [B, O]: at the end of an episode its true last observation
     weight: Any = None  # [B]: factor of each row's loss; None: 1
-    target_obs: Any = None  # [B, O]: ``next_obs`` as the target networks read it; None: the same
+    target_obs: Any = None  # [B, O]: input of the target networks; None: ``next_obs``
 
     @property
     def of_targets(self) -> Any:
@@ -399,7 +399,7 @@ class TransitionBatch(NamedTuple):
 
 
 class SequenceBatch(NamedTuple):
-    """B sequences of M slots, arrays or tensors, all float32: the first b are the burn-in, T are learned from.
+    """B sequences of M slots, arrays or tensors, all float32: the first b are burn-in, the other T are trained on.
 
     A slot is one env step, or, where an episode was cut off, its last observation. Episodes follow one another.
     """
@@ -422,7 +422,7 @@ class RolloutBatch(NamedTuple):
     """
 
     obs: np.ndarray  # [T, N, O] float32; images: uint8 [T, N, k, *frame]
-    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; of choices the indices
+    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; indices of choices
     log_prob: np.ndarray  # [T, N] float32, in nat, under the policy that drew the action
     reward: np.ndarray  # [T, N] float32
     terminated: np.ndarray  # [T, N]: nonzero where the MDP ended
@@ -436,9 +436,9 @@ class SequenceShape:
     """Sizes of a sequence in replay."""
 
     length: int
-    """T: slots that are learned from; each slot of a sampler's stream is in one sequence as such."""
+    """T: slots that are trained on; each slot of a sampler's stream is among these in exactly one sequence."""
     burn_in: int
-    """b: slots before them, of which the sequence before holds a copy."""
+    """b: slots before them; the previous sequence contains them too."""
     state_dim: int
     """S: values of the policy's state."""
 
@@ -462,7 +462,7 @@ class RowLayout:
     reset and no transition (num_steps 0). So each frame is stored once, whatever the stack.
 
     Sequences: a row holds one, ``obs | action | reward | terminated | valid | begins | state [| checksum]``, as
-    ``SequenceBatch`` has them. Of the other columns there are none.
+    ``SequenceBatch`` has them, and no other columns.
     """
 
     obs_dim: int
@@ -475,7 +475,7 @@ class RowLayout:
     """k: frames in one observation; 0 for vector observations."""
     frame_numbers: int = 0
     """V: float32 numbers at the end of a frame."""
-    sequence: SequenceShape | None = field(default=None, repr=False)  # else replay saved before would not be read
+    sequence: SequenceShape | None = field(default=None, repr=False)  # keeps replay of earlier versions readable
     """Sizes of the sequences; None: rows are transitions."""
 
     @classmethod
@@ -496,7 +496,7 @@ class RowLayout:
 
     @property
     def steps(self) -> int:
-        """Env steps that are learned from a row."""
+        """Env steps that a row trains on."""
         return 1 if self.sequence is None else self.sequence.length
 
     @property
@@ -563,7 +563,7 @@ class RowLayout:
         return slice(self.frame_bytes - 4 * self.frame_numbers, self.frame_bytes) if self.frame_bytes else self.obs
 
     def counted(self, found: np.ndarray) -> np.ndarray:
-        """Observations [n, O] to be counted by a normaliser, in columns ``numbers`` of rows, each of a stream once."""
+        """Observations [n, O] for a normaliser, from columns ``numbers`` of rows; each observation of a stream once."""
         if self.sequence is None:
             return found
         batch, learned = self.split_sequences(found, 1.0), slice(self.sequence.burn_in, self.sequence.slots)
@@ -573,7 +573,7 @@ class RowLayout:
     def observations(self, rows: Any, frames: Any) -> tuple[Any, ...]:
         """Views of ``obs`` and ``next_obs`` in rows [B, W], with images in ``frames`` [B, T, *frame] uint8.
 
-        Of sequences it is one view [B, M + 1, O].
+        Sequences have one view [B, M + 1, O].
         """
         if self.sequence is not None:
             return (self.split_sequences(rows, 1.0).obs,)
@@ -696,7 +696,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
 
 
 def _has_fields(option: Any, value: Any) -> bool:
-    """True if a value could be of this one of several types; of dataclasses by the names of their fields."""
+    """True if a value may have the type ``option`` of a union; a dataclass is recognised by its field names."""
     if not dataclasses.is_dataclass(option) or not isinstance(value, dict):
         return option not in (str, int) or isinstance(value, option)
     return value.keys() <= {entry.name for entry in dataclasses.fields(option)}

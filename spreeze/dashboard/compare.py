@@ -35,8 +35,8 @@ _GREEDY = "greedy return"
 _SETTINGS, _TUNED, _EACH = "settings", "tuned or fixed", "run"
 _GROUPINGS = (_SETTINGS, _TUNED, _EACH)
 _RUNS = navigation.COMPARED
-_MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
-"""Runs in a comparison, those that it starts with, and the newest runs among which these are looked for."""
+_MAX_RUNS, _FIRST_RUNS, _SEARCHED = 20, 6, 60
+"""Runs in a comparison, those that it starts with, and the newest runs among which these are searched."""
 _MAX_POINTS = 400
 _MOST_VERDICT = 2000
 _ALL = "all metrics"
@@ -116,7 +116,7 @@ def page() -> None:
     )
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
-    targets = {task: one.rules.targets[0] for task, one in scores.items()}
+    targets = {task: report.rules.targets[0] for task, report in scores.items()}
     st.download_button(
         "Report of these runs",
         lambda: control.report_html(list(curves), targets=targets, robust=centre != "mean", also=varied),
@@ -129,8 +129,8 @@ def page() -> None:
     differ = comparison.differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
     tuned = comparison.tuned_alone(list(curves.values())) - {*varied}
-    asked = [name for name in differ if name not in tuned]
-    _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, asked)
+    chosen = [name for name in differ if name not in tuned]
+    _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, chosen)
     _differences(curves, differ)
 
 
@@ -138,7 +138,7 @@ def _of_task(names: list[str], current: Path | None) -> list[str]:
     """The run that is shown, and the newest other ones of its task: not those that lost a comparison of algorithms."""
     if current is None:
         return names[:1]
-    own, known = row(current), {name: row(run_path(name, runs_dir())) for name in names[:_LOOKED_AT]}
+    own, known = row(current), {name: row(run_path(name, runs_dir())) for name in names[:_SEARCHED]}
     left_out = (own.name, SAMPLE_NAME)  # the recording is of another machine
     others = [name for name, facts in known.items() if facts.env_id == own.env_id and name not in left_out]
     if better_run(current) is None:
@@ -154,11 +154,11 @@ class _Sweep(NamedTuple):
 
 
 def _sweeps() -> dict[str, _Sweep]:
-    """``sweep NAME`` -> what is in its file."""
+    """``sweep NAME`` -> the content of its file."""
     found = {}
     for path in sorted(runs_dir().glob("*.sweep.json")):
-        written = read_json(path)
-        names, runs = written.get("finished"), written.get("runs")
+        record = read_json(path)
+        names, runs = record.get("finished"), record.get("runs")
         if isinstance(names, list):
             settings = (
                 [str(run.get("setting")) for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
@@ -190,7 +190,7 @@ def _read(names: list[str]) -> dict[Path, Curve]:
 
 
 def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] = ()) -> dict[Path, Curve]:
-    """The curves with the groups that make one curve each; ``varied`` settings part runs whatever they are."""
+    """The curves with the groups that make one curve each; ``varied`` settings always separate runs."""
     if grouping == _SETTINGS:
         return dict(zip(curves, comparison.split_by_settings(list(curves.values()), also=varied), strict=True))
     variants = {path: curve.name if grouping == _EACH else _tuned_or_fixed(path) for path, curve in curves.items()}
@@ -208,14 +208,14 @@ def _tuned_or_fixed(path: Path) -> str:
 
 
 def _metrics(paths: list[Path]) -> list[str]:
-    """Greedy return, and what is drawn live and known of any of the runs."""
+    """Greedy return, and the metrics of the Live page that any of the runs has."""
     known = {name for path in paths for name in MetricsReader(path / "metrics.db").names()}
     names = [metric.name for metric in drawn() if metric.name in known and metric.name != "eval_return"]
     return [_GREEDY, *names]
 
 
 def _series(path: Path, name: str, axis: str) -> Line:
-    with MetricsReader(path / "metrics.db").held() as reader:
+    with MetricsReader(path / "metrics.db").connected() as reader:
         series = reader.series(name, max_points=_MAX_POINTS)
         if axis == "updates" and len(series.t):
             updates = reader.series("updates", max_points=_MAX_POINTS)
@@ -240,8 +240,8 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
     charts_down = -(-len(charts) // columns)
     titles = [name.replace("_", " ") for name in charts]
     chart = make_subplots(charts_down, columns, subplot_titles=titles if len(charts) > 1 else None)
-    for place, groups in enumerate(charts.values()):
-        at = {"row": place // columns + 1, "col": place % columns + 1}
+    for index, groups in enumerate(charts.values()):
+        at = {"row": index // columns + 1, "col": index % columns + 1}
         for i, (name, lines) in enumerate(groups.items()):
             colour = COLOURS[i % len(COLOURS)]
             found = comparison.band(*comparison.on_grid(lines), robust)
@@ -257,7 +257,7 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
             across, up = (values[known].tolist() for values in (found.x, found.centre))
             shape = "lines" if len(set(across)) > 1 else "markers"  # a single evaluation is no line
             more = {"mode": shape, "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
-            chart.add_scatter(x=across, y=up, showlegend=place == 0, **more, **at)
+            chart.add_scatter(x=across, y=up, showlegend=index == 0, **more, **at)
     chart.update_layout(
         height=420 if len(charts) == 1 else 60 + 220 * charts_down,
         margin={"l": 50, "r": 10, "t": 10 if len(charts) == 1 else 60, "b": 40},
@@ -315,24 +315,24 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
 
 
 def _offer_seeds(found: Report) -> None:
-    """A button that trains the seeds that would tell the two best groups apart, where those are not too many."""
+    """A button that trains the seeds needed to tell the two best groups apart, if these are not too many."""
     folder, env = runs_dir(), found.runs[0].group.env
     ahead = found.standings.get(env)
     if ahead is None or not ahead.more or ahead.more > comparison.MOST_SEEDS:
         return
     of_both = [run for run in found.runs if run.group in (ahead.first, ahead.second)]
-    liked = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]
-    if not all((folder / name).is_dir() for name in liked):  # the recording
+    repeated = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]
+    if not all((folder / name).is_dir() for name in repeated):  # the recording
         return
     taken = [run.seed for run in rows(folder) if run.env_id == env and run.seed is not None]  # compared or not
     first = 1 + max(taken, default=0)
-    flags = [word for name in liked for word in ("--like", name)]
+    flags = [argument for name in repeated for argument in ("--like", name)]
     flags += ["--seeds", str(ahead.more), "--first-seed", str(first)]
     try:
-        module = next((module for name in liked if (module := control.module_to_trust(folder / name))), None)
+        module = next((module for name in repeated if (module := control.module_to_trust(folder / name))), None)
     except RunError:
         return
-    if module is None:  # else a click would run code that a run directory names
+    if module is None:  # else a click would run code named by a run directory
         components.act_button(
             st,
             f"Train {ahead.more} more {'seed' if ahead.more == 1 else 'seeds'} of both",
@@ -347,7 +347,7 @@ def _offer_seeds(found: Report) -> None:
 
 
 def _target(curves: list[Curve]) -> float:
-    """The published return if a group has reached it in every run, else the best return that one has in every run."""
+    """The published return if a group has reached it in every run, else the best that a group has in every run."""
     listed = published(curves[0].group.algo, curves[0].group.env)
     reached: dict[RunGroup, float] = {}
     for curve in curves:
@@ -361,7 +361,7 @@ def _target(curves: list[Curve]) -> float:
 def _show_table(
     table: list[dict[str, str]], key: str, helps: Mapping[str, str], widths: Mapping[str, int] | None = None
 ) -> None:
-    """A table; ``helps`` is title of a column -> what it says when the pointer is over it; ``widths`` are in pixels."""
+    """A table; ``helps`` is column title -> tooltip, ``widths`` column title -> pixels."""
     columns = {**dict.fromkeys(helps), **(widths or {})}
     config = {
         title: st.column_config.TextColumn(help=helps.get(title), width=width) for title, width in columns.items()
@@ -433,12 +433,12 @@ def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequenc
         st.markdown(f"**What matters in {components.plain(known[0].group.env)}** (return at equal time)")
         table = []
         for effect in effects:
-            told = "; ".join(
+            cell = "; ".join(
                 f"{value}: {comparison.spread_text(comparison.spread(results, found.rules))} ({len(results)})"
                 for value, results in sorted(effect.values.items(), key=lambda item: _by_number(item[0]))
             )
             table.append(
-                {"setting": ", ".join(effect.settings), "explains": percent(effect.share), "value: return (runs)": told}
+                {"setting": ", ".join(effect.settings), "explains": percent(effect.share), "value: return (runs)": cell}
             )
         helps = {
             "explains": "Share of the variance between runs that the values of this setting explain, whatever the "
@@ -456,8 +456,8 @@ def coordinates(runs: Sequence[tuple[dict[str, str], float]], settings: Sequence
     for name in settings:
         texts = [values[name] for values, _ in runs]
         order = sorted(set(texts), key=_by_number)
-        places = [order.index(text) for text in texts]
-        dimensions.append({"label": name, "values": places, "tickvals": [*range(len(order))], "ticktext": order})
+        ranks = [order.index(text) for text in texts]
+        dimensions.append({"label": name, "values": ranks, "tickvals": [*range(len(order))], "ticktext": order})
     results = [result for _, result in runs]
     dimensions.append({"label": "return at equal time", "values": results})
     line = {"color": results, "colorscale": "Cividis", "showscale": False}
@@ -481,9 +481,9 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
     ]
     facts = {curve.name: _circumstances(path) for path, curve in curves.items()}
     for name in dict.fromkeys(name for each in facts.values() for name in each):
-        told = {run: each.get(name, DASH) for run, each in facts.items()}
-        if len(set(told.values())) > 1:
-            table.append({"what": name} | told)
+        values = {run: each.get(name, DASH) for run, each in facts.items()}
+        if len(set(values.values())) > 1:
+            table.append({"what": name} | values)
     if len(curves) < 2:
         return
     st.markdown("**In what these runs differ**")

@@ -1,4 +1,4 @@
-"""Data of the Live page: its charts, from the table of metrics, and its answer each second, the news of a run."""
+"""Data of the Live page: its charts, from the table of metrics, and its response each second, the news of a run."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
 MAX_BUCKETS = 350
-"""Buckets of a first answer; each has mean, minimum and maximum."""
+"""Buckets of a first response; each has mean, minimum and maximum."""
 _TAIL_ROWS = 600
 _LOG_LINES, _EVENTS, _MARKS = 8, 12, 60
 """Lines of the log, events in the list, and events that are marked in charts."""
 STALE_S = 3.0
-_FALLEN = 0.25  # part of the best return whose loss is told
+_FALLEN = 0.25  # share of the best return whose loss is reported
 _NEW_S = 5.0  # age of a timeline or of marks that are sent again, until every page has them
 _RESTARTING = "; restarting "  # in the warning of a worker that has ended and is started again
 _MARK_TEXT = 160  # characters of a mark's sentence
@@ -205,8 +205,8 @@ def live_response(
         since: time of the newest value that the page has [s].
         evals_seen: number of evaluations that it has.
         epoch: session of the run that these belong to.
-        table: says what is drawn.
-        scores: what the last answer said under ``scores``, which changes with the learners' returns.
+        table: the metrics.
+        scores: ``scores`` of the last response, which change with the learners' returns.
 
     Raises:
         RunError: the metrics are damaged or take too long to read.
@@ -216,7 +216,7 @@ def live_response(
     now = f"{run.get('nonce')}:{run.get('sessions')}"
     if epoch != now:
         since, evals_seen = 0.0, 0
-    with MetricsReader(path / "metrics.db").held() as reader:
+    with MetricsReader(path / "metrics.db").connected() as reader:
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
         series, whole, scored = _series(reader, latest, since, scores, table)
@@ -277,7 +277,7 @@ def live_response(
         "processes": _processes(fresh),
         "hosts": _hosts(fresh),
         "learners": _learners(fresh, latest, table),
-        "events": [_told(event) for event in events[-_EVENTS:]],
+        "events": [_event_row(event) for event in events[-_EVENTS:]],
         "alert": alert,
     }
 
@@ -285,7 +285,7 @@ def live_response(
 def _series(
     reader: MetricsReader, latest: Mapping[str, Point], since: float, scores: str, table: MetricTable
 ) -> tuple[dict[str, dict[str, list[Any]]], list[str], str]:
-    """The lines of the charts, the names of those that are whole, and ``scores`` of now."""
+    """The lines of the charts, the names of those that are whole, and the current ``scores``."""
     names = wanted(list(latest), table)
     # These carry the time of their weights, which is before the newest time that a page has.
     late = [name for name in names if table.by_name(name).is_evaluated]
@@ -324,29 +324,30 @@ def _fresh(
     return {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
 
 
-def _told(event: Event) -> list[str]:
+def _event_row(event: Event) -> list[str]:
     return [duration(event.t), event.level, event.source, event.text]
 
 
 def _alert(run: Mapping[str, Any], events: Sequence[Event], *, live: bool) -> list[str] | None:
-    """The newest warning or error of this session that still holds: no restart that is over."""
-    begun_s = max(session_starts(run), default=0.0)
+    """The newest warning or error of this session that still applies; a completed restart does not."""
+    session_start_s = max(session_starts(run), default=0.0)
     back = set[str]()
     for event in reversed(events):
         name, _, rest = event.text.partition(" ")
         if event.level == "info":
             back |= {name} if rest.startswith("is back") else set()
-        elif event.t >= begun_s and name not in back and (live or _RESTARTING not in rest):
-            return _told(event)
+        elif event.t >= session_start_s and name not in back and (live or _RESTARTING not in rest):
+            return _event_row(event)
     return None
 
 
 def _health(run: Mapping[str, Any], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
     """Label, value, level, sentence and chart of each judgement on how healthy the learning is."""
     found = []
-    for one in judgements({name: point.value for name, point in latest.items()}, run.get("env_id")):
-        chart = table.by_name(one.metric).chart
-        found.append([one.label, one.value, one.level, one.sentence, "" if chart is None else chart.key])
+    for judgement in judgements({name: point.value for name, point in latest.items()}, run.get("env_id")):
+        label, value, level, sentence, metric = judgement
+        chart = table.by_name(metric).chart
+        found.append([label, value, level, sentence, "" if chart is None else chart.key])
     return found
 
 
@@ -426,7 +427,7 @@ def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
 
 
 def _progress(shown: Snapshot) -> str:
-    """How much of a live run is done and how long the rest will take, as far as it has said so."""
+    """Share of a live run that is done, and the time left, if known."""
     ends = shown.state not in LIVE_STATES or shown.state == "stopping"
     return DASH if ends else shown.time_left or DASH
 
@@ -448,7 +449,7 @@ def _trend(
 @lru_cache(16)
 def _latest_returns(path: Path, nonce: str, count: int) -> tuple[Trend | None, float | None]:
     """The trend and the mean of the last ten after ``count`` evaluations of a run."""
-    with MetricsReader(path / "metrics.db").held() as reader:
+    with MetricsReader(path / "metrics.db").connected() as reader:
         latest = reader.evaluations(max(0, count - _OF_A_TREND))
     return trend_of(latest), final_metric(latest)
 
@@ -460,7 +461,7 @@ def _samplers(shown: Snapshot) -> str:
         return f"throttled to {percent(working)}"
     if working is None or wanted is None:
         return number(working)
-    return f"{number(min(working, wanted))} of {number(wanted)}"  # one that has just been relieved still has a rate
+    return f"{number(min(working, wanted))} of {number(wanted)}"  # one that was just replaced still has a rate
 
 
 def _whole_run(path: Path) -> dict[str, float]:
@@ -469,7 +470,7 @@ def _whole_run(path: Path) -> dict[str, float]:
     split = document.get("time_split")
     found = {name: document.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
     found |= split if isinstance(split, dict) else {}
-    return {name: value for name, told in found.items() if (value := finite_number(told)) is not None}
+    return {name: value for name, stored in found.items() if (value := finite_number(stored)) is not None}
 
 
 def _note(
@@ -485,8 +486,8 @@ def _note(
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
-    ``ended`` and ``error`` say why it ended, ``won`` which run was better where algorithms were compared; ``restarts``:
-    a learner that has ended is not back yet, and the newest rates are those of before.
+    ``ended`` and ``error`` are the reason for its end, ``won`` the better run of a comparison of algorithms;
+    ``restarts``: a learner that has ended is not back yet, and the newest rates are those of before.
     """
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
@@ -527,8 +528,8 @@ def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:
     """A sentence where the newest policy is clearly worse than the best one was, by the intervals of both."""
     if best is None or last is None:
         return ""
-    doubt = math.hypot(best.half_width or 0.0, last.half_width or 0.0)
-    if best.return_mean - last.return_mean <= max(2.0 * doubt, _FALLEN * abs(best.return_mean)):
+    margin = math.hypot(best.half_width or 0.0, last.half_width or 0.0)
+    if best.return_mean - last.return_mean <= max(2.0 * margin, _FALLEN * abs(best.return_mean)):
         return ""
     return (
         f" The latest evaluation fell to {number(last.return_mean)}; the best had "
@@ -618,7 +619,7 @@ def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
-    """Rounds to six digits, which halves the length of the answer."""
+    """Rounds to six digits, which halves the length of the response."""
     return [float(f"{value:.6g}") for value in values]
 
 

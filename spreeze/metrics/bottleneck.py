@@ -18,11 +18,11 @@ WAITS = 0.10
 CPU_FULL = 0.85
 _BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
 _HEAVY_CORES = 0.5  # load of other programs that is named whatever the bottleneck is: rates would be higher without it
-_WORTH_CORES = 0.25  # load from elsewhere whose end would be felt
+_WORTH_CORES = 0.25  # external load whose end would noticeably raise the rates
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40
 """Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
-_AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as being held by it
+_AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as having reached it
 
 
 class Side(StrEnum):
@@ -45,14 +45,14 @@ class Bottleneck(NamedTuple):
 def bottleneck(snapshot: Snapshot) -> Bottleneck:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
     sentence, side = _bottleneck(snapshot)
-    used, who = _used_elsewhere(snapshot), _who(snapshot)
+    used, who = _used_elsewhere(snapshot), _cpu_users(snapshot)
     if side not in (Side.OTHERS, Side.EVALUATOR, Side.TUNER) and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
         sentence = f"{sentence.removesuffix('.')}; {who} keep {number(used)} cores busy."
     return Bottleneck(sentence, side)
 
 
 def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
-    """A sentence where rates do not tell, or not yet; None where they do."""
+    """The sentence for a run whose rates do not show its bottleneck (yet); None if they do."""
     if snapshot.unevaluated:
         return Bottleneck(
             "No evaluation: the evaluator keeps failing, so the target return cannot be reached; see its log.",
@@ -72,8 +72,8 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
         return found
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
-    needless = sampler_wait is not None and sampler_wait >= WAITS  # those that work wait: nobody needs the others
-    others = _others(snapshot) is not None
+    needless = sampler_wait is not None and sampler_wait >= WAITS  # active samplers wait: more would not help
+    others = _external_cores(snapshot) is not None
     if snapshot.samplers_rest and learner_wait is not None and not needless and (others or learner_wait >= WAITS):
         return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
@@ -104,27 +104,27 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     return _balanced(snapshot, learner_wait, sampler_wait)
 
 
-def _others(snapshot: Snapshot) -> float | None:
-    """Cores that other programs keep busy, where these are more than the usual background."""
+def _external_cores(snapshot: Snapshot) -> float | None:
+    """Cores that other programs keep busy; None within the usual background."""
     found = snapshot.external_cpu_cores
     return None if found is None or found <= _BACKGROUND_CORES else found
 
 
 def _used_elsewhere(snapshot: Snapshot) -> float | None:
-    """Cores that other programs and the user's other runs keep busy, where rates would rise without these."""
+    """Cores that other programs and the user's other runs keep busy; None if too few to matter for the rates."""
     known = [cores for cores in (snapshot.external_cpu_cores, snapshot.sibling_cpu_cores) if cores is not None]
     return sum(known) if sum(known) > _WORTH_CORES else None
 
 
-def _who(snapshot: Snapshot) -> str:
+def _cpu_users(snapshot: Snapshot) -> str:
     if (snapshot.sibling_cpu_cores or 0.0) <= _BACKGROUND_CORES:
         return "other programs"
-    kept = "the page, other runs and programs of low priority"
-    return kept if _others(snapshot) is None else f"other programs, {kept}"
+    low_priority = "the page, other runs and programs of low priority"
+    return low_priority if _external_cores(snapshot) is None else f"other programs, {low_priority}"
 
 
-def _fewer_others(snapshot: Snapshot) -> str:
-    return f"less load from {_who(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
+def _less_load(snapshot: Snapshot) -> str:
+    return f"less load from {_cpu_users(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
@@ -139,21 +139,21 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
     if learner_wait >= max(WAITS, sampler_wait):
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
-        cores = "more cores" if _used_elsewhere(snapshot) is None else _fewer_others(snapshot)
+        cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
         remedy = f"{cores.removesuffix(',')}, more {passes}" if busy else "more samplers, more environments each"
         return Bottleneck(
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
         )
     if sampler_wait >= WAITS:
         remedy = f"fewer {passes}, a smaller network or a GPU{_not_cores(snapshot)}"
-        if _used_elsewhere(snapshot) is not None:  # hardware would not help while others hold the cores
-            remedy = f"{_fewer_others(snapshot)} fewer {passes} or a smaller network"
+        if _used_elsewhere(snapshot) is not None:  # hardware would not help while other programs use the cores
+            remedy = f"{_less_load(snapshot)} fewer {passes} or a smaller network"
         return Bottleneck(f"Learner is the limit: {waits}; {remedy} would help.", Side.LEARNER)
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
 
 
 def _on_device(snapshot: Snapshot) -> Bottleneck:
-    """One process steps and learns in turns; on a GPU these are times of giving work to it, or of waiting for it."""
+    """One process steps and learns in turns; on a GPU these are the times of launching work or waiting for it."""
     stepping = sum(snapshot.sampler_shares.get(part, 0.0) for part in ("policy", "env", "write"))
     learning = sum(snapshot.learner_shares.get(part, 0.0) for part in ("gather", "critic", "actor", "learn"))
     engine = snapshot.sampler_shares.get("env", 0.0)
@@ -196,9 +196,9 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
         remedy = f"more samplers (the cores are {percent(snapshot.cpu_use)} busy)"
     else:
         cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
-        cores = "more cores" if _used_elsewhere(snapshot) is None else _fewer_others(snapshot)
+        cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
         remedy = f"{cores} or a faster environment"
-    bound = _held_by(snapshot)
+    bound = _bound_reached(snapshot)
     if bound == "upper":
         high = number(snapshot.samples_per_insert_max)
         remedy += f", or a samples-per-insert bound above {high}, which now limits the learner"
@@ -210,7 +210,7 @@ def _learner_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float)
     full = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
     computes = "computes" if _used_elsewhere(snapshot) is None or not full else "computes or waits for a core"
     bound = ""
-    if _held_by(snapshot) == "lower":
+    if _bound_reached(snapshot) == "lower":
         bound = f" at the lower bound of {number(snapshot.samples_per_insert_min)} samples per insert"
     return Bottleneck(
         f"Learner is the limit: it {computes} {percent(1 - learner_wait)} of its time; {_learner_remedy(snapshot)} "
@@ -228,14 +228,14 @@ def _learner_remedy(snapshot: Snapshot) -> str:
     if "cuda" in (snapshot.learner_device or ""):
         return _gpu_remedy(snapshot)
     if _used_elsewhere(snapshot) is not None:
-        return f"{_fewer_others(snapshot)} or a smaller batch"
+        return f"{_less_load(snapshot)} or a smaller batch"
     if snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL and (snapshot.samplers_wanted or 0) > 1:
         return "more cores, fewer samplers, a smaller batch or a GPU"
     return f"a smaller batch or a GPU{_not_cores(snapshot)}"
 
 
 def _not_cores(snapshot: Snapshot) -> str:
-    """Says that more cores would not help, where those that are there have time left."""
+    """A clause that more cores would not help, if the present ones are not fully used."""
     idle = snapshot.cpu_use is not None and snapshot.cpu_use < CPU_FULL
     return f", but not more cores ({percent(snapshot.cpu_use)} of these are in use)," if idle else ""
 
@@ -272,7 +272,7 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
         )
     if snapshot.cpu_use >= CPU_FULL and _used_elsewhere(snapshot) is not None:
         return Bottleneck(
-            f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; {_fewer_others(snapshot)} would help.",
+            f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; {_less_load(snapshot)} would help.",
             Side.BALANCED,
         )
     if snapshot.cpu_use >= CPU_FULL:
@@ -286,8 +286,8 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
     )
 
 
-def _held_by(snapshot: Snapshot) -> str | None:
-    """``lower`` or ``upper`` if the measured ratio lies at that bound of the limiter."""
+def _bound_reached(snapshot: Snapshot) -> str | None:
+    """``lower`` or ``upper`` if the measured ratio is at that bound of the limiter."""
     ratio = snapshot.samples_per_insert
     if ratio is None:
         return None

@@ -83,7 +83,7 @@ def improvement(
 
 
 def seeds_needed(mine: Sequence[float], others: Sequence[float], *, paired: bool = False) -> int | None:
-    """Runs of each group that would tell them apart if the difference and the spread are what they seem.
+    """Runs of each group needed to tell them apart, if difference and spread are as observed.
 
     Two-sided at 5 %, with a power of 80 %, by the normal approximation. None if a group has fewer than two runs, or
     both have the same mean. ``paired``: the n-th of both have the same seed.
@@ -99,7 +99,7 @@ class Effect(NamedTuple):
     """The main effect of one setting on the results of runs."""
 
     settings: tuple[str, ...]
-    """Its name; several names where these settings always changed together, so that nobody can tell them apart."""
+    """Its name; several names if these settings always changed together, so that their effects cannot be separated."""
     share: float
     """Share of the variance between runs that its values explain (eta squared), 0 to 1."""
     values: dict[str, list[float]]
@@ -107,10 +107,10 @@ class Effect(NamedTuple):
 
 
 def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
-    """The effect of each setting, whatever the others are, the largest first.
+    """The effect of each setting, averaged over the others, the largest first.
 
-    ``runs`` holds settings and result of each run. A setting that all share, or that one lacks, has no effect; neither
-    has one with another value in each run, which would explain all by itself.
+    ``runs`` holds settings and result of each run. Left out are settings with one value in all runs, settings that a
+    run lacks, and settings with a different value in each run, which would explain all of the variance.
     """
     results = np.array([result for _, result in runs], np.float64)
     total = float(((results - results.mean()) ** 2).sum()) if len(runs) else 0.0
@@ -130,7 +130,7 @@ def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
 
 
 def _interval(resampled: Callable[[int], np.ndarray], values: int, level: float, resamples: int) -> tuple[float, float]:
-    """Quantiles of a statistic of resamples; ``resampled`` gives it of so many, each of ``values`` numbers."""
+    """Quantiles of a statistic of resamples; ``resampled(n)`` returns n of these, each of ``values`` numbers."""
     chunk = max(1, _CHUNK_VALUES // values)
     found = [resampled(min(chunk, resamples - start)) for start in range(0, resamples, chunk)]
     tail = (1.0 - level) / 2.0

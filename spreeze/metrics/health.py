@@ -15,7 +15,7 @@ from spreeze.metrics.recorded_episodes import can_fall
 
 SETTLED_UPDATES = 20_000
 """Updates after which values are judged: 1 / (tau (1 - gamma)) with tau = 0.005 and gamma = 0.99, in which an error of
-a value falls to a third. Values begin at 0."""
+a value falls to about a third. Values start at 0."""
 MOST_BIAS = 0.5
 """Bias of a value as a share of the return's size."""
 MOST_AT_BOUND = 0.8
@@ -70,7 +70,7 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
 
 
 def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
-    """Most episodes that terminate are a fall, a success or neither: only of a robot that can fall it is known."""
+    """Termination may be a fall, a success or neither: its meaning is known only for robots that can fall."""
     found = _share(
         values,
         "Terminated",
@@ -92,50 +92,50 @@ def _unknown(sentence: str) -> _Found:
 
 
 def _share(
-    values: Mapping[str, float], label: str, metric: str, most: float, told: str, amber: str, unknown: str
+    values: Mapping[str, float], label: str, metric: str, most: float, fact: str, amber: str, unknown: str
 ) -> Judgement:
-    """A share that is amber above ``most``: its sentence goes on with ``told``, and then with ``amber``."""
+    """A share that is amber above ``most``: its sentence continues with ``fact``, then with ``amber``."""
     share = values.get(metric)
     if share is None:
         return Judgement(label, *_unknown(f"Unknown: {unknown}."), metric)
     good = share <= most
-    sentence = f"{percent(share)} {told}{'' if good else amber}."
+    sentence = f"{percent(share)} {fact}{'' if good else amber}."
     return Judgement(label, percent(share), Health.GOOD if good else Health.AMBER, sentence, metric)
 
 
 def _bias(values: Mapping[str, float]) -> _Found:
-    value, came = values.get("eval_start_value"), values.get("eval_discounted_return")
-    if value is None or came is None:
+    value, actual = values.get("eval_start_value"), values.get("eval_discounted_return")
+    if value is None or actual is None:
         return _unknown(
             "Unknown: it comes with an evaluation. Not for policies on images or with memory, whose inputs kept "
             "episodes do not hold, nor for custom networks."
         )
-    bias = value - came
+    bias = value - actual
     text = signed(bias)
-    told = f"The value at the start is {number(value)}, the discounted return that came {number(came)}"
-    # A return around 0 has no size of its own: that of the rewards' scale stands for it.
-    size = max(abs(came), values.get("return_scale", 0.0))
+    fact = f"The value at the start is {number(value)}, the discounted return that came {number(actual)}"
+    # A return near 0 has no scale of its own: the scale of the rewards replaces it.
+    size = max(abs(actual), values.get("return_scale", 0.0))
     if abs(bias) <= MOST_BIAS * size:
-        near = "less than half of it apart" if abs(bias) <= MOST_BIAS * abs(came) else (
+        near = "less than half of it apart" if abs(bias) <= MOST_BIAS * abs(actual) else (
             f"little apart beside the scale of the rewards, {number(size)}"
         )  # fmt: skip
-        return text, Health.GOOD, f"{told}: {near}, as is usual."
+        return text, Health.GOOD, f"{fact}: {near}, as is usual."
     if values.get("updates", 0.0) < SETTLED_UPDATES:
-        return text, Health.UNKNOWN, f"{told}: too early to judge, values take {SETTLED_UPDATES:,} updates to settle."
+        return text, Health.UNKNOWN, f"{fact}: too early to judge, values take {SETTLED_UPDATES:,} updates to settle."
     if bias > 0.0:
         remedy = "lower the learning rate or the samples per insert, or use layer normalisation in the critics"
-        return text, Health.AMBER, f"{told}: it is overestimated; {remedy}."
-    remedy = "train on, and if it stays, look whether rewards are rare or far larger than the reward scale"
-    return text, Health.AMBER, f"{told}: it is underestimated; {remedy}."
+        return text, Health.AMBER, f"{fact}: it is overestimated; {remedy}."
+    remedy = "train on, and if it stays, check whether rewards are rare or far larger than the reward scale"
+    return text, Health.AMBER, f"{fact}: it is underestimated; {remedy}."
 
 
 def _update(size: float | None) -> _Found:
     if size is None:
         return _unknown("Unknown: it comes seconds after the first update.")
     text = f"{size:.1e}"
-    told = f"An update changes the parameters by {text} of their norm"
+    fact = f"An update changes the parameters by {text} of their norm"
     if size > LARGEST_UPDATE:
-        return text, Health.AMBER, f"{told}: too much to be stable; lower the learning rate."
+        return text, Health.AMBER, f"{fact}: too much to be stable; lower the learning rate."
     if size < LEAST_UPDATE:
-        return text, Health.AMBER, f"{told}: next to nothing is learned; raise the learning rate, or end the run."
-    return text, Health.GOOD, f"{told}."
+        return text, Health.AMBER, f"{fact}: next to nothing is learned; raise the learning rate, or end the run."
+    return text, Health.GOOD, f"{fact}."

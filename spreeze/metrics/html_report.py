@@ -58,7 +58,7 @@ _FACTS = (
     ("eval_final", "mean of the last ten", number),
     ("exit_reason", "ended by", clean),
 )
-"""(name, title, how it is written) of what is told of each run."""
+"""(name, title, formatter) of the facts about each run."""
 _SUMMARY = (
     ("env_steps_per_s", "env steps/s", number),
     ("updates_per_s", "updates/s", number),
@@ -94,9 +94,9 @@ def make(
 
     Args:
         paths: run directories.
-        targets: a return for each task whose times are told.
+        targets: target return for each task; the times to it are shown.
         robust: the centre over seeds is their interquartile mean.
-        also: settings that part runs although they make no other experiment, as in a sweep that varies them.
+        also: settings that separate runs although they define no other experiment, as in a sweep that varies them.
 
     Raises:
         ConfigError: too many runs.
@@ -116,13 +116,13 @@ def make(
     ]
     parts += [_differences(runs, also)] if len(runs) > 1 else []
     parts += [_details(run, alone=len(runs) == 1) for run in runs]
-    made = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
+    created = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         'style-src \'unsafe-inline\'"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}: Spreeze report</title><style>{_STYLE}</style></head><body><main>"
-        f"<header><h1>{_text(title)}</h1><p>{_text(made)}</p></header>{''.join(parts)}</main></body></html>\n"
+        f"<header><h1>{_text(title)}</h1><p>{_text(created)}</p></header>{''.join(parts)}</main></body></html>\n"
     )
 
 
@@ -139,12 +139,12 @@ def _text(value: object, limit: int = 300) -> str:
     return html.escape(clean(value, limit))
 
 
-def _written(value: object, form: Callable[[Any], str]) -> str:
-    """A value of a run's files in its form; a dash if it is unknown or of another kind than the form takes."""
-    if form not in (clean, _minute) and (not isinstance(value, int | float) or isinstance(value, bool)):
+def _formatted(value: object, formatter: Callable[[Any], str]) -> str:
+    """A formatted value of a run's files; a dash if it is unknown or of a type that the formatter rejects."""
+    if formatter not in (clean, _minute) and (not isinstance(value, int | float) or isinstance(value, bool)):
         return DASH
     try:
-        return DASH if value is None or value == "" else form(value)
+        return DASH if value is None or value == "" else formatter(value)
     except OverflowError:  # an integer of hundreds of digits
         return DASH
 
@@ -153,7 +153,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, wide: Seque
     """A table that scrolls by itself, if it has rows; columns in ``wide`` hold sentences, which wrap."""
 
     def line(cells: Sequence[object], tag: str) -> str:
-        kinds = (' class="wide"' if place in wide else "" for place in range(len(cells)))
+        kinds = (' class="wide"' if column in wide else "" for column in range(len(cells)))
         return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in list(rows)[:_MOST_ROWS])
@@ -179,7 +179,7 @@ def _note(text: object) -> str:
 
 
 def _overview(runs: Sequence[_Run]) -> str:
-    facts = [[_written(run.state.get(name), form) for name, _, form in _FACTS] for run in runs]
+    facts = [[_formatted(run.state.get(name), formatter) for name, _, formatter in _FACTS] for run in runs]
     titles = [title for _, title, _ in _FACTS]
     if len(runs) > 1:
         rows = ([run.name, *cells] for run, cells in zip(runs, facts, strict=True))
@@ -228,7 +228,7 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
             _scores(own, targets.get(task), robust),
         ]
     centre = "interquartile mean" if robust else "mean"
-    told = (
+    caption = (
         f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
         "the band is the 95 % bootstrap interval over them, and one run has none."
         if len(curves) > 1
@@ -239,7 +239,7 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
         f"at the end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
         f"interval, {RESAMPLES:,} resamples]."
     )
-    parts += [_note(told), _note(metrics)]
+    parts += [_note(caption), _note(metrics)]
     return _section("Learning curves", *parts)
 
 
@@ -280,20 +280,20 @@ def _rates(runs: Sequence[_Run]) -> str:
     charts = _over_time(runs, _RATES)
     known = [row for row in _SUMMARY if any(run.summary.get(row[0]) is not None for run in runs)]
     titles = ["run", *(title for _, title, _ in known)]
-    rows = [[run.name, *(_written(run.summary.get(name), form) for name, _, form in known)] for run in runs]
+    rows = [[run.name, *(_formatted(run.summary.get(name), formatter) for name, _, formatter in known)] for run in runs]
     if len(runs) > 1:
         return _section("Rates", _charts("", charts), _table(titles, rows, wide=(len(known),)) if known else "")
-    told = _table(("figure", "value"), list(zip(titles, rows[0], strict=True))[1:], wide=(1,))
-    return _section("Rates", _charts("", charts), told, _time_split(runs[0]))
+    table = _table(("figure", "value"), list(zip(titles, rows[0], strict=True))[1:], wide=(1,))
+    return _section("Rates", _charts("", charts), table, _time_split(runs[0]))
 
 
 def _health(run: _Run) -> str:
-    """Judgements on the newest metrics, if one of these is known."""
+    """Judgements on the newest metrics, if any of them is known."""
     latest = MetricsReader(run.path / "metrics.db").latest()
     found = judgements({name: point.value for name, point in latest.items()}, run.state.get("env_id"))
-    if all(one.level is Health.UNKNOWN for one in found):
+    if all(judgement.level is Health.UNKNOWN for judgement in found):
         return ""
-    rows = [(one.label, one.value, one.level, one.sentence) for one in found]
+    rows = [(each.label, each.value, each.level, each.sentence) for each in found]
     return _section("Is it healthy", _table(("number", "at the end", "judged", "why"), rows, wide=(3,)))
 
 
@@ -323,9 +323,9 @@ def _details(run: _Run, *, alone: bool) -> str:
         _section("Machine and versions", _machine(run)),
         _section("Events", _events(run.path)),
     ]
-    told = "".join(parts)
+    body = "".join(parts)
     head = f"{run.name}: tuner, settings, machine, events"
-    return told if alone else f'<details class="run"><summary>{_text(head)}</summary>{told}</details>'
+    return body if alone else f'<details class="run"><summary>{_text(head)}</summary>{body}</details>'
 
 
 def _tuner(path: Path) -> list[str]:
@@ -348,7 +348,7 @@ def _tuner(path: Path) -> list[str]:
 
 
 def _settings(path: Path) -> list[str]:
-    """Each value that the algorithm reads, with its source: first those that somebody chose, then the defaults."""
+    """Each value that the algorithm reads, with its source: first the chosen ones, then the defaults."""
     config, sources = read_config(path), sources_in(path)
     if not config:
         return []
@@ -461,8 +461,8 @@ class _Plot(NamedTuple):
         return _HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (_HEIGHT - _TOP - _BOTTOM)
 
     def points(self, x: np.ndarray, y: np.ndarray) -> list[str]:
-        places = ((self.x(float(a)), self.y(float(b))) for a, b in zip(x, y, strict=True))
-        return [f"{min(max(a, -9999.0), 9999.0):.1f},{min(max(b, -9999.0), 9999.0):.1f}" for a, b in places]
+        pixels = ((self.x(float(a)), self.y(float(b))) for a, b in zip(x, y, strict=True))
+        return [f"{min(max(a, -9999.0), 9999.0):.1f},{min(max(b, -9999.0), 9999.0):.1f}" for a, b in pixels]
 
 
 def _axes(plot: _Plot, x_title: str) -> str:
@@ -484,7 +484,7 @@ def _axes(plot: _Plot, x_title: str) -> str:
 
 
 def _range(arrays: Sequence[np.ndarray], *, from_zero: bool = False) -> tuple[float, float]:
-    """Smallest and largest finite value, with a little room, and apart even if they are equal."""
+    """Smallest and largest finite value, with a small margin, so that they always differ."""
     values = np.concatenate([np.asarray(array, np.float64) for array in arrays])
     values = np.clip(values[np.isfinite(values)], -_MOST, _MOST)
     if len(values) == 0:

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_NUMBERS = 32
-"""Names of a run that become metrics: those that came first."""
+"""Number of names that become metrics: the first ones of a run."""
 SUCCESS = "is_success"
 INFO = "info"
 """Name of the metric whose parts these numbers are."""
 EPISODES = 100
-"""Number of the latest episodes whose mean is taken."""
+"""Number of latest episodes to average."""
 WINDOW_S = 1.0
 """Time over which steps are averaged."""
 
 
 class InfoMeans:
-    """Takes sums as samplers send them; numbers of steps are averaged by time, those of episodes by number."""
+    """Averages the sums that samplers send: values of env steps over time, those of episodes over ``EPISODES``."""
 
     def __init__(self) -> None:
         self._steps: dict[str, list[float]] = {}
@@ -27,10 +27,10 @@ class InfoMeans:
         self._values: dict[str, float] = {}
         self._window_s = 0.0
         self._names: set[str] = set()
-        self._told: set[str] = set()
+        self._reported_kinds: set[str] = set()
 
     def add(self, message: Mapping[str, Any]) -> str | None:
-        """Takes one message; the sentence about what it ignores, once a run for each kind."""
+        """Adds one message; returns a sentence on ignored values, once a run for each kind."""
         for name, (total, count) in _sums(message.get("steps")):
             if self._admits(name):
                 entry = self._steps.setdefault(name, [0.0, 0.0])
@@ -42,8 +42,8 @@ class InfoMeans:
                 latest.append((total, count))
                 while sum(entry[1] for entry in latest) - latest[0][1] >= EPISODES:
                     latest.popleft()
-                of_all = [sum(column) for column in zip(*latest, strict=True)]
-                self._values[metric_of(name)] = of_all[0] / of_all[1]
+                totals = [sum(column) for column in zip(*latest, strict=True)]
+                self._values[metric_of(name)] = totals[0] / totals[1]
         return self._sentence(message.get("ignored"))
 
     def means(self, now_s: float) -> dict[str, float]:
@@ -63,22 +63,22 @@ class InfoMeans:
         new = {}
         for name, reason in ignored.items() if isinstance(ignored, dict) else ():
             kind = "number" if "number" in str(reason) else "type"
-            if kind not in self._told:
+            if kind not in self._reported_kinds:
                 new[str(name)] = str(reason)
-        self._told |= {"number" if "number" in reason else "type" for reason in new.values()}
+        self._reported_kinds |= {"number" if "number" in reason else "type" for reason in new.values()}
         if not new:
             return None
-        told = ", ".join(f"'{name}' ({reason})" for name, reason in new.items())
-        return f"info: no metrics of {told}; numbers become metrics, the first {MOST_NUMBERS} of them"
+        names = ", ".join(f"'{name}' ({reason})" for name, reason in new.items())
+        return f"info: no metrics of {names}; numbers become metrics, the first {MOST_NUMBERS} of them"
 
 
 def metric_of(name: str) -> str:
-    """The metric of a number's name."""
+    """The metric for a name in ``info``."""
     return "success_rate" if name == SUCCESS else f"{INFO}/{name}"
 
 
 def _sums(found: Any) -> list[tuple[str, tuple[float, float]]]:
-    """(name, (sum, count)) of what a message holds."""
+    """(name, (sum, count)) of each entry of a message."""
     if not isinstance(found, dict):
         return []
     return [

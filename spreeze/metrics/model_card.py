@@ -35,13 +35,13 @@ def card(run: Path, name: str, points: Sequence[tuple[int, float]], *, clip: boo
         points: env steps and mean return of each evaluation; ``curve`` draws them.
         clip: whether the repository has a clip.
     """
-    about, summary, best = read_run(run), read_json(run / "summary.json"), read_json(run / "checkpoints" / "best.json")
-    env, algo = clean(about.get("env_id"), 100), clean(about.get("algo"), 40)
-    there = published(algo, env)
+    record, summary, best = read_run(run), read_json(run / "summary.json"), read_json(run / "checkpoints" / "best.json")
+    env, algo = clean(record.get("env_id"), 100), clean(record.get("algo"), 40)
+    reference = published(algo, env)
     returns = [
         ("this policy", _with_spread(best.get("return"), best.get("std")), f"{_number(best.get('played'))} episodes"),
         ("end of the run", _number(summary.get("eval_return_final")), "mean of the last ten evaluations"),
-        *([(f"published, {_steps(there)}", _number(there.value), SOURCE)] if there else []),
+        *([(f"published, {_steps(reference)}", _number(reference.value), SOURCE)] if reference else []),
     ]
     short = name.rpartition("/")[2]
     return "\n".join(
@@ -68,7 +68,7 @@ def card(run: Path, name: str, points: Sequence[tuple[int, float]], *, clip: boo
             "",
             "## How it was trained",
             "",
-            *_table(("what", "value"), _facts(about, summary)),
+            *_table(("what", "value"), _facts(record, summary)),
             "",
             "Settings that differ from the defaults; `config.toml` has all of them, with their sources:",
             "",
@@ -97,14 +97,14 @@ def _metadata(env: str, algo: str, best: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _facts(about: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    versions = about.get("versions")
+def _facts(record: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions = record.get("versions")
     known = versions if isinstance(versions, dict) else {}
     return [
-        ("algorithm, mode, seed", f"{about.get('algo')}, {about.get('mode')}, {about.get('seed')}"),
+        ("algorithm, mode, seed", f"{record.get('algo')}, {record.get('mode')}, {record.get('seed')}"),
         ("env steps, updates", f"{_number(summary.get('env_steps'))}, {_number(summary.get('updates'))}"),
         ("time", f"{_number(summary.get('wall_s'))} s"),
-        ("machine", clean(about.get("machine"), 200)),
+        ("machine", clean(record.get("machine"), 200)),
         ("versions", ", ".join(f"{name} {value}" for name, value in known.items() if value)),
     ]
 
@@ -136,37 +136,37 @@ def _with_spread(mean: object, std: object) -> str:
     return f"{mean:.2f} +/- {std:.2f}" if isinstance(mean, float) and isinstance(std, float) else DASH
 
 
-def _steps(there: Published) -> str:
-    return f"{there.env_steps:,} env steps"
+def _steps(reference: Published) -> str:
+    return f"{reference.env_steps:,} env steps"
 
 
-def curve(points: Sequence[tuple[int, float]], there: Published | None) -> bytes:
+def curve(points: Sequence[tuple[int, float]], reference: Published | None) -> bytes:
     """A PNG of (env steps, return) of evaluations, one at least, with a dashed line at the published return."""
     image = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default()
-    values = [value for _, value in points] + ([there.value] if there else [])
+    values = [value for _, value in points] + ([reference.value] if reference else [])
     low, high, last = min(values), max(values), max(1, points[-1][0])
     high = high if high > low else low + 1.0
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def pixel(x: float, y: float) -> tuple[float, float]:
         return (
             _LEFT + x / last * (_WIDTH - _LEFT - _RIGHT),
             _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM),
         )
 
     for tick in ticks(low, high):
-        pen.line([place(0, tick), place(last, tick)], fill=_GRID)
-        pen.text((_LEFT - 8, place(0, tick)[1]), f"{tick:g}", fill=_INK, font=font, anchor="rm")
+        pen.line([pixel(0, tick), pixel(last, tick)], fill=_GRID)
+        pen.text((_LEFT - 8, pixel(0, tick)[1]), f"{tick:g}", fill=_INK, font=font, anchor="rm")
     for tick in ticks(0.0, float(last)):
-        pen.text((place(tick, low)[0], _HEIGHT - _BOTTOM + 8), f"{tick:,.0f}", fill=_INK, font=font, anchor="ma")
+        pen.text((pixel(tick, low)[0], _HEIGHT - _BOTTOM + 8), f"{tick:,.0f}", fill=_INK, font=font, anchor="ma")
     pen.text((_WIDTH / 2, _HEIGHT - 6), "env steps", fill=_INK, font=font, anchor="md")
     pen.text((_LEFT, 8), "return of evaluations", fill=_INK, font=font)
-    if there:
+    if reference:
         for start in range(0, 100, 2):
-            ends = [place(last * share / 100, there.value) for share in (start, start + 1)]
+            ends = [pixel(last * share / 100, reference.value) for share in (start, start + 1)]
             pen.line(ends, fill=_OTHERS, width=2)
-        pen.text((_WIDTH - _RIGHT, 8), there.label, fill=_OTHERS, font=font, anchor="ra")
-    line = [place(*point) for point in points]
+        pen.text((_WIDTH - _RIGHT, 8), reference.label, fill=_OTHERS, font=font, anchor="ra")
+    line = [pixel(*point) for point in points]
     pen.line(line if len(line) > 1 else line * 2, fill=_LINE, width=2)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")

@@ -1,6 +1,6 @@
 """Falls and plateaus of a run's return, and the end of a run that has no stop condition.
 
-A level is a mean of ten evaluations. What a run has gained is its highest level over that of its first evaluations, so
+A level is a mean of ten evaluations. The gain of a run is its highest level minus that of its first evaluations, so
 negative returns are judged like others. It has fallen once ten levels in a row are below half of its gain.
 
 A run without a stop condition ends at a published return, once returns have stopped rising, or at its budget. They
@@ -25,15 +25,15 @@ from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow
 
 FIRST = 5
-"""Evaluations that tell where a run began."""
-_STAYS = 10
-"""Levels in a row that are a fall."""
-_KEPT = 0.5
-"""Share of what was gained below which the return has fallen."""
+"""Number of first evaluations, whose mean is the level at which a run starts."""
+_LOW_LEVELS = 10
+"""Consecutive low levels that count as a fall."""
+_LEAST_SHARE = 0.5
+"""Share of the gain below which the return has fallen."""
 _CLEARLY = 3.0
-"""Standard errors that a gain exceeds."""
-MOST_RETURNS = 5
-"""Times that a session goes back to its best checkpoint: learning rates are then a 32nd of the settings."""
+"""Standard errors that a gain has to exceed."""
+MOST_ROLLBACKS = 5
+"""Times that a session may go back to its best checkpoint: learning rates are then a 32nd of the settings."""
 
 
 class Level(NamedTuple):
@@ -46,54 +46,54 @@ class Level(NamedTuple):
 
 
 class FallWatch:
-    """Notices falls in a growing curve, each once: again after a recovery, or after the learner has gone back."""
+    """Detects falls in a growing curve, each once: again after a recovery, or after the learner was rolled back."""
 
-    def __init__(self, stays_s: float) -> None:
-        """``stays_s``: time that a fall lasts at least [s]."""
-        self._stays_s = stays_s
-        self._begin(0)
+    def __init__(self, least_s: float) -> None:
+        """``least_s``: time that a fall lasts at least [s]."""
+        self._least_s = least_s
+        self._start(0)
 
-    def _begin(self, first: int) -> None:
-        self._begun = self._seen = self._judged = first
+    def _start(self, first: int) -> None:
+        self._first = self._seen = self._judged = first
         self._top: Level | None = None
         self._low_since: int | None = None
-        self._said = False
+        self._reported = False
 
-    def begin_again(self, curve: Sequence[EvaluationRow]) -> None:
+    def reset(self, curve: Sequence[EvaluationRow]) -> None:
         """Forgets the curve so far: the task has changed."""
-        self._begin(len(curve))
+        self._start(len(curve))
 
-    def went_back(self, curve: Sequence[EvaluationRow]) -> None:
-        """The learner goes back: the evaluations from here on tell whether that was enough."""
-        self._judged, self._said = len(curve), False
+    def rolled_back(self, curve: Sequence[EvaluationRow]) -> None:
+        """The learner goes back to its best checkpoint: only evaluations after this show whether that helped."""
+        self._judged, self._reported = len(curve), False
 
     def fallen(self, curve: Sequence[EvaluationRow]) -> str | None:
-        """Says that the return has fallen, from which level to which; None if it has not, or that was said before.
+        """A sentence on a fall of the return, with its levels; None without a fall that is not yet reported.
 
-        ``curve`` is that of the last call and what came since.
+        ``curve`` is that of the last call, with the evaluations since then.
         """
-        if len(curve) - self._begun < FIRST + POLICIES:
+        if len(curve) - self._first < FIRST + POLICIES:
             return None
-        first = level_of(curve[self._begun : self._begun + FIRST])
-        self._seen = max(self._seen, self._begun + FIRST + POLICIES - 1)
+        first = level_of(curve[self._first : self._first + FIRST])
+        self._seen = max(self._seen, self._first + FIRST + POLICIES - 1)
         while self._seen < len(curve):
             self._seen += 1
             level = level_of(curve[self._seen - POLICIES : self._seen])
             if self._top is None or level.mean > self._top.mean:
                 self._top = level
-            if level.mean >= first.mean + _KEPT * (self._top.mean - first.mean):
-                self._low_since, self._said = None, False
+            if level.mean >= first.mean + _LEAST_SHARE * (self._top.mean - first.mean):
+                self._low_since, self._reported = None, False
             elif self._low_since is None:
                 self._low_since = self._seen - 1
         top = self._top
-        if top is None or self._low_since is None or self._said:
+        if top is None or self._low_since is None or self._reported:
             return None
-        low = max(self._low_since, self._judged + POLICIES - 1)  # a level is of evaluations since then alone
-        if len(curve) - low < _STAYS or curve[-1].t - curve[low].t < self._stays_s:
+        low = max(self._low_since, self._judged + POLICIES - 1)  # a level averages only evaluations since then
+        if len(curve) - low < _LOW_LEVELS or curve[-1].t - curve[low].t < self._least_s:
             return None
         if top.mean - first.mean <= _CLEARLY * math.hypot(top.error, first.error):
             return None
-        self._said = True
+        self._reported = True
         return (
             f"the return has fallen: {level_of(curve[-POLICIES:]).mean:.1f} is its mean over {POLICIES} evaluations, "
             f"below half of what was gained from {first.mean:.1f} to {top.mean:.1f} at {top.t:.0f} s"
@@ -111,13 +111,13 @@ _LEAST_S = 600.0
 _FEWEST = 30
 """Evaluations in the last third of the time below which no plateau counts."""
 _GAIN = 0.02
-"""Share of what was gained so far by which the best mean has to rise in the last third."""
+"""Share of the gain so far by which the best mean has to rise in the last third."""
 _FALLEN = 0.5
-"""Share of what was gained below which the latest returns are no plateau."""
+"""Share of the gain below which the latest returns are no plateau."""
 _Z_95 = 1.96
 _FEWEST_OF_A_TREND = 6
 _LEAST_OF_A_TREND_S = 30.0
-"""Training time that a trend covers at least: a slope of seconds says little of a minute."""
+"""Training time that a trend covers at least: a slope over seconds says little about a minute."""
 
 
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
@@ -125,9 +125,9 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     if not curve or curve[-1].t - curve[0].t < _LEAST_S:
         return False
     since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
-    begun = next(place for place, record in enumerate(curve) if record.t >= since)
-    latest = curve[begun:]
-    if len(latest) < _FEWEST or begun < max(FIRST, POLICIES):
+    begin = next(index for index, record in enumerate(curve) if record.t >= since)
+    latest = curve[begin:]
+    if len(latest) < _FEWEST or begin < max(FIRST, POLICIES):
         return False
     first, last = level_of(curve[:FIRST]), level_of(latest)
     if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
@@ -137,7 +137,7 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     if slope > half:
         return False
     means = running_mean(curve, POLICIES)
-    before, now = max(means[POLICIES - 1 : begun], default=-math.inf), max(means[begun:])
+    before, now = max(means[POLICIES - 1 : begin], default=-math.inf), max(means[begin:])
     gained = max(before, now) - first.mean
     return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN * gained
 
@@ -165,7 +165,7 @@ class Trend(NamedTuple):
     def sentence(self, target: float | None = None, best: float = -math.inf) -> str:
         """The slope in words, and when the line reaches ``target``, by it and by the ends of its interval.
 
-        A target up to the ``best`` return so far has been reached, and is not spoken of.
+        A target up to the ``best`` return so far has been reached, and is left out.
         """
         low, high = self.per_s - self.half, self.per_s + self.half
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
@@ -204,11 +204,11 @@ class Ending:
     target: Published | None
     budget_s: float
     _judged: int = field(default=0, init=False)
-    """Evaluations that were looked at."""
+    """Number of evaluations judged so far."""
 
     @property
     def sentence(self) -> str:
-        """When it ends."""
+        """A sentence on when it ends."""
         target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
         least = f"(after {_LEAST_S / 60.0:g} min or more)"
         return f"ends by itself: {target}once returns no longer rise {least}, or after {self.budget_s / 60.0:g} min"
@@ -224,7 +224,7 @@ class Ending:
 
 
 def ending_of(config: Config, env_id: str) -> Ending | None:
-    """The end of a run of these settings; None where it has a stop condition of its own."""
+    """How a run with these settings ends by itself; None if it has a stop condition."""
     if not config.stop.by_itself:
         return None
     target = published(config.run.algo, env_id) if config.evaluation.enabled else None

@@ -38,11 +38,11 @@ PUBLISHED: dict[str, dict[str, tuple[float, int]]] = {
 
 
 _LIKE = {"crossq": "sac"}
-"""Algorithms that are measured by another one's number, where ``SOURCE`` has none of theirs."""
+"""Algorithms that are compared with the return of another one, because ``SOURCE`` lacks theirs."""
 
 
 def published(algo: str | None, env_id: str | None) -> Published | None:
     """The return of a task in ``SOURCE``, if it has one."""
-    of_task = PUBLISHED.get(env_id or "", {})
-    found = of_task.get(algo or "") or of_task.get(_LIKE.get(algo or "", ""))
+    returns = PUBLISHED.get(env_id or "", {})
+    found = returns.get(algo or "") or returns.get(_LIKE.get(algo or "", ""))
     return None if found is None else Published(*found)

@@ -1,8 +1,8 @@
 """Episodes that evaluations leave in a run directory: numbers of each env step, pictures, and sentences on both.
 
 ``episodes/ID.npz`` holds the best, the median and the worst episode of one evaluation, ``episodes/ID-KIND.frames`` the
-pictures of one, by the first of its kinds. An ID is the evaluation's place: wall time [ms], env steps, updates and
-group. A file may come from anywhere: what is read is bounded, and nothing in it is executed.
+pictures of one, by the first of its kinds. An ID is the evaluation's position in the run: wall time [ms], env steps,
+updates and group. A file may come from anywhere: what is read is bounded, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FOLDER = "episodes"
 FORMAT = 1
 KINDS = ("best", "median", "worst")
 FRAMES, UNFINISHED = ".frames", ".drawing"
-"""Ends of the names of pictures, and of those that are being drawn."""
+"""Suffixes of files of pictures: complete, and still being drawn."""
 MOST_FRAME_BYTES = 64_000_000
 """Length of one episode's pictures."""
 _MOST_BYTES = 128_000_000
 _NAME = re.compile(r"e(\d{1,13})-(\d{1,16})-(\d{1,16})-(\d{1,4})")
 _FRAME = struct.Struct("<II")
 NOTE = 2**32 - 1
-"""In place of a frame's env step: its bytes are a sentence on the pictures."""
+"""Replaces a frame's env step if its bytes are a sentence on the pictures."""
 _AT_BOUND = 0.01
 """An action is at its bound within this share of the range."""
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError)
@@ -47,7 +47,7 @@ _OUTLIER = 4.0  # deviations from the mean of the steps' rewards
 
 
 class EvaluationKey(NamedTuple):
-    """Place of an evaluation in its run: that of the weights when they were published."""
+    """Position of an evaluation in its run: that of the weights when they were published."""
 
     wall_s: float
     env_steps: int
@@ -63,7 +63,7 @@ class EvaluationKey(NamedTuple):
         """The key with this ID.
 
         Raises:
-            RunError: it is none, so no part of a path either.
+            RunError: it is not an ID; only an ID is safe as part of a path.
         """
         found = _NAME.fullmatch(text)
         if found is None:
@@ -87,7 +87,7 @@ class RecordedEpisode:
     obs: np.ndarray
     """float32 [T + 1, O]: after the reset and each env step; the first columns of a wide one, none of an image."""
     info: np.ndarray
-    """float32 [T, K], NaN where a step did not tell."""
+    """float32 [T, K], NaN where a step lacks the number."""
     value: np.ndarray
     """float32 [T], the critic's value of the state that each action was chosen in; empty where unknown."""
     kinds: tuple[str, ...] = ()
@@ -126,8 +126,8 @@ def packed(recording: Recording) -> bytes:
     """The bytes of a recording's file."""
     arrays: dict[str, np.ndarray] = {}
     episodes = []
-    for place, each in enumerate(recording.episodes):
-        arrays |= {f"{place}.{name}": getattr(each, name) for name in _COLUMNS}
+    for index, each in enumerate(recording.episodes):
+        arrays |= {f"{index}.{name}": getattr(each, name) for name in _COLUMNS}
         episodes.append(
             {
                 "seed": each.seed,
@@ -154,8 +154,8 @@ def read_recording(run_dir: Path, key: EvaluationKey) -> Recording:
         with _arrays(path) as arrays:
             facts = json.loads(arrays["facts"].tobytes())
             refuse_newer(facts.get("format"), FORMAT, path, RunError)
-            told = facts.pop("episodes")[: len(KINDS)]
-            episodes = tuple(_episode(place, one, arrays) for place, one in enumerate(told))
+            entries = facts.pop("episodes")[: len(KINDS)]
+            episodes = tuple(_episode(index, entry, arrays) for index, entry in enumerate(entries))
     except FileNotFoundError:
         raise RunError(f"{key.id} is not kept: evaluation.keep_episodes bounds how many evaluations are") from None
     except _DAMAGE as error:
@@ -177,25 +177,25 @@ def _arrays(path: Path) -> Iterator[Any]:
 
 
 def _opened(path: Path) -> Any:
-    """A file below a run directory; links lead elsewhere and are refused."""
+    """Opens a file below a run directory; refuses links, which may lead outside."""
     if path.parent.is_symlink():
         raise RunError(f"{path.parent} is a symbolic link")
     return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
 
 
-def _episode(place: int, told: Mapping[str, Any], arrays: Any) -> RecordedEpisode:
-    columns = {name: np.asarray(arrays[f"{place}.{name}"]) for name in _COLUMNS}
+def _episode(index: int, entry: Mapping[str, Any], arrays: Any) -> RecordedEpisode:
+    columns = {name: np.asarray(arrays[f"{index}.{name}"]) for name in _COLUMNS}
     steps = len(columns["reward"])
     for name, array in columns.items():
         dims, rows = (1 if name in ("reward", "value") else 2), steps + (name == "obs")
         if array.dtype.kind != "f" or array.ndim != dims or len(array) not in (rows, 0 if name == "value" else rows):
             raise ValueError(f"{name} has shape {array.shape} and type {array.dtype} in an episode of {steps} steps")
     return RecordedEpisode(
-        seed=int(told["seed"]),
-        episode_return=float(told["return"]),
-        terminated=bool(told["terminated"]),
-        success=None if told["success"] is None else bool(told["success"]),
-        kinds=tuple(kind for kind in KINDS if kind in told["kinds"]),
+        seed=int(entry["seed"]),
+        episode_return=float(entry["return"]),
+        terminated=bool(entry["terminated"]),
+        success=None if entry["success"] is None else bool(entry["success"]),
+        kinds=tuple(kind for kind in KINDS if kind in entry["kinds"]),
         **columns,
     )
 
@@ -212,11 +212,11 @@ def kept_evaluations(run_dir: Path) -> list[EvaluationKey]:
 
 
 def prune(run_dir: Path, most: int, most_bytes: float) -> None:
-    """Deletes what is too much: first the oldest pictures, then the evaluations whose neighbours tell the most of them.
+    """Enforces the limits: deletes the oldest pictures, then the evaluations that their neighbours represent best.
 
     An evaluation counts by the share of the run's time between its neighbours, and by how far its return is from
-    those of its learner as a share of the range of returns. So what is left covers the whole run, and the deepest dips
-    stay, as do the first and the newest evaluation.
+    those of its learner as a share of the range of returns. So the evaluations left cover the whole run; the deepest
+    dips stay, as do the first and the newest evaluation.
     """
     keys, folder = kept_evaluations(run_dir), run_dir / FOLDER
     pictures = sorted((_age_and_size(path), path) for path in folder.glob(f"e*{FRAMES}"))
@@ -232,7 +232,7 @@ def prune(run_dir: Path, most: int, most_bytes: float) -> None:
         y = np.array([_return_mean(folder / f"{key.id}.npz") for key in keys])
         gap, off = (t[2:] - t[:-2]) / max(t[-1] - t[0], 1e-9), np.zeros(len(keys))
         for group in {key.group for key in keys}:  # each learner has returns of its own
-            own = np.array([place for place, key in enumerate(keys) if key.group == group])
+            own = np.array([index for index, key in enumerate(keys) if key.group == group])
             off[own[1:-1]] = np.abs(y[own[1:-1]] - (y[own[2:]] + y[own[:-2]]) / 2.0) / max(np.ptp(y[own]), 1e-9)
         key = keys.pop(1 + int(np.argmin(gap + off[1:-1])))
         total -= sizes[key]
@@ -265,7 +265,7 @@ def frame_record(step: int, data: bytes) -> bytes:
 
 
 def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
-    """The folder of an episode's pictures, which may not exist yet.
+    """The file of an episode's pictures, which may not exist yet.
 
     Raises:
         RunError: an unknown kind.
@@ -277,8 +277,8 @@ def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
 
 def read_frames(path: Path, offset: int, most: int) -> tuple[bytes, bool]:
     """At most ``most`` bytes of an episode's pictures from ``offset``, and whether these are the last ones."""
-    for place, final in ((path, True), (path.with_suffix(UNFINISHED), False), (path, True)):
-        with contextlib.suppress(OSError), _opened(place) as file:
+    for file_path, final in ((path, True), (path.with_suffix(UNFINISHED), False), (path, True)):
+        with contextlib.suppress(OSError), _opened(file_path) as file:
             file.seek(offset)
             data = file.read(most)
             return data, final and offset + len(data) >= os.fstat(file.fileno()).st_size
@@ -319,7 +319,7 @@ def step_numbers(recording: Recording, gamma: float | None) -> dict[str, np.ndar
     """Numbers of the env steps in the kept episodes of an evaluation, by name; unknown ones are absent.
 
     ``action``: all numbers of the actions, those with two finite bounds scaled to -1 .. 1, or else the options.
-    ``value``: the critic's. ``advantage``: the discounted return that came, less the value.
+    ``value``: the critic's. ``advantage``: the actual discounted return minus the value.
     """
     found, facts = dict[str, np.ndarray](), recording.facts
     actions = np.concatenate([each.action for each in recording.episodes])
@@ -362,7 +362,7 @@ _FALLS = ("Walker", "Hopper", "Humanoid", "Ant")
 
 
 def can_fall(env_id: object) -> bool:
-    """True of a task whose episodes terminate because the robot falls, as far as its name tells."""
+    """True if episodes of the task terminate because the robot falls, judging by its name."""
     return str(env_id or "").startswith(_FALLS)
 
 
@@ -374,12 +374,13 @@ def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | 
     marks += _action_marks(episode, facts)
     marks += _reward_marks(episode, facts)
     if gamma is not None and len(episode.value):
-        came = returns_to_go(episode, gamma)[0]
+        actual = returns_to_go(episode, gamma)[0]
         value = float(episode.value[0])
-        much = "about right"
-        if abs(value - came) > max(0.1 * abs(came), 1e-3):
-            much = f"{'over' if value > came else 'under'}estimated by {number(abs(value - came))}"
-        marks.append(Mark(f"value at the start {number(value)}, discounted return that came {number(came)}: {much}", 1))
+        verdict = "about right"
+        if abs(value - actual) > max(0.1 * abs(actual), 1e-3):
+            verdict = f"{'over' if value > actual else 'under'}estimated by {number(abs(value - actual))}"
+        text = f"value at the start {number(value)}, discounted return that came {number(actual)}"
+        marks.append(Mark(f"{text}: {verdict}", 1))
     return marks
 
 
@@ -416,14 +417,14 @@ def _reward_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterato
         if reward[worst] < reward.mean() - _OUTLIER * reward.std():
             yield Mark(f"least reward {number(float(reward[worst]))} at step {worst + 1:,}", worst + 1)
     names = enumerate(_texts(facts, "info")[: episode.info.shape[1]])
-    sums = [(name, float(np.nansum(episode.info[:, place]))) for place, name in names if is_term(name)]
+    sums = [(name, float(np.nansum(episode.info[:, column]))) for column, name in names if is_term(name)]
     if sums:
         sums.sort(key=lambda term: -abs(term[1]))
         yield Mark("sum of each term: " + ", ".join(f"{name} {number(total)}" for name, total in sums[:6]))
 
 
 def is_term(name: str) -> bool:
-    """True if a number of ``info`` is called a part of the reward."""
+    """True if the name of a number of ``info`` suggests a term of the reward."""
     return any(word in name.lower() for word in ("reward", "rew_", "cost", "penalty", "bonus"))
 
 

@@ -1,6 +1,6 @@
-"""Reasons why the return differs from that of the evaluation before, as far as a run's own numbers tell.
+"""Possible reasons why a return differs from that of the previous evaluation, from the run's own metrics.
 
-Nothing here proves a cause. The sentences say whether chance is enough of an explanation, whether episodes became
+Nothing here proves a cause. The sentences say whether chance is a sufficient explanation, whether episodes became
 shorter or earned less a step, how many of them are affected, and what else changed between the two evaluations.
 """
 
@@ -19,12 +19,12 @@ from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE, MetricTable
 
 _EARLIER = 12
-"""Evaluations before that show how much a metric usually changes from one to the next."""
+"""Number of earlier evaluations that show how much a metric usually changes from one to the next."""
 _LEAST_EARLIER = 5
 _UNUSUAL = 4.0
-"""Times its usual change, from which on the change of a metric is mentioned."""
+"""A metric is mentioned if its change is at least this multiple of its usual change."""
 _LEAST_CHANGE = 0.1
-"""Share of its value that such a change has at least."""
+"""Least share of its value by which such a metric changes."""
 _MOST_METRICS, _MOST_EVENTS = 3, 4
 _NEWEST_EVENTS = 2000
 _GROUPS = ("Learning", "Balance", "Speed")
@@ -42,27 +42,27 @@ def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABL
     Raises:
         RunError: the metrics are damaged or take too long to read.
     """
-    with MetricsReader(run_dir / "metrics.db").held() as reader:
+    with MetricsReader(run_dir / "metrics.db").connected() as reader:
         rows = reader.evaluations()
-        place = next((i for i, row in enumerate(rows) if _is_of(row, recording.key)), 0)
-        if place == 0:
+        index = next((i for i, row in enumerate(rows) if _is_of(row, recording.key)), 0)
+        if index == 0:
             return None
-        before, now = rows[place - 1], rows[place]
-        events = [one for one in reader.events(_NEWEST_EVENTS) if before.t < one.t <= now.t]
-        times = [row.t for row in rows[max(0, place - 1 - _EARLIER) : place + 1]]
-        moved = _moved(reader, times, table)
+        before, now = rows[index - 1], rows[index]
+        events = [event for event in reader.events(_NEWEST_EVENTS) if before.t < event.t <= now.t]
+        times = [row.t for row in rows[max(0, index - 1 - _EARLIER) : index + 1]]
+        metric_changes = _metric_changes(reader, times, table)
     few = "; there are too few evaluations before to tell which metrics changed unusually."
     nothing = ", and no metric of learning changed unusually." if len(times) > _LEAST_EARLIER + 2 else few
-    others = [*_event_sentences(events), *moved]
-    when = duration(before.t)
-    if when == duration(now.t):
-        when += f", after {whole(before.updates)} updates"
+    other_changes = [*_event_sentences(events), *metric_changes]
+    time_text = duration(before.t)
+    if time_text == duration(now.t):
+        time_text += f", after {whole(before.updates)} updates"
     return ReturnChange(
-        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {when}",
+        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {time_text}",
         (
             *_chance(before, now, recording),
             *_length_or_reward(before, now),
-            *(others or [f"Between the two no event was recorded{nothing}"]),
+            *(other_changes or [f"Between the two no event was recorded{nothing}"]),
         ),
     )
 
@@ -72,17 +72,17 @@ def _is_of(row: EvaluationRow, key: EvaluationKey) -> bool:
 
 
 def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
-    """One sentence where the 95 % intervals of both cover the difference; else on a fall, how many episodes show it."""
+    """A sentence if the 95 % intervals explain the difference; else, after a fall, how many episodes show it."""
     if before.return_mean == now.return_mean:
         return ["The return did not change."]
     if before.half_width is None or now.half_width is None:
         return []
-    doubt = math.hypot(before.half_width, now.half_width)
-    if abs(now.return_mean - before.return_mean) > doubt:
+    margin = math.hypot(before.half_width, now.half_width)
+    if abs(now.return_mean - before.return_mean) > margin:
         return _which_episodes(before, now, recording)
     return [
         f"Chance is enough: returns of single episodes differ so much that the means of {now.episodes} may be "
-        f"{number(doubt)} apart without any change of the policy."
+        f"{number(margin)} apart without any change of the policy."
     ]
 
 
@@ -106,7 +106,7 @@ def _length_or_reward(before: EvaluationRow, now: EvaluationRow) -> list[str]:
 
 
 def _which_episodes(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
-    """Says of a fall of the return whether the median episode shows it or only the worst ones."""
+    """After a fall of the return: a sentence on whether most episodes are worse, or only a few."""
     returns = {kind: each.episode_return for each in recording.episodes for kind in each.kinds}
     if now.return_mean >= before.return_mean or not {"median", "worst"} <= returns.keys() or now.episodes < 3:
         return []
@@ -119,13 +119,14 @@ def _which_episodes(before: EvaluationRow, now: EvaluationRow, recording: Record
 
 
 def _event_sentences(events: Sequence[Event]) -> list[str]:
-    chosen = sorted(events, key=lambda one: one.level == "info")[:_MOST_EVENTS]
-    told = [f"{duration(one.t)}, {one.source}: {one.text}" for one in sorted(chosen, key=lambda one: one.t)]
+    chosen = sorted(events, key=lambda event: event.level == "info")[:_MOST_EVENTS]
+    chosen.sort(key=lambda event: event.t)
+    sentences = [f"{duration(event.t)}, {event.source}: {event.text}" for event in chosen]
     more = len(events) - len(chosen)
-    return told + [f"and {more} more events in that time"] * (more > 0)
+    return sentences + [f"and {more} more events in that time"] * (more > 0)
 
 
-def _moved(reader: MetricsReader, times: Sequence[float], table: MetricTable) -> list[str]:
+def _metric_changes(reader: MetricsReader, times: Sequence[float], table: MetricTable) -> list[str]:
     """Sentences on the metrics whose last change is far above their usual one, the largest first."""
     found = []
     for metric in table.metrics:
@@ -143,7 +144,7 @@ def _moved(reader: MetricsReader, times: Sequence[float], table: MetricTable) ->
 
 
 def _means(series: Series, times: Sequence[float]) -> np.ndarray:
-    """The mean of a series between each two times, NaN without a value, float64 [len(times) - 1]."""
+    """The mean of a series between consecutive times, NaN without a value, float64 [len(times) - 1]."""
     edges = np.searchsorted(series.t, times, side="right")
     sums = np.concatenate([[0.0], np.cumsum(series.mean)])
     with np.errstate(invalid="ignore"):
@@ -152,7 +153,7 @@ def _means(series: Series, times: Sequence[float]) -> np.ndarray:
 
 
 def _score(means: np.ndarray) -> float:
-    """The last change over the usual one, by their median absolute deviation; 0 where too little is known."""
+    """The last change over the usual one, by their median absolute deviation; 0 with too little data."""
     changes = np.diff(means)
     earlier = changes[:-1][np.isfinite(changes[:-1])]
     if len(changes) == 0 or not math.isfinite(changes[-1]) or len(earlier) < _LEAST_EARLIER:

@@ -27,7 +27,7 @@ class GpuSnapshot:
 
     @property
     def figures(self) -> str:
-        """Power, clock and memory, each of what there is; its use says little without them."""
+        """Power, clock and memory, each with its limit if known; GPU use alone says little."""
         power, clock = _of(self.power_w, self.power_limit_w, "W", 0), _of(self.clock_hz, self.clock_max_hz, "GHz", 2)
         memory = "" if self.memory_bytes is None else f" of {size(self.memory_bytes)}"
         return f"{power}, {clock}, {size(self.memory_used_bytes)}{memory}"
@@ -40,7 +40,7 @@ class GpuSnapshot:
 
 def _of(value: float | None, most: float | None, unit: str, digits: int) -> str:
     scale = 1e-9 if unit == "GHz" else 1.0
-    now, limit = (DASH if one is None else f"{one * scale:.{digits}f}" for one in (value, most))
+    now, limit = (DASH if number is None else f"{number * scale:.{digits}f}" for number in (value, most))
     return f"{now} {unit}" if most is None else f"{now} of {limit} {unit}"
 
 
@@ -57,7 +57,7 @@ class Snapshot:
     on_device: bool = False
     """Its learner steps the environments, on its device."""
     asynchronous: bool = False
-    """The learner does not pace the samplers: ``lag`` is the least one."""
+    """The learner does not pace the samplers: ``lag`` is its minimum."""
     state: str = "starting"
     wall_s: float | None = None
 
@@ -107,7 +107,7 @@ class Snapshot:
     """Usable cores that the user's other runs keep busy."""
     restarts: int = 0
     unevaluated: bool = False
-    """A return is waited for, and the evaluator keeps failing."""
+    """The run should stop at a return, but the evaluator keeps failing."""
     tuner_measures: bool = False
     """The tuner has not chosen yet, and measures while the run trains."""
     env_errors: int | None = None
@@ -124,7 +124,7 @@ class Snapshot:
 
     @property
     def time_left(self) -> str | None:
-        """Share that is done, and how long the rest will take; None if unknown."""
+        """Share that is done, and the time left; None if unknown."""
         if self.progress is None:
             return None
         most = "at most " if self.may_end_earlier else ""
@@ -167,13 +167,13 @@ def snapshot_of(
         config: its settings, part -> field -> value.
         values: the newest value of each series, None or absent if unknown.
         data_flow: how its mode runs its algorithm; None if unknown.
-        state: what it does.
+        state: its state.
         table: the metrics.
         own: fields of the snapshot that only the run's own process knows, or knows better.
     """
     lag = data_flow.lag if data_flow else None
     replay = config.get("replay", {}) if lag is None else {}
-    # Taken from the metrics, because the configuration of an old run may not say it.
+    # Taken from the metrics, because the configuration of an old run may lack it.
     on_policy = lag is not None or bool(values.get("learner_learn_share"))
     # A mode may have narrowed the bounds that were set.
     band: Sequence[float | None] = run.get("samples_per_insert_band") or ()
@@ -240,7 +240,7 @@ def ends_at_return(stop: Mapping[str, Any]) -> bool:
 def split_of(
     values: Mapping[str, float | None], role: str, *, on_policy: bool = False, table: MetricTable = TABLE
 ) -> dict[str, float]:
-    """Split of a role's time by part; waiting comes last, as it is drawn."""
+    """Split of a role's time by part; waiting is last, as in the charts."""
     rows = [
         (slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in table.splits(role, on_policy=on_policy)
     ]

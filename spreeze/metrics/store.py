@@ -1,4 +1,4 @@
-"""The metrics of one run in one SQLite file, as any number of readers read them.
+"""Reads the metrics of a run from its SQLite file; there may be any number of readers.
 
 Raw values are kept for an hour, 10 s roll-ups for a day, 60 s roll-ups forever. A sample is one row with the values of
 all series, so a commit writes one or two pages however many series there are. A late value, which is older than the
@@ -87,7 +87,7 @@ Query = Callable[..., list[tuple[Any, ...]]]
 
 
 class RawValues:
-    """The raw values of a file. Samples are read once, from the earliest time that was requested on."""
+    """The raw values of a file. Samples are read once, from the earliest requested time on."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -102,15 +102,15 @@ class RawValues:
         table = np.column_stack([t, step, value])
         if rows:
             table = np.concatenate([np.array(rows, np.float64).reshape(-1, 3), table])
-            # Of two values of one time a point is the later one, and np.unique keeps the first.
+            # Of a point and a sample at the same time, the point is newer; np.unique keeps the first.
             table = table[np.unique(table[:, 0], return_index=True)[1]]
         return table
 
     def newest(self, number: int, after: float) -> tuple[float, int, float] | None:
         """The last (t, step, value) of a series that is later than ``after``."""
         t, step, value = self._sampled(number, after)
-        ask = "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1"
-        found = [(float(at), int(steps), float(last)) for at, steps, last in self._query(ask, number)]
+        sql = "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1"
+        found = [(float(at), int(steps), float(last)) for at, steps, last in self._query(sql, number)]
         found += [(float(t[-1]), int(step[-1]), float(value[-1]))] if len(t) else []
         return max(found, key=lambda row: row[0], default=None)
 
@@ -127,8 +127,8 @@ class RawValues:
         if begin_us >= self._from_us:
             return
         rows, size_bytes, next_us = list[tuple[Any, ...]](), 0, begin_us
-        ask = "SELECT us, step, data FROM samples WHERE us >= ? AND length(data) <= ? ORDER BY us LIMIT ?"
-        while found := self._query(ask, next_us, 8 * MOST_SERIES, _SLICE_ROWS):
+        sql = "SELECT us, step, data FROM samples WHERE us >= ? AND length(data) <= ? ORDER BY us LIMIT ?"
+        while found := self._query(sql, next_us, 8 * MOST_SERIES, _SLICE_ROWS):
             rows += found
             next_us, size_bytes = int(found[-1][0]) + 1, size_bytes + sum(len(data) for *_, data in found)
             if size_bytes > _MAX_RAW_BYTES:
@@ -197,10 +197,10 @@ class MetricsReader:
 
     def whole_series(self, name: str) -> Series:
         """Returns a series in full: roll-ups, then all raw points; errors as ``series``."""
-        with self.held() as reader:
+        with self.connected() as reader:
             found = reader.series(name, max_points=_MAX_ROWS)
             points = np.array(reader.tail([name], -1.0, _MAX_ROWS).get(name, []), np.float64).reshape(-1, 3)
-        # The series may start its points with a roll-up over the first of them.
+        # A roll-up may already cover the first raw points.
         older = found.t < (points[0, 0] if len(points) else math.inf)
         t, step, value = points.T
         columns = zip(found[3:], (t, step, value, value, value), strict=True)
@@ -210,11 +210,11 @@ class MetricsReader:
         """The newest value of every series, however old."""
         newest: dict[str, Point] = {}
         table, width_s, _ = TIERS[-1]
-        ask = f"SELECT t, step, last, bucket FROM {table} WHERE series = ? ORDER BY bucket DESC LIMIT 1"
+        sql = f"SELECT t, step, last, bucket FROM {table} WHERE series = ? ORDER BY bucket DESC LIMIT 1"
         with self._session() as query:
             series, raw = query("SELECT id, name FROM series ORDER BY id"), self._raw(query)
-            rolled = {number: row for number, _ in series for row in query(ask, number)}
-            # The roll-ups of a bucket are written together: what they lack is in its raw values or in later ones.
+            rolled = {number: row for number, _ in series for row in query(sql, number)}
+            # The roll-ups of a bucket are written together, so newer values exist as raw values.
             after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
             for number, name in series:
                 point = raw.newest(number, math.nextafter(after, -math.inf))
@@ -256,13 +256,13 @@ class MetricsReader:
         """Worst and best in each of at most ``groups`` equal parts of evaluations ``after + 1`` to ``last``."""
         width = max(1, math.ceil((last - after) / max(1, groups)))
         # SQLite takes the other columns from the row that has the minimum or maximum.
-        ask = " UNION ".join(
+        sql = " UNION ".join(
             f"SELECT {_FIELDS} FROM (SELECT {_FIELDS}, {which}(return_mean) FROM evaluations WHERE rowid > ? "
             f"AND rowid <= ? GROUP BY (rowid - 1 - ?) / ?)"
             for which in ("min", "max")
         )
         with self._session() as query:
-            return [_evaluation(row) for row in query(f"{ask} ORDER BY t", *(2 * (after, last, after, width)))]
+            return [_evaluation(row) for row in query(f"{sql} ORDER BY t", *(2 * (after, last, after, width)))]
 
     def last_evaluation(self) -> tuple[int, EvaluationRow | None]:
         """The number of evaluations, and the newest one."""
@@ -277,8 +277,8 @@ class MetricsReader:
             return _evaluation(rows[0]) if rows else None
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[MetricsReader]:
-        """A reader for several queries: its calls share one connection and one time limit."""
+    def connected(self) -> Iterator[MetricsReader]:
+        """Yields a reader for several queries, which share one connection and one time limit."""
         with self._session() as query:
             shared = MetricsReader(self._path, self._timeout_s)
             shared._shared = query, RawValues(query)
@@ -306,20 +306,20 @@ class MetricsReader:
             raise RunError(f"{self._path} cannot be read: {clean(error)}; see the log of the run") from None
 
     def _raw(self, query: Query) -> RawValues:
-        """The raw values; with ``held`` those that the calls share."""
+        """The raw values; within ``connected``, those that its calls share."""
         return RawValues(query) if self._shared is None else self._shared[1]
 
     def _open(self) -> sqlite3.Connection:
         """Opens read-only; a folder in which no lock file can be made counts as one without a writer."""
-        place = f"file:{quote(str(self._path.absolute()))}?mode=ro"
-        connection = sqlite3.connect(place, uri=True, timeout=1.0, isolation_level=None)
+        uri = f"file:{quote(str(self._path.absolute()))}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=1.0, isolation_level=None)
         try:
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
         except sqlite3.OperationalError as error:
             connection.close()
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
-            return sqlite3.connect(f"{place}&immutable=1", uri=True, isolation_level=None)
+            return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
         except sqlite3.Error:
             connection.close()
             raise
@@ -360,11 +360,11 @@ def _rows(query: Query, raw: RawValues, number: int, since: float, max_points: i
     for table, tier_s, until in plan:
         first = math.floor(since / tier_s) if len(found) == 1 else math.floor(covered / tier_s) + 1
         last = min(until / tier_s, float(2**53))
-        begun = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
-        if begun >= math.floor(last):  # the series started within this bucket: finer rows have all of it
+        first_bucket = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
+        if first_bucket >= math.floor(last):  # the series started within this bucket: finer rows have all of it
             last = math.floor(last)
-        ask = f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ?"
-        rows = query(f"{ask} ORDER BY bucket", number, first, last, covered)
+        sql = f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ?"
+        rows = query(f"{sql} ORDER BY bucket", number, first, last, covered)
         if rows:
             found.append(np.array(rows, np.float64).reshape(-1, 5))
             covered = found[-1][-1, 0]

@@ -80,7 +80,7 @@ class Metric(NamedTuple):
     label: str = ""
     """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
     each: bool = False
-    """True if terminal and page show that of each learner, where there are several, and of each other host."""
+    """True if terminal and page show it for each of several learners, and for each other host."""
     return_power: int = 0
     """Power of the unit of returns in its value, such as 2 of a squared error. Algorithms from replay learn returns in
     units of their deviation; the value is multiplied by that to this power, which gives units of the task."""
@@ -172,10 +172,10 @@ DEADLINE_S: dict[Phase, float] = {
 
 
 def deadlines(step_s: float, start_s: float) -> dict[Phase, float]:
-    """``DEADLINE_S`` of a process with environments, whose step and start may take so long."""
-    # In these phases one may have to be made.
-    made = {phase: max(DEADLINE_S[phase], start_s) for phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)}
-    return DEADLINE_S | made | {Phase.STEP: step_s, Phase.INIT: start_s}
+    """``DEADLINE_S`` of a process with environments, with these limits for a step and a start."""
+    # In these phases an environment may have to be constructed.
+    constructing = {phase: max(DEADLINE_S[phase], start_s) for phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)}
+    return DEADLINE_S | constructing | {Phase.STEP: step_s, Phase.INIT: start_s}
 
 
 DEADLINE_SETTINGS: dict[Phase, str] = {
@@ -186,7 +186,7 @@ DEADLINE_SETTINGS: dict[Phase, str] = {
 
 
 def deadline_text(phase: Phase, deadline_s: float) -> str:
-    """The setting of a deadline that is met, in brackets for a message; empty if there is none."""
+    """The setting of a phase's deadline, in brackets for a message; empty if there is none."""
     setting = DEADLINE_SETTINGS.get(phase)
     return "" if setting is None else f" ({setting} = {deadline_s:g})"
 
@@ -427,7 +427,7 @@ POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("visualizer.clips", "clips", "clips recorded"),
     InternalSlot("visualizer.policy_version", "updates", "version of the policy that is shown"),
     InternalSlot("host.rows_arrived", "rows", "rows of a host that were stored"),
-    InternalSlot("host.pulls", "pulls", "chunks that are asked for and not here yet"),
+    InternalSlot("host.pulls", "pulls", "chunks requested and not received yet"),
     InternalSlot("host.seen", "flag", "1 once there was such a host"),
     InternalSlot("host.alive", "flag", "1 while it answers and gives rows"),
     InternalSlot("visualizer.paused", "flag", "1 while it rests"),
@@ -454,7 +454,7 @@ class MetricTable:
         """role -> names of its float64 slots, in order, if it has any. Times (in seconds) and counts are cumulative."""
 
     def extend(self, metrics: Iterable[Metric]) -> None:
-        """Adds rows of an imported module; rows that are already there are ignored. Slots keep their places.
+        """Adds rows of an imported module; rows that are already there are ignored. Slots keep their indices.
 
         Raises:
             ValueError: another row has that name.
@@ -472,7 +472,7 @@ class MetricTable:
             if not metric.is_sent
         ]
         rows += [(_address(row.slot), row.cumulative) for row in self._posted]
-        return tuple(dict.fromkeys(source[1] for source, goes_on in rows if source and goes_on and source[0] == role))
+        return tuple(dict.fromkeys(source[1] for source, resumes in rows if source and resumes and source[0] == role))
 
     def by_name(self, name: str) -> Metric:
         """The metric of a series ``name`` or ``name/part``; a KeyError if there is none."""

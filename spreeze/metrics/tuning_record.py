@@ -24,7 +24,7 @@ _MOST = 1e18  # larger numbers are not plausible and count as unknown
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
 """Stage of a row -> numbers that it needs to be drawn."""
 _OFTEN_ALIKE = ("learner.device", "learner.precision")
-"""Settings without a column where all rows have the same value, for a table should fit a terminal of 100 columns."""
+"""Settings whose column is left out if all rows have the same value, so that a table fits a terminal of 100 columns."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MeasuredRow:
         return None if self.updates_per_s is None or batch is None else self.updates_per_s * batch
 
     def is_choice(self, choice: dict[str, Any]) -> bool:
-        """True if all its values that the tuner chose are the chosen ones."""
+        """True if all its settings that the tuner chose have the chosen values."""
         tuned = {key: value for key, value in self.setting.items() if key in choice}
         return bool(tuned) and all(choice[key] == value for key, value in tuned.items())
 
@@ -80,7 +80,7 @@ class TuningView:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the result is provisional, a sentence each; empty for one that holds."""
+        """Reasons why the result is provisional, one sentence each; empty if it is final."""
         causes = _dict(self.record.get("provisional"))
         return [clean(text, 400) for text in causes.values() if isinstance(text, str)]
 
@@ -114,7 +114,7 @@ class TuningView:
         return clean(self.labels.get(key) or key.partition(".")[2], 40).replace("_", " ")
 
     def table(self, rows: list[MeasuredRow]) -> list[dict[str, str]]:
-        """The cells of each row by column, without columns that tell nothing."""
+        """The cells of each row by column, without empty columns."""
         keys = dict.fromkeys([*self.labels, *(key for row in rows for key in row.setting)])
         for key in _OFTEN_ALIKE:
             if len({row.setting[key] for row in self.rows if key in row.setting}) < 2:

@@ -21,14 +21,14 @@ from spreeze.metrics.store import FORMAT, MOST_SERIES, RAW_S, TIERS, US, Evaluat
 from spreeze.metrics.table import TABLE, MetricTable
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
-_MAX_PENDING = 200_000  # values that may wait in memory while the file cannot be written
-_FIRST_EVENTS = 100  # events that are kept in any case, because the first ones tell what went wrong
+_MAX_PENDING = 200_000  # most values kept in memory while the file cannot be written
+_FIRST_EVENTS = 100  # events that are never dropped, because the first ones show what went wrong
 _RETRY_S = 1.0
 _BUSY_S = 3.0  # time that another program may lock the file before it is reported [s]
-_UPKEEP_S = 600.0  # time between two writes of roll-ups, each with the removal of what is too old
+_UPKEEP_S = 600.0  # time between two writes of roll-ups, each followed by the removal of old rows
 _CHECKPOINT_S = 3600.0
 _CHECK_S = 2.0  # longest check of an existing file for damage
-_MOST_DAMAGED = 9  # damaged files that may lie beside the file
+_MOST_DAMAGED = 9  # most damaged files that are kept beside the file
 _ROLLUP = (
     "(series INTEGER, bucket INTEGER, t REAL, step INTEGER, min REAL, max REAL, mean REAL, last REAL, n INTEGER, "
     "PRIMARY KEY (series, bucket)) WITHOUT ROWID"
@@ -76,7 +76,7 @@ class _Rollup:
     def rows(self) -> list[tuple[Any, ...]]:
         rows = []
         for series, points in self._points.items():
-            t, step, last = max(reversed(points), key=lambda point: point[0])  # of one time the one that came last
+            t, step, last = max(reversed(points), key=lambda point: point[0])  # of equal times, the last added
             values = [value for _, _, value in points]
             spread = (min(values), max(values), sum(values) / len(values))
             rows.append((series, self._bucket, t, step, *spread, last, len(values)))
@@ -100,9 +100,9 @@ class MetricsWriter:
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
         self._pending_values = 0
         self._retry_at_s = 0.0
-        self._kept_t = self._checkpoint_t = 0.0
+        self._upkeep_t = self._checkpoint_t = 0.0
         self._trouble_since_s: float | None = None
-        self._trouble_told = False
+        self._trouble_reported = False
         self._lost_before = 0
         self._reports: list[tuple[str, str]] = []
         self.failures = 0
@@ -116,7 +116,7 @@ class MetricsWriter:
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
-        """Stores the values of one time in one transaction; None and what is not finite are left out.
+        """Stores the values of one time in one transaction; None and values that are not finite are left out.
 
         Raises:
             KeyError: a name is not in the table of metrics; nothing is stored.
@@ -135,7 +135,7 @@ class MetricsWriter:
             self._ended += [(rollup.insert, row) for row in rollup.add(points, t)]
         if points:
             self._add(_INSERT_SAMPLE, tuple(points))
-        upkeep_due = t - self._kept_t >= _UPKEEP_S
+        upkeep_due = t - self._upkeep_t >= _UPKEEP_S
         if upkeep_due:
             self._add_ended()
         self._flush()
@@ -159,7 +159,7 @@ class MetricsWriter:
         return found
 
     def close(self) -> None:
-        """Writes what is pending and closes the file; what cannot be written counts as dropped."""
+        """Writes all pending rows and closes the file; rows that cannot be written count as dropped."""
         self._add_ended()
         for rollup in self._rollups:
             for row in rollup.rows():
@@ -195,8 +195,8 @@ class MetricsWriter:
                 return
             try:
                 self._store_pending()
-            except _TROUBLE as again:
-                self._fail(again)
+            except _TROUBLE as second_error:
+                self._fail(second_error)
                 return
         self._pending.clear()
         self._pending_values = 0
@@ -227,7 +227,7 @@ class MetricsWriter:
         self._series, self._newest_us = series, newest_us
 
     def _bound_pending(self) -> None:
-        """Drops the oldest rows where too much waits: samples first, whose roll-ups stay, evaluations last."""
+        """Drops the oldest rows if too many are pending: samples first (their roll-ups stay), evaluations last."""
         if self._pending_values <= _MAX_PENDING:
             return
         rollups = tuple(rollup.insert for rollup in self._rollups)
@@ -273,7 +273,7 @@ class MetricsWriter:
 
     def _remove_old(self, t: float) -> None:
         """Deletes old rows, and once an hour folds the log into the file."""
-        self._kept_t = t
+        self._upkeep_t = t
         if self._connection is None:
             return
         try:
@@ -300,8 +300,8 @@ class MetricsWriter:
         if self._trouble_since_s is None:
             self._trouble_since_s, self._lost_before = now_s, self.rows_dropped
         code = _code(error)
-        if not self._trouble_told and (code not in _HELD or now_s - self._trouble_since_s >= _BUSY_S):
-            self._trouble_told = True
+        if not self._trouble_reported and (code not in _LOCKED or now_s - self._trouble_since_s >= _BUSY_S):
+            self._trouble_reported = True
             text = f"metrics are not stored ({self.trouble}): they are kept in memory, the newest {_MAX_PENDING:,}"
             remedy = _REMEDIES.get(code or 0, "check the disk and the file")
             self._reports.append(("warning", f"{text} values at most; {remedy}"))
@@ -309,16 +309,16 @@ class MetricsWriter:
         self._bound_pending()
 
     def _recovered(self) -> None:
-        """Reports the end of a trouble that was reported, with the rows that it cost."""
-        if self._trouble_told and self._trouble_since_s is not None:
+        """Reports the end of a reported trouble, with the number of rows lost."""
+        if self._trouble_reported and self._trouble_since_s is not None:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
             text = f"metrics are stored again after {took_s:.0f} s; {cost}"
             self._reports.append(("warning" if lost else "info", text))
-        self.trouble, self._trouble_since_s, self._trouble_told = None, None, False
+        self.trouble, self._trouble_since_s, self._trouble_reported = None, None, False
 
     def _replaced_damaged(self, error: Exception) -> bool:
-        """Renames a damaged file; whether a new one can be begun. No earlier damaged file is overwritten."""
+        """Renames a damaged file without overwriting an earlier one; returns whether a new file can be started."""
         if not self._path.is_dir() and not (self._path.is_file() and _code(error) in _DAMAGE):
             return False
         self._disconnect()
@@ -328,7 +328,7 @@ class MetricsWriter:
         if free is None:
             return False
         try:
-            for suffix in ("-wal", "-shm"):  # the log of the damaged file: it may hold what the file lacks
+            for suffix in ("-wal", "-shm"):  # the log of the damaged file may hold rows that the file lacks
                 if os.path.lexists(log := self._path.with_name(self._path.name + suffix)):
                     log.replace(self._path.with_name(free + suffix))
             self._path.replace(self._path.with_name(free))
@@ -355,15 +355,15 @@ _DAMAGE = (
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_MISMATCH,
 )
-"""SQLite's codes for a file that is no database, is damaged, or has other tables than ours."""
-_HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""SQLite's codes for a file that is no database, is damaged, or has different tables."""
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _REMEDIES = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "free some disk space"),
     **dict.fromkeys(
         (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
         "make the file and its directory writable",
     ),
-    **dict.fromkeys(_HELD, "stop the program that locks the file"),
+    **dict.fromkeys(_LOCKED, "stop the program that locks the file"),
 }
 
 
@@ -378,7 +378,7 @@ def _values_in(statement: str, row: tuple[Any, ...]) -> int:
 
 
 def _packed(series: Mapping[str, int], points: Iterable[tuple[str, float, int, float]]) -> bytes:
-    """The values of a sample by the numbers of their series."""
+    """The values of a sample, in order of their series' numbers."""
     values = {series[name]: value for name, _, _, value in points}
     data = np.full(max(values), math.nan, "<f8")
     data[[number - 1 for number in values]] = list(values.values())
@@ -407,7 +407,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        connection.execute("PRAGMA secure_delete = OFF")  # else what is deleted is written once more, as zeros
+        connection.execute("PRAGMA secure_delete = OFF")  # otherwise deleted content is overwritten with zeros
         for statement in _SCHEMA:
             connection.execute(statement)
         if known:
@@ -421,7 +421,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """Raises a DatabaseError for a damaged file, as far as that is found in ``_CHECK_S``."""
+    """Raises a DatabaseError for a damaged file, if the damage is found within ``_CHECK_S``."""
     deadline_s = time.monotonic() + _CHECK_S
     connection.set_progress_handler(lambda: int(time.monotonic() > deadline_s), 100_000)
     try:

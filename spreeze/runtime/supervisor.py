@@ -14,7 +14,7 @@ from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent
 from spreeze.machine.logs import LogKeeper
 from spreeze.machine.watcher import OrphanWatch
-from spreeze.metrics.progress import MOST_RETURNS, FallWatch
+from spreeze.metrics.progress import MOST_ROLLBACKS, FallWatch
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled
@@ -233,7 +233,7 @@ class _RunLoop:
         before = self._env_args.version
         self._env_args.look()
         if self._env_args.version != before:
-            self._falls.begin_again(self._recorder.curve)
+            self._falls.reset(self._recorder.curve)
             self._post_header()
 
     def _read(self) -> CounterSample:
@@ -355,9 +355,9 @@ class _RunLoop:
         if (text := self._falls.fallen(curve)) is None:
             return
         self._recorder.event("warning", text)
-        if self._assembly.plan.goes_back and header[status_words.FALLS] < MOST_RETURNS:
+        if self._assembly.plan.goes_back and header[status_words.FALLS] < MOST_ROLLBACKS:
             header[status_words.FALLS] += 1
-            self._falls.went_back(curve)
+            self._falls.rolled_back(curve)
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error

@@ -52,7 +52,7 @@ def test_a_second_fall_counts_after_a_recovery_and_a_return_is_given_its_time():
     assert len(said_at(rows(fallen + [100.0] * 30 + [0.0] * 30))) == 2
     watch, curve = FallWatch(30.0), rows(fallen + [0.0] * 40)
     assert watch.fallen(curve[:40])
-    watch.went_back(curve[:40])
+    watch.rolled_back(curve[:40])
     # Ten means of ten evaluations since then are nineteen evaluations.
     assert [end for end in range(41, 80) if watch.fallen(curve[:end])] == [59]
 
@@ -60,5 +60,5 @@ def test_a_second_fall_counts_after_a_recovery_and_a_return_is_given_its_time():
 def test_another_task_begins_another_curve():
     watch, curve = FallWatch(30.0), rows([0.0] * 5 + [100.0] * 20 + [0.0] * 60)
     watch.fallen(curve[:25])
-    watch.begin_again(curve[:25])
+    watch.reset(curve[:25])
     assert [end for end in range(26, 86) if watch.fallen(curve[:end])] == []
