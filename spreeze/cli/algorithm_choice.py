@@ -1,4 +1,4 @@
-"""The algorithm of a task that nobody tuned: candidates learn it in turn, and the best goes on with what it learned.
+"""Chooses the algorithm for an untuned task: candidates train in turn, and the best one continues its run.
 
 Each candidate is a run of its own, which is continued at each round; one that is clearly worse gets no further round.
 A result is kept for the same machine and task, as the tuner's results are.
@@ -44,8 +44,8 @@ _ROUNDS_S = (60.0, 120.0, 240.0)
 _MOST_S, _LEAST_S = 300.0, 20.0
 """Most time that all candidates but the best may take, and least time of each."""
 _CLEARLY = 2.0
-"""Standard errors around two levels that do not overlap where one candidate is clearly worse."""
-_CLOSING_S, _LOOK_S = 60.0, 0.2
+"""A candidate is clearly worse if intervals of this many standard errors around the two levels do not overlap."""
+_CLOSING_S, _POLL_S = 60.0, 0.2
 
 
 @dataclass
@@ -76,7 +76,7 @@ class ComparedAlgorithm:
 
 
 def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) -> list[str]:
-    """The algorithms to compare for a new run; none where one was named, a profile knows the task, or time is short."""
+    """The algorithms to compare for a new run; none if an algorithm or profile is set, or time is short."""
     stop, sources = settings.config.stop, settings.sources
     if {*sources.values()} - {USER, DEFAULT}:
         return []
@@ -85,8 +85,8 @@ def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) 
         return []
     if not settings.config.evaluation.enabled or settings.config.cluster.address:
         return []
-    usual, *others = fitting_algorithms(spec)
-    found = [usual, *(name for name in _BESIDE if name in others)]
+    default, *others = fitting_algorithms(spec)
+    found = [default, *(name for name in _BESIDE if name in others)]
     return found if len(found) > 1 and rounds_of(settings, len(found)) else []
 
 
@@ -116,7 +116,7 @@ def latest_level(curve: Sequence[EvaluationRow]) -> Level | None:
 
 
 class AlgorithmChoice:
-    """Compares algorithms on a task by runs of the command that was typed."""
+    """Compares algorithms on a task by runs of the user's command."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class AlgorithmChoice:
         self._path = cache_dir() / f"algorithm-{cache_key(facts)}.json"
 
     def known(self, names: Sequence[str]) -> str | None:
-        """The algorithm that was best when these were compared before; None where they were not."""
+        """The best of these algorithms in an earlier comparison; None without one."""
         record = {} if self._args.fresh else read_json(self._path)
         algo = record.get("algo")
         if algo not in names or record.get("compared") != list(names):
@@ -149,7 +149,7 @@ class AlgorithmChoice:
         return str(algo)
 
     def best(self, names: Sequence[str], interrupts: Interrupts) -> ComparedAlgorithm:
-        """Lets the candidates learn in turn, and returns the best.
+        """Trains the candidates in turn, and returns the best.
 
         Raises:
             RunError: all of them failed.
@@ -161,25 +161,27 @@ class AlgorithmChoice:
             f"algorithms {', '.join(names)} learn the task in turn and are compared after {times} s each; the best "
             "goes on with what it has learned (--algo NAME: without this)"
         )
-        everyone = [ComparedAlgorithm(name, self._free_folder(f"{self._stem}-{name}")) for name in names]
-        left = list(everyone)
+        candidates = [ComparedAlgorithm(name, self._free_folder(f"{self._stem}-{name}")) for name in names]
+        left = list(candidates)
         for end_s in rounds:
-            for one in left:
-                self._learn(one, end_s, interrupts)
-            left = [one for one in left if one.failure is None]
+            for candidate in left:
+                self._learn(candidate, end_s, interrupts)
+            left = [candidate for candidate in left if candidate.failure is None]
             if not left:
-                raise RunError(f"no algorithm could learn the task: {'; '.join(one.text for one in everyone)}")
-            best = max((one.level for one in left if one.level is not None), default=None)
-            left = [one for one in left if best is None or not one.clearly_below(best)]
-            self._say(f"algorithms: {', '.join(one.text for one in everyone)}")
+                raise RunError(
+                    f"no algorithm could learn the task: {'; '.join(candidate.text for candidate in candidates)}"
+                )
+            best = max((candidate.level for candidate in left if candidate.level is not None), default=None)
+            left = [candidate for candidate in left if best is None or not candidate.clearly_below(best)]
+            self._say(f"algorithms: {', '.join(candidate.text for candidate in candidates)}")
             if len(left) == 1:
                 break
-        chosen = max(left, key=lambda one: -math.inf if one.level is None else one.level.mean)
-        self._keep(chosen, everyone, names)
+        chosen = max(left, key=lambda candidate: -math.inf if candidate.level is None else candidate.level.mean)
+        self._keep(chosen, candidates, names)
         return chosen
 
-    def _keep(self, chosen: ComparedAlgorithm, everyone: Sequence[ComparedAlgorithm], names: Sequence[str]) -> None:
-        others = ", ".join(one.text for one in everyone if one is not chosen)
+    def _keep(self, chosen: ComparedAlgorithm, candidates: Sequence[ComparedAlgorithm], names: Sequence[str]) -> None:
+        others = ", ".join(candidate.text for candidate in candidates if candidate is not chosen)
         record = {
             "algo": chosen.algo,
             "run": chosen.run.name,
@@ -187,22 +189,22 @@ class AlgorithmChoice:
             "compared": list(names),
             "candidates": [
                 {
-                    "algo": one.algo,
-                    "run": one.run.name,
-                    "seconds": one.seconds,
-                    "return_mean": None if one.level is None else one.level.mean,
-                    "return_error": None if one.level is None else one.level.error,
-                    "failure": one.failure,
+                    "algo": candidate.algo,
+                    "run": candidate.run.name,
+                    "seconds": candidate.seconds,
+                    "return_mean": None if candidate.level is None else candidate.level.mean,
+                    "return_error": None if candidate.level is None else candidate.level.error,
+                    "failure": candidate.failure,
                 }
-                for one in everyone
+                for candidate in candidates
             ],
             "measured_at": time.strftime("%Y-%m-%d %H:%M"),
         }
         self._say(f"algorithm {chosen.algo}: {record['reason']}")
         with contextlib.suppress(OSError):
-            for one in everyone:
-                if one.run.is_dir():
-                    write_json(one.run / ALGORITHMS, record)
+            for candidate in candidates:
+                if candidate.run.is_dir():
+                    write_json(candidate.run / ALGORITHMS, record)
             if chosen.level is None:  # nothing is known: the next start compares again
                 return
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,40 +212,41 @@ class AlgorithmChoice:
 
     def _free_folder(self, name: str) -> Path:
         existing_parent(self._folder)
-        return next(self._folder / one for one in names_from(name) if not (self._folder / one).exists())
+        return next(self._folder / free for free in names_from(name) if not (self._folder / free).exists())
 
-    def _learn(self, one: ComparedAlgorithm, end_s: float, interrupts: Interrupts) -> None:
-        """Lets a candidate learn until it has had so much training time."""
-        seconds = ["--seconds", f"{end_s - one.seconds:g}"]
-        if one.seconds:
+    def _learn(self, candidate: ComparedAlgorithm, end_s: float, interrupts: Interrupts) -> None:
+        """Trains a candidate until its training time is ``end_s``."""
+        seconds = ["--seconds", f"{end_s - candidate.seconds:g}"]
+        if candidate.seconds:
             module = self._settings.config.env.import_module
-            task = ["--resume", str(one.run), *(["--import", module] if module else [])]
+            task = ["--resume", str(candidate.run), *(["--import", module] if module else [])]
         else:
-            task = [*self._new(one.algo), "--runs-dir", str(self._folder), "--name", one.run.name]
-        self._say(f"algorithms: {one.algo} learns for {end_s - one.seconds:.0f} s")
-        code, last = self._followed([*task, *seconds], one.algo, interrupts)
-        one.seconds = end_s
+            task = [*self._start_command(candidate.algo), "--runs-dir", str(self._folder), "--name", candidate.run.name]
+        self._say(f"algorithms: {candidate.algo} learns for {end_s - candidate.seconds:.0f} s")
+        code, last = self._run_training([*task, *seconds], candidate.algo, interrupts)
+        candidate.seconds = end_s
         if code != 0:
-            one.failure = last or f"exit code {code}"
+            candidate.failure = last or f"exit code {code}"
             return
         with contextlib.suppress(SpreezeError, OSError):
-            curve = read_curve(one.run)
+            curve = read_curve(candidate.run)
             if curve is not None and curve.evaluations:
-                one.level = latest_level(curve.evaluations)
+                candidate.level = latest_level(curve.evaluations)
 
-    def _new(self, algo: str) -> list[str]:
-        """The command that starts a candidate, but for its folder and its time.
+    def _start_command(self, algo: str) -> list[str]:
+        """The command that starts a candidate, without its folder and time.
 
-        It is not tuned, which would take most of a round; the best one is, as it goes on. Replay is saved for that.
+        Tuning would take most of a round, so only the best candidate is tuned, when it continues; for that, replay is
+        saved.
         """
-        command = [word for word in self._command if word not in ("--auto", "--json")]
+        command = [argument for argument in self._command if argument not in ("--auto", "--json")]
         saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []
         known = self._settings.config.tuning.step_us is not None or self._step_us is None
         timed = [] if known else ["--set", f"tuning.step_us={self._step_us:g}"]
         return [*command, *saved, *timed, "--algo", algo]
 
-    def _followed(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
-        """Runs ``spreeze.train`` and passes its lines on; its exit code and last line."""
+    def _run_training(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
+        """Runs ``spreeze.train`` and forwards its output; returns exit code and last line."""
         from spreeze.cli.sweeps.sweep_runs import run_command  # which imports the module that imports this one
 
         process = subprocess.Popen(
@@ -254,15 +257,15 @@ class AlgorithmChoice:
             start_new_session=True,
         )
         assert process.stdout is not None
-        pending, last, asked_s = b"", "", 0.0
+        pending, last, stop_sent_s = b"", "", 0.0
         try:
             while True:
-                if interrupts.stop_requested and not asked_s:
+                if interrupts.stop_requested and not stop_sent_s:
                     process.send_signal(signal.SIGINT)
-                    asked_s = time.monotonic()
-                if asked_s and time.monotonic() - asked_s > _CLOSING_S:
+                    stop_sent_s = time.monotonic()
+                if stop_sent_s and time.monotonic() - stop_sent_s > _CLOSING_S:
                     break
-                if not readable([process.stdout.fileno()], _LOOK_S):
+                if not readable([process.stdout.fileno()], _POLL_S):
                     continue
                 data = os.read(process.stdout.fileno(), 65536)
                 *lines, pending = (pending + data).split(b"\n")
@@ -272,20 +275,20 @@ class AlgorithmChoice:
                 if not data:
                     break
         finally:
-            code = process.wait() if process.poll() is not None or not asked_s else kill_and_wait(process)
+            code = process.wait() if process.poll() is not None or not stop_sent_s else kill_and_wait(process)
             process.stdout.close()
         if interrupts.stop_requested:
             raise KeyboardInterrupt
         return code or 0, last
 
 
-def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, spent_s: float) -> argparse.Namespace:
-    """The command line with which the best candidate goes on, ``spent_s`` after the comparison began."""
-    left = {"resume": str(chosen.run), "profile": None, "fresh": False, "--name": None, "--algo": None}
-    left["compared"] = True
+def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, elapsed_s: float) -> argparse.Namespace:
+    """The command line that continues the best candidate, ``elapsed_s`` after the comparison began."""
+    changes = {"resume": str(chosen.run), "profile": None, "fresh": False, "--name": None, "--algo": None}
+    changes["compared"] = True
     if not getattr(args, "--save-replay") and not find_row(chosen.algo).on_policy:
-        left["--save-replay"] = False  # what the candidate saved is loaded all the same
-    left["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
+        changes["--save-replay"] = False  # the replay that the candidate saved is loaded anyway
+    changes["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
     if seconds := getattr(args, "--seconds"):
-        left["--seconds"] = max(seconds - spent_s, 1.0)
-    return argparse.Namespace(**{**vars(args), **left})
+        changes["--seconds"] = max(seconds - elapsed_s, 1.0)
+    return argparse.Namespace(**{**vars(args), **changes})

@@ -1,8 +1,8 @@
 """Shared by the verbs: the parser, one-line errors, and the command line of ``spreeze.train``.
 
-A flag that sets a setting is declared with it, in ``config/schema.py``; only flags that are no setting are added here.
+A flag that sets a setting is declared with it, in ``config/schema.py``; only the other flags are added here.
 Command lines as users of other libraries type them (``train CartPole``, ``--algo SAC``, ``--total-timesteps 100000``,
-``--algo ppo --lr 1e-3``) are taken where they can mean one thing; else the error says what to type.
+``--algo ppo --lr 1e-3``) are accepted where they are unambiguous; else the error says what to type.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, U
 from spreeze.machine.output import emit, print_error, say
 
 CHECKPOINTS = ("best", "latest")
-ASKED_TO_COMPLETE = "SPREEZE_COMPLETE"
-"""Environment variable with which a command line is completed, not obeyed (``completion``)."""
+COMPLETION_VARIABLE = "SPREEZE_COMPLETE"
+"""Environment variable with which a command line is completed instead of executed (``completion``)."""
 
 
 _GROUPS = {
@@ -56,25 +56,25 @@ class Parser(argparse.ArgumentParser):
 
     _as_json = False
     trains = False
-    """True for the flags of ``spreeze.train``, which may be typed as other libraries have them (``translated``)."""
+    """True for the parser of ``spreeze.train``, which also accepts flags of other libraries (``translated``)."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = list(sys.argv[1:] if args is None else args)
-        if ASKED_TO_COMPLETE in os.environ:
+        arguments = list(sys.argv[1:] if args is None else args)
+        if COMPLETION_VARIABLE in os.environ:
             from spreeze.cli.completion import complete
 
-            complete(self, given)
+            complete(self, arguments)
         # Of the class: a subparser, which may find the error, sees only its part of the command line.
-        Parser._as_json = "--json" in given
+        Parser._as_json = "--json" in arguments
         if self.trains:
             try:
-                given = translated(given, lambda text: say(text, as_json=True))
+                arguments = translated(arguments, lambda text: say(text, as_json=True))
             except UsageError as error:
                 self.error(str(error))
-        return super().parse_args(given, namespace)
+        return super().parse_args(arguments, namespace)
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the flags that are needed first, where ``--help-all`` has the others."""
+        """Prints the flags that are needed first; ``--help-all`` prints all."""
         if not self.trains:
             super().print_help(file)
             return
@@ -87,13 +87,13 @@ class Parser(argparse.ArgumentParser):
             action.help = text
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        with contextlib.suppress(OSError):  # its reader is gone; some Python 3.11 let that through
+        with contextlib.suppress(OSError):  # its reader is gone; some versions of Python 3.11 raise that
             super()._print_message(message, file)
 
     def group_of(self, name: str) -> argparse._ArgumentGroup:
-        """The group of the help text that a flag, or the flag of a setting, stands in."""
+        """The group of the help text for a flag, or for the flag of a setting."""
         wanted = (name, name.partition(".")[0])
-        title = next((title for one in wanted for title, names in _GROUPS.items() if one in names), "learning")
+        title = next((title for key in wanted for title, names in _GROUPS.items() if key in names), "learning")
         known = {group.title: group for group in self._action_groups}
         return known.get(title) or self.add_argument_group(title)
 
@@ -162,7 +162,7 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
     try:
         return body()
     except SpreezeError as error:
-        return _told(error, as_json=as_json)
+        return _report_error(error, as_json=as_json)
     except KeyboardInterrupt:
         say("interrupted", as_json=True)
         if as_json:
@@ -172,13 +172,17 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         return 0
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _told(ResourceError(f"{error}; free some disk space"), as_json=as_json)
+            return _report_error(ResourceError(f"{error}; free some disk space"), as_json=as_json)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
-            return _told(ResourceError(f"{error}; choose another path or change its permissions"), as_json=as_json)
+            return _report_error(
+                ResourceError(f"{error}; choose another path or change its permissions"), as_json=as_json
+            )
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
-            return _told(RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path"), as_json=as_json)
+            return _report_error(
+                RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path"), as_json=as_json
+            )
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return _told(
+            return _report_error(
                 ResourceError(
                     f"{error.strerror}: raise the limit of open files with ulimit -n, or close other programs"
                 ),
@@ -187,7 +191,7 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         raise
 
 
-def _told(error: SpreezeError, *, as_json: bool) -> int:
+def _report_error(error: SpreezeError, *, as_json: bool) -> int:
     line = " ".join(str(error).split())
     print_error(line)
     if as_json:
@@ -225,7 +229,7 @@ def build_parser() -> Parser:
         epilog="Ctrl-C stops the run with a checkpoint and a final evaluation; press it twice to stop at once.",
     )
     parser.trains = True
-    parser.set_defaults(compared=False)  # True once algorithms were compared, on whose result the run goes on
+    parser.set_defaults(compared=False)  # True for the run that continues after a comparison of algorithms
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags")
     for title in _GROUPS:
         parser.add_argument_group(title)
@@ -286,9 +290,9 @@ def _add(parser: Parser, flag: str, key: str) -> None:
         group = parser.group_of(key)
         group.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
-    doc, _, told = doc.partition("; default: ")
+    doc, _, default_text = doc.partition("; default: ")
     default = (
-        told
+        default_text
         or item.metadata["default_text"]
         or ("none" if item.default is None or item.default in ((), "") else item.default)
     )
@@ -302,7 +306,7 @@ def _add(parser: Parser, flag: str, key: str) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Names, each of which the setting itself checks."""
+    """Splits a list of names; the setting checks each of them."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -386,7 +390,7 @@ _AMBIGUOUS = {
 
 
 def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
-    """The arguments in this library's words; ``note`` is told of what was not typed as it is meant.
+    """Translates flags of other libraries; ``note`` receives a line on each value that was changed or left out.
 
     Raises:
         UsageError: a flag of another library that can mean several things.
@@ -401,24 +405,24 @@ def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
         found += [_SAME[name], *([value] if sep else [])] if name in _SAME else [argument]
     found = _split(found, ("--algo", "--env", *_SETTINGS))
     algo = None
-    for place, name in enumerate(found[:-1]):
-        value = found[place + 1]
+    for index, name in enumerate(found[:-1]):
+        value = found[index + 1]
         if name == "--algo":
             if value not in ALGORITHMS and value.lower() in ALGORITHMS:
-                found[place + 1] = value.lower()
-            algo = found[place + 1]
+                found[index + 1] = value.lower()
+            algo = found[index + 1]
         elif name == "--env":
-            from spreeze.envs.make import newest_version  # verbs without a task need not load it
+            from spreeze.envs.make import newest_version  # not needed by verbs without a task
 
             if (newest := newest_version(value)) is not None:
-                found[place + 1] = newest
+                found[index + 1] = newest
                 note(f"--env {value}: {newest}, its newest version")
     if "--import" in found[:-1] and not {"--env", "--resume", "--profile", "--like"} & {*found}:
         module = found[found.index("--import") + 1]
         note(f"--import {module} without --env: the default task; --env {module}:CLASS trains a class of it")
-    for place, name in enumerate(found[:-1]):
+    for index, name in enumerate(found[:-1]):
         if name in _SETTINGS:
-            found[place : place + 2] = ["--set", f"{_setting(name, algo, found[place + 1])}={found[place + 1]}"]
+            found[index : index + 2] = ["--set", f"{_setting(name, algo, found[index + 1])}={found[index + 1]}"]
     return found
 
 

@@ -1,7 +1,7 @@
 """``python -m spreeze bench``: updates/s of the learner on one GPU by batch size, precision and kind of launch.
 
-The tuner's own probe times them, the most telling figures first, until the time is up. What has to be right on a card
-before its speed counts is tested by ``pytest -m gpu``. Other figures are measured by the scripts of
+The tuner's probe measures them, the most informative first, until the time is up. ``pytest -m gpu`` tests that results
+on a card are correct. Other figures are measured by the scripts of
 ``tests/benchmarks/``.
 """
 
@@ -47,7 +47,7 @@ class LaunchKind(NamedTuple):
     settings: dict[str, Any]
     """Fields of ``LearnerConfig``."""
     reason: str = ""
-    """Reason why a processor does not have it; empty if it has."""
+    """Reason why a CPU does not support it; empty if it does."""
 
 
 _NO_GRAPHS = "a processor has no graphs"
@@ -62,14 +62,14 @@ KINDS = {
 
 
 class Rate(NamedTuple):
-    """One figure to take."""
+    """One figure to measure."""
 
     precision: str
     batch_size: int
     kind: str
 
     def needs_s(self) -> float:
-        """Time that it takes on a card, about."""
+        """Approximate time to measure it on a GPU."""
         return 40.0 if "fused" in self.kind else 10.0 if self.batch_size == BATCHES[0] else 4.0
 
 
@@ -89,14 +89,14 @@ def wanted(device: str) -> list[Rate]:
     found += [Rate("tf32", first, "graph of 8"), Rate("float32", first, "graph of 8"), Rate("float32", first, "eager")]
     found += [Rate("bfloat16", first, "graph")]
     found += [Rate("tf32", batch, kind) for batch in (first, large, last) for kind in ("fused graph", "fused")]
-    if not gpus_of(device):  # float32 is what a processor has
-        found = [one._replace(precision="float32") if one.precision == "tf32" else one for one in found]
+    if not gpus_of(device):  # a CPU has no tf32
+        found = [rate._replace(precision="float32") if rate.precision == "tf32" else rate for rate in found]
     return list(dict.fromkeys(found))
 
 
 @contextlib.contextmanager
 def timer(device: str) -> Iterator[Callable[[Rate, int], Row]]:
-    """A function that times a rate with so many repeats; where it cannot, the row has a ``failure``."""
+    """Yields a function that measures a rate with n repeats; its row has a ``failure`` if that fails."""
     small = not gpus_of(device)
     hidden = (16, 16) if small else (256, 256)
     settings = resolve([Layer("bench", {"sac": {"hidden_sizes": hidden}, "replay": {"capacity": 2**17}})])
@@ -159,7 +159,7 @@ def build_parser() -> Parser:
         description="Updates/s of the learner on one GPU by batch, precision and kind of launch.",
     )
     parser.flag("--device", text="device to measure; cpu tries the bench itself, small", shown="the first GPU")
-    parser.flag("--minutes", text="time after which nothing is begun any more", default=8.0, shown="8")
+    parser.flag("--minutes", text="time after which no measurement starts", default=8.0, shown="8")
     parser.flag("--repeats", text="repeats of each figure", default=5)
     parser.flag("--json", text="one JSON document on standard output", default=False)
     return parser
@@ -181,7 +181,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def missing_device() -> str | None:
-    """Why there is no GPU to measure, in one line; None where there is one."""
+    """Reason why there is no GPU to measure, in one line; None if there is one."""
     if torch.cuda.is_available():
         return None
     report = read_gpus()
@@ -214,9 +214,9 @@ def gpu_rows(
             if clock() + rate.needs_s() > end_s:
                 found = f"left out, {args.minutes:g} minutes are over"
             else:
-                rates.append(one := measure(rate, args.repeats))
-                found = one.get("failure") or (
-                    f"{one['value']:,.0f} updates/s [{min(one['repeats']):,.0f} .. {max(one['repeats']):,.0f}]"
+                rates.append(row := measure(rate, args.repeats))
+                found = row.get("failure") or (
+                    f"{row['value']:,.0f} updates/s [{min(row['repeats']):,.0f} .. {max(row['repeats']):,.0f}]"
                 )
             say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {found}")
     return rates

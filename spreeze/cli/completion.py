@@ -1,7 +1,7 @@
 """``spreeze completion SHELL``: the script that lets a shell complete verbs, flags, environments, settings and runs.
 
-The script asks the program itself: with ``SPREEZE_COMPLETE`` set, a command line is not obeyed, and what its last word
-may become is printed.
+The script calls the program itself: with ``SPREEZE_COMPLETE`` set, it prints the completions of the last word instead
+of executing the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from spreeze.cli.arguments import ASKED_TO_COMPLETE, Parser
+from spreeze.cli.arguments import COMPLETION_VARIABLE, Parser
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import modes
 from spreeze.config.profiles import NO_PROFILE, profile_names
@@ -47,33 +47,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
     shell = parser.parse_args(argv).shell
-    say(f"# {_INSTALL[shell]}\n{_SCRIPTS[shell] % ASKED_TO_COMPLETE}")
+    say(f"# {_INSTALL[shell]}\n{_SCRIPTS[shell] % COMPLETION_VARIABLE}")
     return 0
 
 
 def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> NoReturn:
-    """Prints what the last of a command line's words may become, one a line, and ends the program."""
+    """Prints the completions of a command line's last word, one a line, and exits."""
     write(sys.stdout, "".join(f"{text}\n" for text in candidates(parser, words)), keep=True)
     sys.stdout.flush()
     sys.exit(0)
 
 
 def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Words that the last one may become; none where that is for the shell to say, as for a file."""
+    """Completions of the last word; none where the shell completes it, such as a file name."""
     *before, prefix = words or [""]
     runs_dir = next((after for word, after in itertools.pairwise(before) if word == "--runs-dir"), "runs")
-    place = 0
-    for at, word in enumerate(before):
-        if (named := _verbs_of(parser).get(word)) is not None:
-            parser, place = named, at + 1
-    flag = before[-1] if len(before) > place else ""
+    begin = 0
+    for index, word in enumerate(before):
+        if (subparser := _verbs_of(parser).get(word)) is not None:
+            parser, begin = subparser, index + 1
+    flag = before[-1] if len(before) > begin else ""
     action = parser._option_string_actions.get(flag)
     if action is not None and action.nargs != 0:
         found = _values(action, flag, Path(runs_dir))
     elif prefix.startswith("-"):
         found = parser._option_string_actions
     else:
-        found = _positional(parser, before[place:], Path(runs_dir))
+        found = _positional(parser, before[begin:], Path(runs_dir))
     return sorted(text for text in {str(text) for text in found} if text.startswith(prefix))
 
 

@@ -68,11 +68,11 @@ def _finding(name: str, text: str, remedy: str | None = None) -> Check:
 
 
 def _ok(name: str, text: str, hint: str | None) -> Check:
-    """A finding that is as it should be, with what follows from it."""
+    """A finding without a problem, with a hint."""
     return Check(name, "ok", text, hint)
 
 
-_GPU_BUSY, _GPU_HELD = 0.10, 0.25  # shares of a GPU's time and memory above which other programs are at work on it
+_GPU_BUSY, _GPU_MEMORY_USED = 0.10, 0.25  # a GPU above these shares of time or memory is in use by other programs
 _UNEVEN = 10.0  # ratio of p99 to median step time above which environments stepped together wait for the slowest
 _SLOW_RESET = 50.0  # ratio of median reset time to median step time above which resets are reported as slow
 _LARGE_OBSERVATION = 1e6
@@ -90,7 +90,7 @@ def check_env(
         probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args, on_wait=on_wait)
     except SpreezeError as error:
         return [Check("environment", "fail", clean(error), "fix the error above, or choose another --env")], None
-    args = probe.spec.args  # with what the probe found to be needed
+    args = probe.spec.args  # with those that the probe found necessary
     checks, found = _check_steps(probe, env_id, import_module, args, timeout_s)
     # Rendering may crash its process, so it gets a separate one, after the timing.
     checks = [*_spaces(probe), *checks, _pictures(env_id, import_module, args, timeout_s)]
@@ -115,8 +115,8 @@ def _spaces(probe: Probe) -> list[Check]:
     others: dict[str, list[str]] = {}
     for row in rows(spec.import_module).values():
         others.setdefault(row.why_not(spec), []).append(row.name)
-    told = "; ".join(f"{', '.join(names)} ({why})" for why, names in others.items() if why)
-    found += [_finding("other algorithms", f"do not fit: {told}")] if told else []
+    unfit = "; ".join(f"{', '.join(names)} ({why})" for why, names in others.items() if why)
+    found += [_finding("other algorithms", f"do not fit: {unfit}")] if unfit else []
     if isinstance(spec.action, Choices) and "sac" in fitting:
         text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
         found.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
@@ -130,8 +130,8 @@ def _spaces(probe: Probe) -> list[Check]:
         found.append(_finding("goals", text if spec.goals.computes_reward else missing))
     if spec.obs_layout:
         found.append(_finding("env layout", "; ".join(spec.obs_layout)))
-    if (taken := seen_as(spec)) is not None:
-        found.append(_finding("env observation", taken))
+    if (description := seen_as(spec)) is not None:
+        found.append(_finding("env observation", description))
     return found + [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
 
 
@@ -139,7 +139,7 @@ def _check_steps(
     probe: Probe, env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float
 ) -> tuple[list[Check], dict[str, Any] | None]:
     try:
-        # It makes three environments one after the other.
+        # It constructs three environments one after the other.
         found = in_child("check", env_id, import_module, deadline_s=timeout_s + 3.0 * probe.start_s, args=args)
     except SpreezeError as error:
         remedy = "a plain loop of reset and step shows it, too; a run would go on, and lose an episode each time"
@@ -159,7 +159,7 @@ def _check_steps(
 
 
 def _values(largest: float, obs_dim: int) -> list[Check]:
-    """A warning of observations that networks do not learn from as they are."""
+    """A warning if observations are too large for networks to learn from."""
     if largest <= _LARGE_OBSERVATION:
         return []
     text = f"the largest of its {obs_dim} values was {largest:.3g}; networks learn best from values of about 1"
@@ -194,7 +194,7 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
 
 
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
-"""A clock difference or round trip above these, or a bandwidth below, gets a remark."""
+"""A clock difference or round trip above these, or a bandwidth below, is reported."""
 
 
 def check_cluster(
@@ -351,10 +351,10 @@ def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
 
 
 def check_disk(runs_dir: Path) -> Check:
-    place = existing_parent(runs_dir)
+    folder = existing_parent(runs_dir)
     try:
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".spreeze-doctor-"):
-            free = shutil.disk_usage(place).free
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".spreeze-doctor-"):
+            free = shutil.disk_usage(folder).free
     except OSError as error:
         return Check("disk", "fail", f"{runs_dir} cannot be written: {error.strerror}", "choose another --runs-dir")
     text = f"{size(free)} free for {runs_dir}"
@@ -385,7 +385,7 @@ def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
         return _ok("GPU", machine.gpu_reason, "the learner runs on the CPU")
     text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
-    busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _held_share(gpu) >= _GPU_HELD]
+    busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _memory_share(gpu) >= _GPU_MEMORY_USED]
     names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
     remedy = f"other programs use {names} (see nvidia-smi); rates measured now will not be representative"
     return _finding("GPU", text, remedy if busy else None)
@@ -400,8 +400,8 @@ def _gpu_text(gpu: GpuFacts) -> str:
     return f"{gpu.name}: kernels run {percent(gpu.use)} of the time, {now.figures} in use"
 
 
-def _held_share(gpu: GpuFacts) -> float:
-    """Share of its memory that others hold; 0 if unknown."""
+def _memory_share(gpu: GpuFacts) -> float:
+    """Share of its memory that is in use; 0 if unknown."""
     if not gpu.memory_bytes or gpu.memory_free_bytes is None:
         return 0.0
     return 1.0 - gpu.memory_free_bytes / gpu.memory_bytes
@@ -409,12 +409,12 @@ def _held_share(gpu: GpuFacts) -> float:
 
 def check_device_physics(machine: Machine) -> Check:
     """Where mode ``device`` steps environments: on a GPU, or on the CPU for tests."""
-    place = "a GPU" if machine.gpus else "the CPU, which is for tests"
+    device = "a GPU" if machine.gpus else "the CPU, which is for tests"
     try:
         engine = f"warp:ID by MuJoCo Warp {metadata.version('mujoco-warp')}"
     except metadata.PackageNotFoundError:
         engine = "warp:ID once 'spreeze[warp]' is installed"
-    return _finding("device physics", f"--mode device steps vector:ID, and {engine}, on {place}")
+    return _finding("device physics", f"--mode device steps vector:ID, and {engine}, on {device}")
 
 
 def check_display() -> Check:
@@ -444,21 +444,21 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
     replay, machine, runs_dir = ReplayConfig(), read_machine(), Path(args.runs_dir)
     env_args = tuple(args.env_arg)
     with ThreadPoolExecutor(max_workers=3) as pool:
-        waiting = [pool.submit(check_torch, has_gpu=bool(machine.gpus))]
-        waiting += [pool.submit(check) for check in (check_default_task, check_encoder)]
-        asked = None
+        jobs = [pool.submit(check_torch, has_gpu=bool(machine.gpus))]
+        jobs += [pool.submit(check) for check in (check_default_task, check_encoder)]
+        env_job = None
         if args.env:
-            told = partial(say, as_json=True)
-            asked = pool.submit(check_env, args.env, args.import_module, env_args, args.start_deadline_s, told)
+            on_wait = partial(say, as_json=True)
+            env_job = pool.submit(check_env, args.env, args.import_module, env_args, args.start_deadline_s, on_wait)
         quick = [
             check_cores(machine), check_memory(machine, replay),
             check_gpus(machine), check_device_physics(machine), check_disk(runs_dir), check_sqlite(runs_dir),
             check_display(), check_power(machine), check_live_runs(runs_dir),
         ]  # fmt: skip
-        checks = [check_python(), check_packages(), *(job.result() for job in waiting), *quick]
+        checks = [check_python(), check_packages(), *(job.result() for job in jobs), *quick]
         environment = None
-        if asked is not None:
-            found, environment = asked.result()
+        if env_job is not None:
+            found, environment = env_job.result()
             checks += found
     hosts = None
     if args.cluster is not None:  # not beside the timings above
@@ -501,8 +501,8 @@ def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
     console = Screen(file=sys.stdout)
     console.print(table)
     given = [("--env", args.env), ("--import", args.import_module), *(("--env-arg", each) for each in args.env_arg)]
-    words = [word for flag, value in given if value for word in (flag, value)]
-    ready = f"Ready: {shlex.join(['python', '-m', 'spreeze.train', '--auto', *words])}"
+    arguments = [argument for flag, value in given if value for argument in (flag, value)]
+    ready = f"Ready: {shlex.join(['python', '-m', 'spreeze.train', '--auto', *arguments])}"
     console.print(Text(ready if document["ok"] else "Not ready: see the failed checks above.", style="bold"))
 
 

@@ -121,10 +121,10 @@ def _compare(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     """Runs the episodes and returns the JSON document; an error of the environment costs its episode.
 
-    ``tasks`` is for the environments, which the caller closes.
+    Environments are appended to ``tasks``; the caller closes them.
 
     Raises:
-        UsageError: no such run, no such environment, a number out of range, or not one episode came to its end.
+        UsageError: no such run, no such environment, a number out of range, or no episode finished.
         WeightsError: the weights are damaged.
     """
     if len(args.runs) > 1:
@@ -151,8 +151,8 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
 
     seeds, lost = seed_list(args.seed, args.episodes), list[str]()
 
-    def on_error(place: int, length: int, error: Exception) -> None:
-        lost.append(f"seed {seeds[place]}, step {length + 1}: {described(error)}")
+    def on_error(index: int, length: int, error: Exception) -> None:
+        lost.append(f"seed {seeds[index]}, step {length + 1}: {described(error)}")
 
     with environment_errors(spec.env_id), _recorder(args.video) as record:
         episodes = run_episodes(make, policy.act, seeds, on_step=record, tasks=tasks, on_error=on_error)
@@ -167,25 +167,25 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     return _document(weights, spec.env_id, episodes, lost, args)
 
 
-_FIRST_WORD_S = 5.0
+_FIRST_NOTE_S = 5.0
 
 
 def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mode: str | None) -> Task:
-    """The environment of the weights in ``where``; says after a while that it is waited for.
+    """The environment of the weights in ``where``; prints a note if it takes long to start.
 
     Raises:
         EnvironmentError_: it cannot be made, takes longer than ``--start-deadline-s``, or does not fit the weights.
     """
     limit_s = args.start_deadline_s
 
-    def tell(waited_s: float) -> None:
+    def note_wait(waited_s: float) -> None:
         text = (
             f"waiting for {spec.env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)"
         )
         say(text, as_json=True)  # to stderr: stdout is for the summary
 
     try:
-        with time_limit(limit_s, every_s=_FIRST_WORD_S, on_wait=tell):
+        with time_limit(limit_s, every_s=_FIRST_NOTE_S, on_wait=note_wait):
             own, masks = options_of(spec), spec.action_mask
             task = make_task(spec.env_id, args.import_module, render_mode, action_mask=masks, **own)
     except OutOfTime:
@@ -202,24 +202,24 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
 
 
 class RecordingTask(Task):
-    """One whose episodes are kept, as ``save_demonstrations`` takes them."""
+    """A task that keeps its episodes, in the form that ``save_demonstrations`` takes."""
 
     def __init__(self, task: Task, episodes: list[list[Any]]) -> None:
         super().__init__(task.env, task.spec)
-        self._episodes, self._before = episodes, np.zeros(0)
+        self._episodes, self._last_obs = episodes, np.zeros(0)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        self._before = super().reset(seed)
+        self._last_obs = super().reset(seed)
         self._episode: list[Any] = []
         self._episodes.append(self._episode)
-        return self._before
+        return self._last_obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         choices = self.spec.choices
         native = action.copy() if choices is None else choices.to_env(action.reshape(1, -1)).reshape(-1)
         obs, reward, terminated, truncated = super().step(action)
-        self._episode.append((self._before, native, reward, terminated, obs))
-        self._before = obs
+        self._episode.append((self._last_obs, native, reward, terminated, obs))
+        self._last_obs = obs
         return obs, reward, terminated, truncated
 
 
@@ -234,9 +234,9 @@ def _recorder(path: str | None) -> Any:
     clip: ClipWriter | None = None
     step = 0
 
-    def on_step(place: int, task: Task, moment: EnvStep) -> None:
+    def on_step(index: int, task: Task, moment: EnvStep) -> None:
         nonlocal clip, step
-        if place != 0:
+        if index != 0:
             return
         stride = clip_stride(task.render_fps)
         if clip is None:
@@ -288,8 +288,8 @@ def _summary(document: dict[str, Any]) -> str:
         if document["return_low"] is None
         else (f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, ")
     )
-    lost, of_all = document["episodes_lost"], f"of {document['episodes_asked']} "
-    count = f"{document['episodes']} {of_all if lost else ''}episodes" + (f", {lost} lost" if lost else "")
+    lost, of_total = document["episodes_lost"], f"of {document['episodes_asked']} "
+    count = f"{document['episodes']} {of_total if lost else ''}episodes" + (f", {lost} lost" if lost else "")
     lines = [
         f"{document['env']}, {document['algo']}, weights {document['epoch']}-{document['version']}",
         f"file    {document['weights']}",
@@ -348,15 +348,15 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
 def _newest(run: Path) -> Path:
     """The file that ``LATEST.json`` names, else the one with the highest version."""
     folder = run / "weights"
-    pointed = folder / Path(str(read_json(folder / LATEST).get("file", ""))).name  # the folder itself: no such file
-    files = [pointed] if pointed.is_file() else sorted(folder.glob("w-*.safetensors"))
+    latest = folder / Path(str(read_json(folder / LATEST).get("file", ""))).name  # the folder itself: no such file
+    files = [latest] if latest.is_file() else sorted(folder.glob("w-*.safetensors"))
     if not files:
         raise RunError(f"run {run.name} has no weights yet: it ended, or is still, before its first update")
     return files[-1]
 
 
 def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
-    """The environment that the weights were trained on, to be made.
+    """The environment that the weights were trained on, if it may be constructed.
 
     Raises:
         EnvironmentError_: the file names no environment, or one that needs a module not given by --import.
@@ -382,13 +382,13 @@ def recorded_spec(weights: Weights) -> EnvSpec:
 
 
 def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
-    """The policy of a weights file, after one like it has chosen actions for one observation.
+    """The policy of a weights file, after a test on one observation.
 
     Raises:
         WeightsError: the metadata are not those of a policy, or not of one for this environment.
     """
 
-    def made(arrays: Arrays) -> Policy:
+    def build(arrays: Arrays) -> Policy:
         return Policy.from_weights(arrays, weights.meta)
 
     if spec.frames is None:
@@ -399,18 +399,18 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
         if spec.mask_dim:
             obs[:, -1, -4 * spec.mask_dim :] = np.ones(spec.mask_dim, np.float32).view(np.uint8)
     try:
-        policy = made(weights.arrays)
+        policy = build(weights.arrays)
         if spec.choices is not None:
             needed = spec.choices.options if spec.team is None else max(spec.choices.nvec)
             if policy.options != needed:
                 raise WeightsError(f"it has {policy.options} actions; {needed} are needed")
-        exploring = made(exploring_arrays(weights.arrays))
+        exploring = build(exploring_arrays(weights.arrays))
         for actions, _ in (policy.act(obs, ()), exploring.act(obs, (), np.random.default_rng(0))):
             if actions.shape != (1, spec.action_dim):
                 raise WeightsError(f"it gives actions of shape {actions.shape}; {(1, spec.action_dim)} is needed")
     except (WeightsError, ValueError, IndexError, TypeError, MemoryError) as error:
         raise WeightsError(f"{weights.path} holds no policy for {clean(spec.env_id, 80)}: {clean(error)}") from None
-    return made(weights.arrays)
+    return build(weights.arrays)
 
 
 @contextlib.contextmanager

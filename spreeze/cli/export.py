@@ -76,19 +76,19 @@ def _export(args: argparse.Namespace, names: list[str]) -> int:
 
 
 def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str, Any], str]:
-    """Writes and checks the file and its example; returns what to tell, as a document and as text."""
+    """Writes and checks the file and its example; returns the result as a document and as text."""
     path = find_weights(args.run, Path(args.runs_dir), args.checkpoint)
     weights = read_weights(path)
-    # Nothing of the module is imported here, so its name need not be allowed.
+    # The module is not imported here, so its name need not be allowed.
     spec = spec_of(weights, recorded_spec(weights).import_module)
-    if "network" not in weights.meta:  # else it is refused, and its module made it
+    if "network" not in weights.meta:  # else it is defined in the run's module, and refused below
         policy_of(weights, spec)
     is_file = args.run.endswith(".safetensors") or path == pretrained_policies().get(args.run)
     name = path.stem if is_file else find_run(args.run, Path(args.runs_dir)).name
     out = Path(args.out or f"{name}{row.suffix}")
     in_c = row.suffix == ".h"
     program = out.with_name(f"{out.stem}_{row.name}_example.{'c' if in_c else 'py'}")
-    _check_places([out, program], force=args.force)
+    _check_paths([out, program], force=args.force)
     missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
@@ -100,7 +100,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     )
     about = _about(weights, spec, name) | ({"name": out.stem} if in_c else {})
     data = export.encode(row.name, steps, spec, about)
-    with _in_place([out, program]) as (temporary, temporary_program):
+    with _replaced_at_end([out, program]) as (temporary, temporary_program):
         files.write_bytes(temporary, data)
         check = (
             None
@@ -111,7 +111,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     found = dict.fromkeys(agreement.Agreement._fields) if check is None else check._asdict()
     document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
     document |= {"weights": str(weights.path), "env": spec.env_id, "bytes": len(data), **found}
-    text = f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}\n{_told(check, spec)}"
+    text = f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}\n{_check_text(check, spec)}"
     if weights.meta.get("updates") == 0:
         text = f"{text}\nthese weights have had no update: nothing was learned yet"
     does = "calls" if in_c else "plays"
@@ -129,7 +129,7 @@ def _compared(
     return agreement.check(act, steps, actions, obs, spec, state, after, exact=exact)
 
 
-def _told(check: agreement.Agreement | None, spec: EnvSpec) -> str:
+def _check_text(check: agreement.Agreement | None, spec: EnvSpec) -> str:
     if check is None:
         return f"not checked: there is no C compiler ({', '.join(c_source.COMPILERS)}) here"
     beside = f"checked beside our policy on {check.observations:,} observations"
@@ -154,7 +154,7 @@ def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
     }
 
 
-def _check_places(paths: list[Path], *, force: bool) -> None:
+def _check_paths(paths: list[Path], *, force: bool) -> None:
     for path in paths:
         check_output(str(path))
         if path.exists() and not force:
@@ -162,7 +162,7 @@ def _check_places(paths: list[Path], *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def _in_place(paths: list[Path]) -> Any:
+def _replaced_at_end(paths: list[Path]) -> Any:
     """Yields a temporary path for each of ``paths``, which get their names at the end; a RunError if that fails."""
     temporary = [path.with_name(files.temp_name() + path.suffix) for path in paths]
     try:
@@ -184,15 +184,15 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     run = find_run(args.run, Path(args.runs_dir))
     out = Path(args.out or f"{run.name}.csv")
     evaluations = out.with_name(f"{out.stem}_evaluations.csv")
-    _check_places([out, evaluations], force=args.force)
+    _check_paths([out, evaluations], force=args.force)
     reader = MetricsReader(run / "metrics.db")
     metrics: list[Sequence[object]] = [TABLES["metrics"], *metric_rows(reader)]
     evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
-    with _in_place([out, evaluations]) as places:
-        for place, rows in zip(places, (metrics, evaluated), strict=True):
+    with _replaced_at_end([out, evaluations]) as temporary:
+        for path, rows in zip(temporary, (metrics, evaluated), strict=True):
             buffer = io.StringIO()
             csv.writer(buffer, lineterminator="\n").writerows(rows)
-            files.write_bytes(place, buffer.getvalue().encode())
+            files.write_bytes(path, buffer.getvalue().encode())
     counts = {"points": len(metrics) - 1, "evaluations": len(evaluated) - 1}
     return (
         {"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts},
@@ -210,7 +210,7 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
     ``state_dim`` is the length of the policy's state; 0 without memory.
 
     Raises:
-        ConfigError: the environment comes from a module whose name is none.
+        ConfigError: the environment's module has an invalid name.
     """
     prefix, _, plain_id = spec.env_id.rpartition(":")
     family = FAMILIES.get(prefix)
@@ -444,9 +444,12 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
         atari = "frame_skip" in spec.frames.options and spec.env_id.startswith("ALE/")
         body.append(f"frames = images(obs) * {int(spec.frames.stack)}  # the newest, oldest first")
         see = ["x = np.stack(frames)[None]"]
-        step = [*(_skipped(spec) if atari else step), f"frames = frames[1:] + images({'picture' if atari else 'obs'})"]
+        step = [
+            *(_atari_step_lines(spec) if atari else step),
+            f"frames = frames[1:] + images({'picture' if atari else 'obs'})",
+        ]
         if atari:
-            body[1:1] = _begun(spec)
+            body[1:1] = _atari_start_lines(spec)
     else:
         space, mask = "env.observation_space", 'info["action_mask"]'
         if spec.mask_dim and spec.obs_layout[-1].endswith("action_masks()"):
@@ -480,23 +483,23 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
 
 
 def _structure(spec: EnvSpec) -> str:
-    """An expression for the environment's own action, of a row ``action``."""
+    """An expression that turns a row ``action`` into the environment's own action."""
 
     def code(value: Any) -> str:
         if isinstance(value, dict):
             return "{" + ", ".join(f"{key!r}: {code(part)}" for key, part in value.items()) + "}"
         return f"({', '.join(map(code, value))},)" if isinstance(value, tuple) else str(value)
 
-    def part(one: ActionPart) -> str:
-        own = f"action[{one.begin}:{one.columns.stop}]"
-        if spec.box is not None and one.start is not None:  # else the file has the environment's own numbers
-            own = f"({own}.astype(np.int64) + {list(one.start)})"
-        return f"{own}.astype({one.dtype!r}).reshape({one.shape}){'' if one.shape else '[()]'}"
+    def part_code(part: ActionPart) -> str:
+        own = f"action[{part.begin}:{part.columns.stop}]"
+        if spec.box is not None and part.start is not None:  # else the file has the environment's own numbers
+            own = f"({own}.astype(np.int64) + {list(part.start)})"
+        return f"{own}.astype({part.dtype!r}).reshape({part.shape}){'' if part.shape else '[()]'}"
 
     def constant(text: str) -> Callable[[Any], str]:
         return lambda _: text
 
-    return code(nested([(one.path, constant(part(one))) for one in spec.action_parts])(None))
+    return code(nested([(part.path, constant(part_code(part))) for part in spec.action_parts])(None))
 
 
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
@@ -533,8 +536,8 @@ def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     return [f"spaces = {spaces}", "for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
 
 
-def _begun(spec: EnvSpec) -> list[str]:
-    """An Atari game after idle frames at the start."""
+def _atari_start_lines(spec: EnvSpec) -> list[str]:
+    """Lines that play the idle frames at the start of an Atari game."""
     assert spec.frames is not None
     options = spec.frames.options
     lines = [
@@ -549,8 +552,8 @@ def _begun(spec: EnvSpec) -> list[str]:
     return lines
 
 
-def _skipped(spec: EnvSpec) -> list[str]:
-    """An Atari step: frames skipped, the pixel-wise maximum of the last two."""
+def _atari_step_lines(spec: EnvSpec) -> list[str]:
+    """Lines of an Atari step: skipped frames, and the pixel-wise maximum of the last two."""
     assert spec.frames is not None
     skip = int(spec.frames.options["frame_skip"])
     return [

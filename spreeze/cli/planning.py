@@ -100,8 +100,8 @@ def _without_met_condition(values: Values, resumed: Path, asked: Values) -> list
     if (reason := read_run(resumed).get("exit_reason")) in flags:
         del stop[reason]
     kept = [name for name in flags if stop.get(name) is not None and name not in asked.get("stop", {})]
-    told = ", ".join(f"{flags[name]} {number(stop[name])}" for name in kept)
-    return [f"stop conditions as before: {told}"] if kept else []
+    conditions = ", ".join(f"{flags[name]} {number(stop[name])}" for name in kept)
+    return [f"stop conditions as before: {conditions}"] if kept else []
 
 
 def _without_code(values: dict[str, dict[str, Any]], asked: Values) -> list[str]:

@@ -79,7 +79,7 @@ class _Stage:
         self.in_window = args.clip is None and has_display()
 
     def task(self, source: _Source) -> Task:
-        """The environment, made where there is none.
+        """The environment, constructed at the first call.
 
         Raises:
             EnvironmentError_: it cannot be made, or does not fit the weights.
@@ -109,7 +109,7 @@ def play(args: argparse.Namespace, stage: _Stage) -> str:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.clip)
     source = _Source(args)
-    if any(text.startswith("render_mode=") for text in source.spec.args):  # it observes what it draws
+    if any(text.startswith("render_mode=") for text in source.spec.args):  # its observations are its pictures
         stage.in_window = False
     with environment_errors(source.spec.env_id):
         stage.task(source)
@@ -138,7 +138,7 @@ class _Source:
             if found == self._shown:
                 return
             weights = read_weights(path)
-            # The file may have become one that needs a foreign module.
+            # The new file may need a foreign module.
             policy = policy_of(weights, spec_of(weights, self._args.import_module))
         except SpreezeError:
             return
@@ -146,7 +146,7 @@ class _Source:
 
 
 def _identity(path: Path) -> tuple[str, int, int, int]:
-    """Changes when the file is replaced: the best weights keep their name. A WeightsError if it cannot be read."""
+    """Identifies a file's content, since the best weights keep their name. A WeightsError if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -155,7 +155,7 @@ def _identity(path: Path) -> tuple[str, int, int, int]:
 
 
 class _Episode:
-    """One episode, and the error of the environment that ended it, if one did."""
+    """One episode, and the error of the environment that ended it, if any."""
 
     def __init__(self) -> None:
         self.total, self.length = 0.0, 0
@@ -182,14 +182,14 @@ class _Episode:
             self.lost = error
 
 
-_MOST_LOST = 3  # number of consecutive episodes lost to environment errors that ends the window
+_MOST_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
 
 
 def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
     """Shows episodes in real time, until ``--episodes`` or Ctrl-C."""
     bullet = is_bullet(source.spec.env_id)
-    shown = begun = in_a_row = 0
-    while args.episodes is None or begun < args.episodes:
+    shown = started = consecutive_losses = 0
+    while args.episodes is None or started < args.episodes:
         source.renew()
         task, episode = stage.task(source), _Episode()
 
@@ -198,19 +198,21 @@ def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
                 task.env.render()  # moves Bullet's camera, and waits for the next frame
 
         due_s = time.monotonic()
-        for _ in episode.play(task, source.policy, args.seed + begun, draw):
+        for _ in episode.play(task, source.policy, args.seed + started, draw):
             time.sleep(max(0.0, due_s - time.monotonic()))
             due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
-        begun += 1
+        started += 1
         if episode.lost is None:
-            shown, in_a_row = shown + 1, 0
+            shown, consecutive_losses = shown + 1, 0
         else:
-            in_a_row += 1
-            if in_a_row == min(_MOST_LOST, args.episodes or _MOST_LOST):
+            consecutive_losses += 1
+            if consecutive_losses == min(_MOST_LOST, args.episodes or _MOST_LOST):
                 raise episode.lost from None
             stage.close()  # the next one has a new environment
         say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
-    return f"{shown} episode{'' if shown == 1 else 's'} shown" + (f", {begun - shown} lost" if begun > shown else "")
+    return f"{shown} episode{'' if shown == 1 else 's'} shown" + (
+        f", {started - shown} lost" if started > shown else ""
+    )
 
 
 def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:

@@ -46,13 +46,13 @@ def _pull(args: argparse.Namespace) -> int:
         raise RunError(f"{target} exists: choose another --name")
     hub = library()
     make_runs_dir(runs_dir)
-    with tempfile.TemporaryDirectory(dir=runs_dir, prefix=".tmp-pull-") as place:
-        come, kept = Path(place) / "come", Path(place) / "kept"
+    with tempfile.TemporaryDirectory(dir=runs_dir, prefix=".tmp-pull-") as temporary:
+        downloaded, accepted = Path(temporary) / "downloaded", Path(temporary) / "accepted"
         with hub_errors(f"pull of {repository}"):
-            hub.snapshot_download(repo_id=repository, repo_type="model", revision=args.revision, local_dir=str(come),
-                                  allow_patterns=list(FILES))  # fmt: skip
-        document = _checked(come, kept, repository)
-        os.rename(kept, target)
+            hub.snapshot_download(repo_id=repository, repo_type="model", revision=args.revision,
+                                  local_dir=str(downloaded), allow_patterns=list(FILES))  # fmt: skip
+        document = _checked(downloaded, accepted, repository)
+        os.rename(accepted, target)
     document = {"run_dir": str(target), "repository": repository, **document}
     if args.json:
         emit(document)
@@ -66,25 +66,27 @@ def _pull(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(come: Path, kept: Path, repository: str) -> dict[str, Any]:
-    """Copies what is a file of a run to ``kept``, a new directory, and reads it; returns what it is.
+def _checked(downloaded: Path, accepted: Path, repository: str) -> dict[str, Any]:
+    """Copies the files of a run to ``accepted``, a new directory, and reads them; returns facts about the policy.
 
     Raises:
         RunError: there is no policy of Spreeze.
         WeightsError: it is damaged.
     """
     for file in FILES:
-        path = come / file
+        path = downloaded / file
         if path.is_file() and not path.is_symlink():
-            (kept / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, kept / file)
-    if not (kept / POLICY).is_file():
+            (accepted / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, accepted / file)
+    if not (accepted / POLICY).is_file():
         raise RunError(f"{repository} holds no policy of Spreeze: it has no {POLICY}")
-    check_format(kept)
-    weights, spec = read_policy(kept / POLICY)
-    about = {"env_id": spec.env_id, "algo": weights.meta.get("algo"), **read_run(kept), "state": "finished",
+    check_format(accepted)
+    weights, spec = read_policy(accepted / POLICY)
+    record = {"env_id": spec.env_id, "algo": weights.meta.get("algo"), **read_run(accepted), "state": "finished",
              "pulled_from": repository}  # fmt: skip
-    write_json(kept / "run.json", {key: value for key, value in about.items() if key not in ("pid", "host", "nonce")})
-    returned = read_json(kept / "summary.json").get("eval_return_final")
-    return {"env": clean(spec.env_id, 100), "algo": clean(about["algo"], 40), "import_module": spec.import_module,
-            "return": returned if isinstance(returned, float) else None}  # fmt: skip
+    write_json(
+        accepted / "run.json", {key: value for key, value in record.items() if key not in ("pid", "host", "nonce")}
+    )
+    final_return = read_json(accepted / "summary.json").get("eval_return_final")
+    return {"env": clean(spec.env_id, 100), "algo": clean(record["algo"], 40), "import_module": spec.import_module,
+            "return": final_return if isinstance(final_return, float) else None}  # fmt: skip

@@ -33,12 +33,12 @@ from spreeze.workers.evaluator import read_rows
 POLICY = "checkpoints/best.safetensors"
 CARD = "README.md"
 FILES = (CARD, CURVE, POLICY, "run.json", "config.toml", "summary.json", "eval.csv", CLIP)
-"""Everything that is sent, and all that is taken; paths as in the directory of a run."""
+"""All files that ``push`` sends and ``pull`` accepts; paths as in the directory of a run."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def check_repository(name: str, flag: str) -> str:
-    """The name, if it is one of a repository.
+    """Returns the name if it is valid for a repository.
 
     Raises:
         ConfigError: it is not ``OWNER/NAME``.
@@ -56,7 +56,7 @@ def read_policy(path: Path) -> tuple[Weights, EnvSpec]:
     """
     weights = read_weights(path)
     spec = recorded_spec(weights)
-    if "network" not in weights.meta:  # else its module made it
+    if "network" not in weights.meta:  # else it is defined in the run's module
         policy_of(weights, spec)
     return weights, spec
 
@@ -74,7 +74,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def hub_errors(doing: str) -> Iterator[None]:
-    """Turns what the hub's library raises, which has many bases, into one line.
+    """Turns any exception of the hub's library into an error of one line.
 
     Raises:
         HubError: anything was raised.
@@ -92,7 +92,7 @@ _PUBLIC = (
 )  # fmt: skip
 """Fields of ``run.json`` that are sent; the command, process and host are not."""
 _PRIVATE = ("run_dir", "reasons")
-_PLACES = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
+_LOCAL_PATHS = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
 """Settings that are directories and files of this machine."""
 _MOST_CLIP_BYTES = 20_000_000
 
@@ -123,16 +123,16 @@ def _push(args: argparse.Namespace) -> int:
         raise RunError(
             f"{run.name} is still running: push it when it has ended (python -m spreeze runs stop {run.name})"
         )
-    refuse_links(run)  # they could lead to anything, which would be sent
-    with tempfile.TemporaryDirectory(prefix="spreeze-push-") as place:
-        folder = Path(place)
+    refuse_links(run)  # a link could point to any file, which would be sent
+    with tempfile.TemporaryDirectory(prefix="spreeze-push-") as temporary:
+        folder = Path(temporary)
         lines = gather(run, name, folder)
         found = [path for path in folder.rglob("*") if path.is_file()]
         sent = sorted(path.relative_to(folder).as_posix() for path in found)
-        count = sum(path.stat().st_size for path in found)
-        seen = "private" if args.private else "public"
-        where = f"{run.name} -> {name} at {clean(api.endpoint, 200)}, {seen} if it is new"
-        for line in (where, f"{len(sent)} files, {size(count)}: {', '.join(sent)}", *lines):
+        total_bytes = sum(path.stat().st_size for path in found)
+        visibility = "private" if args.private else "public"
+        summary = f"{run.name} -> {name} at {clean(api.endpoint, 200)}, {visibility} if it is new"
+        for line in (summary, f"{len(sent)} files, {size(total_bytes)}: {', '.join(sent)}", *lines):
             say(line, as_json=args.json)
         if not args.yes and not _agreed():
             raise UsageError("nothing was sent: answer y, or give --yes")
@@ -141,14 +141,14 @@ def _push(args: argparse.Namespace) -> int:
             api.upload_folder(repo_id=name, repo_type="model", folder_path=str(folder),
                               commit_message=f"{run.name}, trained with Spreeze")  # fmt: skip
     if args.json:
-        emit({"repository": name, "url": url, "run": run.name, "files": sent, "bytes": count})
+        emit({"repository": name, "url": url, "run": run.name, "files": sent, "bytes": total_bytes})
     else:
         say(f"sent: {url}\nanybody who may read it gets it by: spreeze pull {name}")
     return 0
 
 
 def _agreed() -> bool:
-    """True if somebody at a terminal says yes; a script has nobody who could."""
+    """True if the user at a terminal confirms; False in a script."""
     if not sys.stdin.isatty():
         return False
     say("send it? [y/N]", as_json=True)
@@ -156,7 +156,7 @@ def _agreed() -> bool:
 
 
 def gather(run: Path, name: str, folder: Path) -> list[str]:
-    """Puts all that is to be sent for a run into a folder; returns what else the user should know before.
+    """Collects the files to send for a run in a folder; returns further lines to show before.
 
     Raises:
         RunError: the run has no best policy, or its settings are missing.
@@ -176,7 +176,7 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
     for file, data in (("run.json", state), ("summary.json", summary)):
         (folder / file).write_text(json.dumps(data, indent=1), encoding="utf-8")
     config = (run / "config.toml").read_text(encoding="utf-8", errors="replace")
-    (folder / "config.toml").write_text(_PLACES.sub("", config), encoding="utf-8")
+    (folder / "config.toml").write_text(_LOCAL_PATHS.sub("", config), encoding="utf-8")
     if (run / "eval.csv").is_file():
         shutil.copyfile(run / "eval.csv", folder / "eval.csv")
     clips = sorted((run / "videos").glob("clip-*.mp4"), key=lambda path: path.stat().st_mtime)
@@ -187,8 +187,8 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
     points = [(int(row["env_steps"]), float(row["return_mean"])) for row in read_rows(run / "eval.csv")]
     points = [point for point in points if math.isfinite(point[1])]
     if points:
-        there = published(clean(state.get("algo"), 40), clean(state.get("env_id"), 100))
-        (folder / CURVE).write_bytes(model_card.curve(points, there))
+        reference = published(clean(state.get("algo"), 40), clean(state.get("env_id"), 100))
+        (folder / CURVE).write_bytes(model_card.curve(points, reference))
     (folder / CARD).write_text(model_card.card(run, name, points, clip=bool(clips)), encoding="utf-8")
     module = clean(spec.import_module, 200)
     return [f"the environment's module is named, its code is not sent: {module}"] if spec.import_module else []

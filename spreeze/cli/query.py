@@ -1,4 +1,4 @@
-"""``python -m spreeze query``: SQL over what a run has recorded, for scripts and people. Nothing is ever written."""
+"""``python -m spreeze query``: SQL over the records of a run, for scripts and people. Nothing is ever written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _query(args: argparse.Namespace) -> int:
-    columns, rows = answer(find_run(args.run, Path(args.runs_dir)), args.sql)
+    columns, rows = run_query(find_run(args.run, Path(args.runs_dir)), args.sql)
     if args.json:
         emit({"columns": columns, "rows": rows})
         return 0
@@ -59,11 +59,11 @@ def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else clean(str(value), 200)
 
 
-def answer(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
-    """Names of the columns, and the rows, of a query over the run in that directory.
+def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
+    """Column names and rows of a query over the run in that directory.
 
     Raises:
-        UsageError: it is not one SELECT statement, names what there is not, or takes too long or too many rows.
+        UsageError: it is not one SELECT statement, has an unknown name, or takes too long or too many rows.
         RunError: the run's record cannot be read.
     """
     connection = sqlite3.connect(":memory:")
@@ -72,8 +72,8 @@ def answer(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
             connection.execute(f"CREATE TABLE {name} ({', '.join(columns)})")
             marks = ", ".join("?" * len(columns))
             connection.executemany(f"INSERT INTO {name} VALUES ({marks})", _rows(run, name))
-        until = time.monotonic() + _LONGEST_S
-        connection.set_progress_handler(lambda: time.monotonic() > until, 100_000)
+        deadline_s = time.monotonic() + _LONGEST_S
+        connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 100_000)
         connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
         cursor = connection.execute(sql)
         found = [list(row) for row in cursor.fetchmany(_MOST_ROWS + 1)]

@@ -90,28 +90,28 @@ def _check_complete(text: str) -> None:
         if found != int(end[1]):
             raise ValueError(f"the file has {found} of {end[1]} settings; {remedy} (to change a setting use --set)")
         return
-    algo = _told(values, "run", "algo")
+    algo = _value_at(values, "run", "algo")
     part, name = _LAST
     own = isinstance(algo, str) and algo not in ALGORITHMS
-    whole = _told(values, part, name) is not None and all(
-        _told(values, *key) is not None for key in (("run", "algo"), ("run", "mode"), ("env", "id"))
+    whole = _value_at(values, part, name) is not None and all(
+        _value_at(values, *key) is not None for key in (("run", "algo"), ("run", "mode"), ("env", "id"))
     )
     if not whole or (own and list(values)[-1] != algo):
         raise ValueError(f"the file ends with {clean(lines[-1], 60)!r}: settings are missing; {remedy}")
 
 
-def _told(values: Mapping[str, Any], part: str, name: str) -> Any:
+def _value_at(values: Mapping[str, Any], part: str, name: str) -> Any:
     fields = values.get(part)
     return fields.get(name) if isinstance(fields, dict) else None
 
 
 def _check_agrees(run: Path, config: Config) -> None:
     """A RunError if the settings are those of another task, algorithm or mode than the rest of the run tells."""
-    told = read_run(run)
-    modes = {told[name] for name in ("mode", "mode_before") if told.get(name) is not None}
+    record = read_run(run)
+    modes = {record[name] for name in ("mode", "mode_before") if record.get(name) is not None}
     known = {
-        "env.id": (config.env.id, {told["env_id"]} if told.get("env_id") else set(), "run.json"),
-        "run.algo": (config.run.algo, {told["algo"]} if told.get("algo") else set(), "run.json"),
+        "env.id": (config.env.id, {record["env_id"]} if record.get("env_id") else set(), "run.json"),
+        "run.algo": (config.run.algo, {record["algo"]} if record.get("algo") else set(), "run.json"),
         "run.mode": (config.run.mode, modes, "run.json"),
     }
     checks = [(key, *known[key]) for key in known]
@@ -177,9 +177,9 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
     A checkpoint may know more, since it is durable: each counter is the larger one. What ``run.json`` does not tell at
     all, as after a power loss, may come from the metrics too.
     """
-    told = read_run(run)
-    missing = [name for name in _COUNTERS if told.get(name) is None]
-    found: dict[str, list[float]] = {name: [told[name]] if told.get(name) is not None else [] for name in _COUNTERS}
+    record = read_run(run)
+    missing = [name for name in _COUNTERS if record.get(name) is None]
+    found: dict[str, list[float]] = {name: [record[name]] if record.get(name) is not None else [] for name in _COUNTERS}
     states = list(_checkpoints(run, config))
     if states:
         found["updates"].append(sum(updates for updates, _ in states))
@@ -188,7 +188,7 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
     if missing and any(found.values()):
         _add_measured(run, missing, found)
     total = {name: max(values, default=0) for name, values in found.items()}
-    sessions = told.get("sessions") or len(session_starts(told)) or 1
+    sessions = record.get("sessions") or len(session_starts(record)) or 1
     note = None
     if missing and any(total[name] for name in missing):
         texts = (f"{name} {duration(total[name]) if name == 'wall_s' else number(total[name])}" for name in missing)
@@ -199,7 +199,7 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
         episodes=int(total["episodes"]),
         wall_s=float(total["wall_s"]),
         sessions=sessions,
-        best_return=told.get("eval_best"),
+        best_return=record.get("eval_best"),
     ), note
 
 

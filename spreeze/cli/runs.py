@@ -36,7 +36,7 @@ _REQUESTS: dict[str, tuple[str, str]] = {
     "timeline": ("", "record the phases of all workers for 0.25 s, shown on the Live page"),
 }
 """Verb -> the state to wait for, and its help text."""
-_OBEYED_S = 10.0
+_RESPONSE_S = 10.0
 _MOST = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
 
 
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb")
 
     def verb(name: str, text: str, *, run: bool = True) -> Parser:
-        made = verbs.add_parser(name, help=text, parents=[common])
+        subparser = verbs.add_parser(name, help=text, parents=[common])
         if run:
-            made.add_argument("run", help="name, path, or latest")
-        return made
+            subparser.add_argument("run", help="name, path, or latest")
+        return subparser
 
     verb("list", "list all runs, oldest first (default)", run=False)
     stop = verb("stop", "stop a run like Ctrl-C, and wait for its end")
@@ -122,13 +122,13 @@ def _stop(args: argparse.Namespace) -> int:
     while is_alive(path):
         if time.monotonic() > deadline:
             raise RunError(
-                f"{path.name} {_doing(path)} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
+                f"{path.name} {_phase(path)} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
             )
         time.sleep(0.1)
     return _done(args, path, state_of(path))
 
 
-def _doing(path: Path) -> str:
+def _phase(path: Path) -> str:
     left_bytes = read_run(path).get("checkpoint_left_bytes")
     if isinstance(left_bytes, int) and left_bytes > 0:
         return f"still writes its last checkpoint, {size(left_bytes)} left,"
@@ -138,17 +138,17 @@ def _doing(path: Path) -> str:
 def _request(args: argparse.Namespace) -> int:
     path = steer(args.run, Path(args.runs_dir), args.verb)
     wanted, _ = _REQUESTS[args.verb]
-    deadline = time.monotonic() + _OBEYED_S
+    deadline = time.monotonic() + _RESPONSE_S
     while wanted and state_of(path) != wanted:
         if time.monotonic() > deadline:
-            raise RunError(f"{path.name} is {state_of(path)} after {_OBEYED_S:g} s, not {wanted}")
+            raise RunError(f"{path.name} is {state_of(path)} after {_RESPONSE_S:g} s, not {wanted}")
         time.sleep(0.02)
     return _done(args, path, state_of(path) if wanted else "requested; the result will be in the event log")
 
 
 def _leave_free(args: argparse.Namespace) -> int:
     path = find_live_run(args.run, Path(args.runs_dir))
-    share = TuningConfig(leave_free=args.share).leave_free  # rejects what is no share
+    share = TuningConfig(leave_free=args.share).leave_free  # rejects a value out of range
     if read_run(path).get("leave_free") is None:
         raise RunError(
             f"{path.name}: this run has no CPU governor (because of its mode or --no-governor), so nothing changes"

@@ -1,7 +1,7 @@
 """``python -m spreeze sweep``: a grid of settings times seeds as runs, one after the other or side by side.
 
-The order is seed by seed, so that what was done before an interruption compares all settings. Each run is a run
-directory like any other; ``NAME.sweep.json`` beside them says which runs belong together and what became of each.
+The order is seed by seed, so that the runs before an interruption compare all settings. Each run is a run
+directory like any other; ``NAME.sweep.json`` beside them lists the runs that belong together and the state of each.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _OF_EACH_RUN = {
     "run.runs_dir": "use --runs-dir for the directory",
 }
 """Settings that a sweep gives to each of its runs -> what to do instead."""
-_NOT_LIKE = {*_OF_EACH_RUN, "run.algo", "run.mode", "env.id", "env.import_module"}
-"""Settings of a run that its repetition has from flags."""
+_NOT_REPEATED = {*_OF_EACH_RUN, "run.algo", "run.mode", "env.id", "env.import_module"}
+"""Settings that the repetition of a run gets from flags instead."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,16 +140,16 @@ def _sweep(args: argparse.Namespace) -> int:
             sweep = stack.enter_context(_first_free(runs_dir, sweep))
             left = sweep.runs
         else:
-            stack.enter_context(_held(runs_dir, sweep.name))
+            stack.enter_context(_locked(runs_dir, sweep.name))
         if args.resume:  # another process may have gone on with it in the meantime
             sweep = _continued(args, runs_dir)
             left = [run for run in sweep.runs if run.state != "finished"]
         say(plan_text(sweep, len(left)), as_json=args.json)
-        return _carried_out(args, sweep, left, shares, runs_dir)
+        return _run_sweep(args, sweep, left, shares, runs_dir)
 
 
 @contextlib.contextmanager
-def _held(runs_dir: Path, name: str) -> Iterator[None]:
+def _locked(runs_dir: Path, name: str) -> Iterator[None]:
     """Holds the sweep's lock; a RunError if another process has it."""
     with open(runs_dir / f".{name}.sweep.lock", "w") as file:
         if take_lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB) is False:
@@ -159,11 +159,11 @@ def _held(runs_dir: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _first_free(runs_dir: Path, sweep: Sweep) -> Iterator[Sweep]:
-    """Holds the lock of the first free name; gives the sweep under that name."""
+    """Holds the lock of the first free name; yields the sweep under that name."""
     for name in names_from(sweep.name):
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(_held(runs_dir, name))
+                stack.enter_context(_locked(runs_dir, name))
             except RunError:
                 continue
             found = sweep.renamed(name)
@@ -172,31 +172,31 @@ def _first_free(runs_dir: Path, sweep: Sweep) -> Iterator[Sweep]:
                 return
 
 
-def _carried_out(
+def _run_sweep(
     args: argparse.Namespace, sweep: Sweep, left: list[SweepRun], shares: list[list[int]], runs_dir: Path
 ) -> int:
     sweep.write(runs_dir)
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         say(text, as_json=args.json, keep=True)  # few lines, all of them results
 
     with Interrupts() as interrupts:
-        _run_all(sweep, left, shares, runs_dir, interrupts, tell)
+        _run_all(sweep, left, shares, runs_dir, interrupts, report)
         if interrupts.stop_requested:
-            tell(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}")
+            report(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}")
     rows = table(sweep, runs_dir)
     if not left:
-        tell(table_text(rows, sweep.target))
+        report(table_text(rows, sweep.target))
     if args.json:
         emit({"sweep": asdict(sweep), "table": rows})
     if interrupts.stop_requested:
         return 130
     stopped, failed = ([run.name for run in sweep.runs if run.state == state] for state in ("interrupted", "failed"))
-    again = f"--resume {sweep.name} runs them again"
+    remedy = f"--resume {sweep.name} runs them again"
     if stopped:
-        say(f"excluded, because they did not finish: {', '.join(stopped)}; {again}", as_json=args.json)
+        say(f"excluded, because they did not finish: {', '.join(stopped)}; {remedy}", as_json=args.json)
     if failed:
-        print_error(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; {again}")
+        print_error(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; {remedy}")
     return 1 if failed else 0
 
 
@@ -204,7 +204,7 @@ def _carried_out(
 
 
 def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
-    """The sweep to continue with; only how many of its runs go side by side may be another number than before.
+    """The sweep to continue; only its number of parallel runs may change.
 
     A finished run whose directory was deleted is done again.
     """
@@ -236,18 +236,18 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if args.name is not None and sweep_path(runs_dir, name).exists():
         raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
     common = _common(args)
-    liked = like([find_run(run, runs_dir) for run in args.like])
-    if liked and any(getattr(args, name) for name in ("env", "algo", "mode", "profile", "auto")):
+    repeated = repeated_runs([find_run(run, runs_dir) for run in args.like])
+    if repeated and any(getattr(args, name) for name in ("env", "algo", "mode", "profile", "auto")):
         raise ConfigError("--like takes them from the run: remove --env, --algo, --mode, --profile and --auto")
-    first = 1 + max((one.seed for one in liked), default=0) if args.first_seed is None else args.first_seed
+    first = 1 + max((run.seed for run in repeated), default=0) if args.first_seed is None else args.first_seed
     runs = []
     for seed in range(first, first + seeds):
-        plans = itertools.product(liked or [Liked("", [], 0)], grid(args.set))
-        for number, (one, (varied, chosen)) in enumerate(plans, 1):
-            arguments = [*one.arguments, *common, *(word for text in chosen for word in ("--set", text))]
+        plans = itertools.product(repeated or [RepeatedRun("", [], 0)], grid(args.set))
+        for number, (base, (varied, chosen)) in enumerate(plans, 1):
+            arguments = [*base.arguments, *common, *(argument for text in chosen for argument in ("--set", text))]
             arguments += ["--seed", str(seed)]
-            told = " ".join(part for part in (one.setting, varied) if part)
-            runs.append(SweepRun(told, seed, arguments, check_name(f"{name}-c{number}-s{seed}")))
+            setting = " ".join(part for part in (base.setting, varied) if part)
+            runs.append(SweepRun(setting, seed, arguments, check_name(f"{name}-c{number}-s{seed}")))
     sweep = Sweep(name, args.stop_seconds, args.target, 1 if args.side_by_side is None else args.side_by_side, runs)
     if args.name is not None and (taken := sweep.taken(runs_dir)) is not None:
         raise RunError(f"{taken} exists; choose another --name than {name}")
@@ -271,18 +271,18 @@ def _common(args: argparse.Namespace) -> list[str]:
     return common + (["--auto", "--set", "tuning.while_training=false"] if args.auto else [])
 
 
-class Liked(NamedTuple):
-    """A run of which more seeds are wanted."""
+class RepeatedRun(NamedTuple):
+    """A run to repeat with more seeds."""
 
     setting: str
-    """In what it differs from the others."""
+    """Settings in which it differs from the others."""
     arguments: list[str]
     seed: int
-    """Its own; 0 if that is not known."""
+    """Its own seed; 0 if unknown."""
 
 
-def like(paths: Sequence[Path]) -> list[Liked]:
-    """The flags of ``spreeze.train`` that give each run's configuration again, whatever profile and defaults are today.
+def repeated_runs(paths: Sequence[Path]) -> list[RepeatedRun]:
+    """Flags of ``spreeze.train`` that reproduce each run's configuration, whatever profile and defaults are now.
 
     Raises:
         ConfigError: a run has no readable ``config.toml``.
@@ -296,23 +296,23 @@ def like(paths: Sequence[Path]) -> list[Liked]:
         flags = {"--env": env["id"], "--import": env.get("import_module"), "--algo": run["algo"], "--mode": run["mode"]}
         arguments = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
         arguments += ["--profile", "none"]
-        told = sources_of((path / "config.toml").read_text(encoding="utf-8"))
-        for key, source in told.items():
+        sources = sources_of((path / "config.toml").read_text(encoding="utf-8"))
+        for key, source in sources.items():
             section, _, name = key.partition(".")
             value = config.get(section, {}).get(name)
-            if value is not None and source != DEFAULT and key not in _NOT_LIKE:
+            if value is not None and source != DEFAULT and key not in _NOT_REPEATED:
                 arguments += ["--set", f"{key}={toml_value(tuple(value) if isinstance(value, list) else value)}"]
         found.append(arguments)
         curves.append(comparison.curve_of(path, []))
     names = [curve.group.label for curve in comparison.split_by_settings(curves)]
     return [
-        Liked(name if len(paths) > 1 else "", arguments, curve.seed or 0)
+        RepeatedRun(name if len(paths) > 1 else "", arguments, curve.seed or 0)
         for name, arguments, curve in zip(names, found, curves, strict=True)
     ]
 
 
 def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each combination: what varies in it, and all of its assignments ``section.field=value``."""
+    """Each combination: the text of its varied settings, and all of its assignments ``section.field=value``."""
     axes: dict[str, list[tuple[str, bool]]] = {}
     for text in texts:
         key, sep, raw = (word.strip() for word in text.partition("="))
@@ -333,7 +333,7 @@ def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
-    """Refuses, before the first run, settings that a later one would refuse; returns lines on what has no effect."""
+    """Rejects invalid settings of all runs before the first one; returns lines on settings without effect."""
     probes: dict[str, Any] = {}
     notes: dict[str, None] = {}
     for run in {run.setting: run for run in runs}.values():
@@ -367,7 +367,7 @@ def _run_all(
     shares: Sequence[list[int]],
     runs_dir: Path,
     interrupts: Interrupts,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     waiting = list(left)
     children: dict[int, RunProcess] = {}
@@ -379,7 +379,7 @@ def _run_all(
             sweep.write(runs_dir)
         except OSError as error:  # runs outlive a full disk, so a sweep does, too
             if unwritten is None:
-                tell(f"{sweep_path(runs_dir, sweep.name)} cannot be written: {error}; the sweep goes on")
+                report(f"{sweep_path(runs_dir, sweep.name)} cannot be written: {error}; the sweep goes on")
             unwritten = error
         else:
             unwritten = None
@@ -390,9 +390,9 @@ def _run_all(
                 children[slot] = start(waiting.pop(0), shares[slot], runs_dir)
                 write()
             for slot in [slot for slot, child in children.items() if child.process.poll() is not None]:
-                note_end(children.pop(slot), runs_dir, tell)
+                note_end(children.pop(slot), runs_dir, report)
                 write()
-                tell(table_text(table(sweep, runs_dir), sweep.target))
+                report(table_text(table(sweep, runs_dir), sweep.target))
             time.sleep(POLL_S)
     finally:
         end(list(children.values()), interrupts.again())
@@ -410,7 +410,7 @@ def _run_all(
 def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
     """One row a setting, over its finished runs; a time only if every one of them reached the target.
 
-    Runs whose metrics cannot be read any more count as finished, without values.
+    Runs whose metrics can no longer be read count as finished, without values.
     """
     rows = []
     for setting in dict.fromkeys(run.setting for run in sweep.runs):

@@ -113,7 +113,7 @@ class TerminalView:
         return Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=False)
 
     def leave(self) -> None:
-        """Leaves the last panel and the cursor on the screen, which a shell may use in the meantime.
+        """Leaves the last panel and the cursor on the screen, so that a shell can use it in the meantime.
 
         The next ``update`` starts a new panel below. May be called by a signal handler.
         """
@@ -136,7 +136,7 @@ class TerminalView:
             self._live.stop()
 
     def _redraw(self, snapshot: Snapshot) -> None:
-        if getattr(self._console.file, "behind", False):  # nobody reads, or not fast enough
+        if getattr(self._console.file, "behind", False):  # the terminal reads too slowly, or not at all
             return
         if not self._live.is_started:
             self._live.start()
@@ -180,13 +180,13 @@ def plain_line(snapshot: Snapshot) -> str:
 
 
 def _more(snapshot: Snapshot) -> list[str]:
-    """The other numbers of the mode: ``host_env_steps_per_s/0`` is read as "host env steps/s (0)"."""
-    told = []
+    """The other numbers of the mode: ``host_env_steps_per_s/0`` is shown as "host env steps/s (0)"."""
+    texts = []
     for name, value in snapshot.more:
         metric, _, part = name.partition("/")
-        words = metric.replace("_per_s", "/s").replace("_", " ")
-        told.append(f"{words}{f' ({part})' if part else ''} {number(value)}")
-    return told
+        label = metric.replace("_per_s", "/s").replace("_", " ")
+        texts.append(f"{label}{f' ({part})' if part else ''} {number(value)}")
+    return texts
 
 
 def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:

@@ -78,28 +78,28 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(command)
 
     def train() -> int:
-        found = _train(args, command)
-        return found if isinstance(found, int) else int(_train(found, command))
+        result = _train(args, command)
+        return result if isinstance(result, int) else int(_train(result, command))
 
     with background_output():
         return guarded(train, as_json=args.json)
 
 
 def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.Namespace:
-    """Returns the exit code, or another command line to be obeyed in place of this one."""
+    """Returns the exit code, or a command line to run in place of this one."""
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
         resumed = find_run(args.resume, Path(getattr(args, "--runs-dir") or "runs")) if args.resume else None
         if resumed is not None:
             refuse_links(resumed)  # before anything in it is read
         machine = read_machine()
         base, notes = layers_of(args, resumed, machine)
-        settings = resolve(base)  # before anything is said: what is rejected is one line
+        settings = resolve(base)  # before any output: a rejection is a single line
         check_sinks(settings.config.logging.sinks)
         check_callbacks(settings.config.callback.classes)
         for note in notes:
             say(note, as_json=args.json)
         config = settings.config
-        # A learner process will be needed, and has a core to load on in the meantime.
+        # A learner process will be needed; with two cores, it can load in the meantime.
         wanted = config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
         head_start = stack.enter_context(
             Prewarm(config.learner.threads, wanted=wanted, gives_way=config.tuning.give_way)
@@ -121,8 +121,8 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         if auto and (untunable := untunable_env(probe)) is not None:
             auto = False
             say(f"not tuned: {untunable}; using profile and defaults", as_json=args.json)
-        earlier, untold = earlier_sessions(resumed, settings.config) if resumed else (EarlierSessions(), None)
-        for line in filter(None, (why, *_task_notes(args, settings, probe), machine.one_line(), untold)):
+        earlier, missing_note = earlier_sessions(resumed, settings.config) if resumed else (EarlierSessions(), None)
+        for line in filter(None, (why, *_task_notes(args, settings, probe), machine.one_line(), missing_note)):
             say(line, as_json=args.json)
         if settings.config.cluster.address is not None:
             say(cluster_note(settings.config.cluster.address), as_json=args.json)
@@ -146,7 +146,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
                 )
             return _run(args, plan, run_dir, machine, result, interrupts, head_start)
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)  # while it was tuned
+            stopped = isinstance(error, KeyboardInterrupt)  # during tuning
             run_dir.write_state(
                 state="stopped" if stopped else "failed",
                 exit_reason=(interrupts.cause or StopReason.REQUEST) if stopped else None,
@@ -157,7 +157,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
 
 
 def _open_run_dir(args: argparse.Namespace, plan: RunPlan, resumed: Path | None, launcher: Prewarm) -> RunDir:
-    """The directory of a new run, or of the one that goes on."""
+    """The directory of a new or a resumed run."""
     run = plan.config.run
     if resumed is not None:
         run_dir = RunDir.open(resumed, launcher.nonce)
@@ -183,25 +183,25 @@ def _compare(
     interrupts: Interrupts,
     head_start: Prewarm,
 ) -> int | argparse.Namespace | list[Layer]:
-    """Compares algorithms where there is a choice; then the command line of the best one, or the exit code.
+    """Compares algorithms if there is a choice; returns the command line of the best one, or the exit code.
 
-    Where there is no choice, or where it is known, the layers to go on with.
+    Without a choice, or if the best one is known, returns the settings layers of this run.
     """
     names = candidates_for(args, settings, probe.spec)
     if not names:
         return base
-    tell = functools.partial(say, as_json=args.json)
-    choice = AlgorithmChoice(command, args, settings, probe, machine, tell)
+    note = functools.partial(say, as_json=args.json)
+    choice = AlgorithmChoice(command, args, settings, probe, machine, note)
     if (known := choice.known(names)) is not None:
         return [Layer("comparison of algorithms", {"run": {"algo": known}}), *base]
     head_start.close()
     began_s = AWAKE()
     chosen = choice.best(names, interrupts)
-    return _goes_on(continued(args, chosen, AWAKE() - began_s), chosen)
+    return _continuation(continued(args, chosen, AWAKE() - began_s), chosen)
 
 
-def _goes_on(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | argparse.Namespace:
-    """The command line of the best candidate; the exit code where it has reached its target already."""
+def _continuation(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | argparse.Namespace:
+    """The command line of the best candidate; the exit code if it has already reached its target."""
     if read_run(chosen.run).get("exit_reason") != StopReason.TARGET_RETURN:
         return args
     if args.json:
@@ -215,30 +215,32 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     found += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
     part = settings.config.env
     engine = bullet_engine(part.id, plain=part.plain, args=part.args)
-    about = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
+    env_notes = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
     replays, goals, her = settings.config.on_policy is None, probe.spec.goals, settings.config.replay.her
     if replays and goals is not None and goals.computes_reward and her == "off":
-        about.append("it has goals; --set replay.her=future also learns from those that were achieved")
+        env_notes.append("it has goals; --set replay.her=future also learns from those that were achieved")
     if her != "off" and settings.sources.get("replay.her") == default_of(settings):
-        about.append("it rewards goals alone, so replay also has goals that were achieved (--set replay.her=off: not)")
+        env_notes.append(
+            "it rewards goals alone, so replay also has goals that were achieved (--set replay.her=off: not)"
+        )
     first, count = (
         ("replay.learning_starts", settings.config.replay.learning_starts)
         if replays
         else ("rollout.size", settings.config.rollout.size)
     )
     if settings.source_of(first) == SLOW_ENV:
-        about.append(f"its steps are slow, so the first update comes after {count} of them ({first}, by --set)")
+        env_notes.append(f"its steps are slow, so the first update comes after {count} of them ({first}, by --set)")
     if replays and probe.spec.frames is not None:
         rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
-        about.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")
-    return [*found, *(f"{part.id}: {line}" for line in about if line)]
+        env_notes.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")
+    return [*found, *(f"{part.id}: {line}" for line in env_notes if line)]
 
 
 def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
     """The configuration of a command line, and a check of it against its environment; starts no run.
 
     The check takes the probe of an equal environment, if there is one, and returns the one that it used, the settings
-    with an algorithm that fits, and lines on what has no effect. Both raise what the run would be refused with.
+    with an algorithm that fits, and lines on settings without effect. Both raise the errors that would reject the run.
     """
     args = build_parser().parse_args(arguments)
     base, _ = layers_of(args, None, read_machine())
@@ -262,14 +264,14 @@ def _tuned_plan(
     tuned: Layer,
     reasons: dict[str, str] | None,
 ) -> RunPlan:
-    """The plan with what the tuner chose below the user's settings."""
+    """The plan with the tuner's choice, which the user's settings override."""
     plan = plan_of(resolve([*base[:-1], tuned, base[-1]]), probe, machine, earlier, reasons, tune_hosts=True)
     check_machine(plan, machine)
     return plan
 
 
 class _TuningResult:
-    """The tuner's record, and the plan that follows from it: there from the start, or during the run."""
+    """The tuner's record and the resulting plan: known at the start, or set during the run."""
 
     record: dict[str, Any] | None = None
     plan: RunPlan | None = None
@@ -284,7 +286,7 @@ class _TuningResult:
         run_dir: RunDir,
         planned: Callable[[Layer, dict[str, str] | None], RunPlan],
     ) -> RunPlan:
-        """The plan with the tuner's choice, or one of a run in which it will choose."""
+        """The plan with the tuner's choice, or a plan for a run in which it will choose."""
         self.record = None if args.fresh else tuning.known()
         if self.record is None and can_tune_in_run(problem := tuning.problem(), tuning.settings.config):
             first, most = first_setting(problem)
@@ -292,13 +294,13 @@ class _TuningResult:
             plan = planned(known.layer(), None)
             if not plan.alone:
                 return self._to_tune(plan, first, most, tuning, planned)
-        if self.record is None and (begun := rollouts_at_first(problem, tuning.settings.config)) is not None:
+        if self.record is None and (first_rollout := rollouts_at_first(problem, tuning.settings.config)) is not None:
             plan = planned(Setting({}).layer(), None)
             if not plan.alone:
-                return dataclasses.replace(plan, tuner=BesideRunTuner(tuning, begun, self._chosen_by(planned)))
+                return dataclasses.replace(plan, tuner=BesideRunTuner(tuning, first_rollout, self._chosen_by(planned)))
         if self.record is None:
             run_dir.write_state(state="tuning", tuning_began=time.time())
-            spent_s = 0.0 if args.resume else process_age_s()  # which may hold a comparison of algorithms
+            spent_s = 0.0 if args.resume else process_age_s()  # which may include a comparison of algorithms
             self.record = tuning.measured(spent_s=spent_s, fresh=args.fresh)
             show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
         return planned(layer_of(self.record), self.record["reasons"])
@@ -306,7 +308,7 @@ class _TuningResult:
     def _chosen_by(
         self, planned: Callable[[Layer, dict[str, str] | None], RunPlan]
     ) -> Callable[[dict[str, Any]], RunPlan]:
-        """A function for the record of a tuner that chose during the run; it returns the plan that follows."""
+        """A function from the record of a tuner that chose during the run to the resulting plan."""
 
         def chosen(record: dict[str, Any]) -> RunPlan:
             self.record, self.plan = record, planned(layer_of(record), record["reasons"])
@@ -437,7 +439,7 @@ def _run(
         run_dir.write_state(exit_reason=outcome.stopped_by, **{name: getattr(outcome, name) for name in counts})
     finally:
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
-            # The settings may be why: with those of the earlier session the run can continue.
+            # The settings may be the cause; with those of the earlier session the run can continue.
             with contextlib.suppress(OSError):
                 replace_bytes(run_dir.path / "config.toml", settings_before, durable=True)
         run_dir.write_state(durable=True, state=state)
@@ -453,7 +455,7 @@ def _run(
 def _document(
     tuning: _TuningResult, plan: RunPlan, outcome: Outcome, run_dir: RunDir, machine: Machine
 ) -> dict[str, Any]:
-    """The summary of a run, with what was tuned and compared for it."""
+    """The summary of a run, with the records of tuning and of the comparison of algorithms."""
     document = summary(tuning.plan or plan, outcome, run_dir.path, machine)
     if (record := tuning.record) is not None:
         document["tuning"] = {name: record.get(name) for name in ("measured_at", "reused", "provisional", "notes")}
@@ -471,10 +473,10 @@ def _write_plan(plan: RunPlan, run_dir: RunDir, record: dict[str, Any] | None) -
 
 
 def _pause_with(caller: int, run_dir: RunDir) -> Callable[[], None]:
-    """Looks whether the process that called ``spreeze.train`` is stopped (Ctrl-Z), and pauses the run as long."""
+    """A function that pauses the run while the process that called ``spreeze.train`` is stopped (Ctrl-Z)."""
     paused = False
 
-    def look() -> None:
+    def update() -> None:
         nonlocal paused
         stopped = is_stopped(caller)
         with contextlib.suppress(RunError):
@@ -485,7 +487,7 @@ def _pause_with(caller: int, run_dir: RunDir) -> Callable[[], None]:
                 run_dir.withdraw("pause")
                 paused = False
 
-    return look
+    return update
 
 
 def _checkpoint_times(run: Path) -> dict[str, int]:
@@ -514,7 +516,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
         return "-" if value is None else format(value, form)
 
     kinds = (("cut", "cut short"), ("lost", "lost to environment errors"))
-    lost = [f", {count} {words}" for kind, words in kinds if (count := document.get(f"eval_episodes_{kind}"))]
+    lost = [f", {count} {label}" for kind, label in kinds if (count := document.get(f"eval_episodes_{kind}"))]
     best = f"best {text('eval_return_best')}" + (
         f"; of {document['eval_episodes']} episodes{''.join(lost)}" * bool(lost)
     )

@@ -9,7 +9,7 @@ import pytest
 from harness import PATIENCE_S, REPO
 
 from spreeze.cli import completion
-from spreeze.cli.arguments import ASKED_TO_COMPLETE, build_parser
+from spreeze.cli.arguments import COMPLETION_VARIABLE, build_parser
 from spreeze.cli.completion import candidates
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.runs import main as runs_main
@@ -47,7 +47,7 @@ def test_runs_are_those_of_the_directory_that_the_line_names(runs):
 
 
 def test_a_line_is_completed_and_not_obeyed(runs, monkeypatch, capsys):
-    monkeypatch.setenv(ASKED_TO_COMPLETE, "1")
+    monkeypatch.setenv(COMPLETION_VARIABLE, "1")
     with pytest.raises(SystemExit):
         runs_main(["--runs-dir", str(runs), "stop", "walker-"])
     assert capsys.readouterr().out == "walker-1\nwalker-2\n"

@@ -59,12 +59,12 @@ def test_a_person_sees_columns_without_control_characters(run, capsys):
     ("SELECT 1; SELECT 2", "one statement at a time"), ("", "a SELECT statement is needed"),
 ])  # fmt: skip
 def test_what_is_no_question_is_refused_in_one_line_and_changes_nothing(run, capsys, sql, why):
-    before = query.answer(run, "SELECT * FROM metrics")
+    before = query.run_query(run, "SELECT * FROM metrics")
     code, told = asked(run, sql, capsys)
     assert code == 2
     assert why in told.err
     assert len(told.err.splitlines()) == 1
-    assert query.answer(run, "SELECT * FROM metrics") == before
+    assert query.run_query(run, "SELECT * FROM metrics") == before
 
 
 def test_a_question_without_an_end_is_ended(run, capsys, monkeypatch):

@@ -123,7 +123,7 @@ def test_a_run_that_somebody_stopped_is_not_a_result_of_the_sweep(tmp_path, reas
 
 def test_a_sweep_that_is_going_on_is_not_gone_on_with_at_the_same_time(tmp_path, capsys):
     sweep_runs.Sweep("x", None, None, 1, []).write(tmp_path)
-    with sweep._held(tmp_path, "x"):
+    with sweep._locked(tmp_path, "x"):
         assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 2
     assert "sweep x is running in another process" in capsys.readouterr().err
     assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
