@@ -32,7 +32,7 @@ from spreeze.machine.output import say
 from spreeze.run_directory import LAUNCHES
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
-"""Environment variable; with ``off`` whoever reaches the port gets in."""
+"""Environment variable; ``off`` lets in everyone who reaches the port."""
 _LEAST_CHARACTERS = 43
 _FILE = """<!DOCTYPE html>
 <!-- {address} -->
@@ -42,51 +42,51 @@ _FILE = """<!DOCTYPE html>
 """
 
 
-def is_asked() -> bool:
-    """True if a visitor needs a token; only ``off`` says no. Prints a note about invalid values."""
+def is_token_required() -> bool:
+    """True unless ``SETTING`` is ``off``: a visitor needs a token. Prints a note about invalid values."""
     found = os.environ.get(SETTING, "on").strip().lower()
     if found not in ("on", "off"):
         say(f"{SETTING} = {found}: allowed are on and off; access requires the token", as_json=True)
     return found != "off"
 
 
-def page_token(folder: Path, *, asked: bool = True) -> str:
+def page_token(folder: Path, *, token_required: bool = True) -> str:
     """The cookie's value, kept in a private file so that open pages survive a restart of the server.
 
-    One that is handed out without asking for a token lets nobody in once tokens are requested.
+    A cookie handed out while no token was required lets nobody in once one is.
     """
-    place = folder / LAUNCHES / ("browser-token" if asked else "open-token")
+    path = folder / LAUNCHES / ("browser-token" if token_required else "open-token")
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError, ResourceError):
-        _make_place(place.parent)
+        _make_private_folder(path.parent)
         with one_at_a_time(folder):  # two servers that start at once agree on a token
-            known = _private_text(place)
+            known = _private_text(path)
             if known is not None and len(known) >= _LEAST_CHARACTERS:
                 return known
-            write_private(place, token)
+            write_private(path, token)
     return token
 
 
-def write_private(place: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Atomically replaces a file that only its owner can read.
 
     Raises:
         OSError: disk full, no permission, or the folder is a symbolic link.
     """
-    _make_place(place.parent)
-    replace_bytes(place, text.encode(), mode=0o600)
+    _make_private_folder(path.parent)
+    replace_bytes(path, text.encode(), mode=0o600)
 
 
-def _make_place(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.is_symlink():
         raise NotADirectoryError(f"{folder} is a symbolic link")
 
 
-def _private_text(place: Path) -> str | None:
+def _private_text(path: Path) -> str | None:
     """The start of a file that only this user could read or write; None for any other file."""
     try:
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     with os.fdopen(fd, encoding="ascii", errors="replace") as file:
@@ -96,11 +96,11 @@ def _private_text(place: Path) -> str | None:
 
 
 class LoginTokens:
-    """Lets browsers in to one server, from ``open`` to ``close``."""
+    """Authorises browsers for one server, from ``open`` to ``close``."""
 
     def __init__(self, folder: Path) -> None:
-        self.asked = is_asked()
-        self.cookie_token = page_token(folder, asked=self.asked)
+        self.token_required = is_token_required()
+        self.cookie_token = page_token(folder, token_required=self.token_required)
         self._folder = folder
         self._address = ""
         self._once: str | None = None
@@ -109,7 +109,7 @@ class LoginTokens:
     def open(self, address: str) -> None:
         """Prints how to get in, and opens a browser on a desktop; ``address`` is the first page, without a token."""
         self._address = address
-        if not self.asked:
+        if not self.token_required:
             say(f"\n  Dashboard: {address}  ({SETTING} = off: open to all accounts on this machine)\n")
             return
         port = address.rpartition(":")[2].partition("/")[0]
@@ -118,22 +118,22 @@ class LoginTokens:
 
     def _print_invitation(self, invitation: str) -> None:
         """Shows the token itself on a terminal only."""
-        where = f"\n  Dashboard: {invitation if sys.stdout.isatty() else self._address}"
+        headline = f"\n  Dashboard: {invitation if sys.stdout.isatty() else self._address}"
         if sys.stdout.isatty():
             say(
-                f"{where}\n  The token works once; its browser stays authorised for 30 days.\n"
+                f"{headline}\n  The token works once; its browser stays authorised for 30 days.\n"
                 f"  On your own machine, {SETTING}=off disables the token.\n"
             )
             if self._file is not None and "SSH_CONNECTION" not in os.environ and has_display():
                 show(self._file)  # on the screen of whoever reads the terminal
         elif self._file is not None:
             say(
-                f"{where}, with a token. Open {self._file} in a browser, or copy the address from it:\n"
+                f"{headline}, with a token. Open {self._file} in a browser, or copy the address from it:\n"
                 "  only your account can read it.\n"
             )
         else:
             say(
-                f"{where}, with a token that cannot be stored: {self._folder} is not writable, and there is no "
+                f"{headline}, with a token that cannot be stored: {self._folder} is not writable, and there is no "
                 f"terminal.\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n"
             )
 
@@ -188,7 +188,7 @@ _FORBIDDEN, _SEE_OTHER = 403, 303
 _PRIVATE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 """Headers: an address with a token is neither cached nor sent as Referer."""
 _NO_FRAME = {"X-Frame-Options": "DENY"}
-"""For browsers that do not say what they load a page for; no page of ours frames another."""
+"""For browsers that do not send Sec-Fetch headers; no page of the dashboard frames another."""
 _REJECTED = "this browser has no valid token for this dashboard"
 _REMEDY = (
     "Open the latest address in the dashboard's terminal: it ends in a token that works once.",
@@ -218,28 +218,28 @@ class Guard:
         cookie = request.cookies.get(_name(request), "")
         known = secrets.compare_digest(cookie.encode(), self._tokens.cookie_token.encode())
         visit = scope["type"] == "http" and scope["method"] == "GET"
-        token = request.query_params.get(_PARAMETER) if visit and self._tokens.asked else None
+        token = request.query_params.get(_PARAMETER) if visit and self._tokens.token_required else None
         if token is not None and (known or self._tokens.redeem(token)):
             await self._redirection(request)(scope, receive, send)
-        elif not self._lets_in(request, known=known):
+        elif not self._is_allowed(request, known=known):
             await _refusal(request)(scope, receive, send)
         else:
             await self._app(scope, receive, self._with_headers(request, send))
 
-    def _lets_in(self, request: HTTPConnection, *, known: bool) -> bool:
+    def _is_allowed(self, request: HTTPConnection, *, known: bool) -> bool:
         headers = request.headers
         origin = headers.get("origin")
         own = origin is None or urlsplit(origin).netloc == headers.get("host")
         if request.scope["type"] != "http" or request.scope["method"] not in _READING:
             return known and own
-        # A page of another site must not even read, or fetch a picture, which asks a run to draw. Following a link to
-        # this page is no reading by that site; its <iframe>, <object>, <embed> or <frame> is.
+        # A page of another site must not read anything, nor fetch a picture, which makes a run draw. Following a link
+        # to this page is allowed; embedding it in an <iframe>, <object>, <embed> or <frame> is not.
         visit = (
             headers.get("sec-fetch-mode", "navigate") == "navigate"
             and headers.get("sec-fetch-dest", "document") == "document"
         )
         foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
-        return not foreign and (known or not self._tokens.asked or request.scope["path"].endswith(_HEALTH))
+        return not foreign and (known or not self._tokens.token_required or request.scope["path"].endswith(_HEALTH))
 
     def _cookie(self, request: HTTPConnection) -> str:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
@@ -253,8 +253,8 @@ class Guard:
         """Redirects to the same page without the token, which keeps it out of history and Referer."""
         rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != _PARAMETER])
         # "//" would name another server.
-        place = "/" + quote(request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
-        return RedirectResponse(place, _SEE_OTHER, {"Set-Cookie": self._cookie(request), **_PRIVATE})
+        target = "/" + quote(request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
+        return RedirectResponse(target, _SEE_OTHER, {"Set-Cookie": self._cookie(request), **_PRIVATE})
 
     def _with_headers(self, request: HTTPConnection, send: Send) -> Send:
         """Forbids frames of each page, and sets the cookie where no token is needed; other sites still cannot act."""
@@ -263,7 +263,7 @@ class Guard:
             if is_page(message):
                 headers = MutableHeaders(scope=message)
                 headers.update(_NO_FRAME)
-                if not self._tokens.asked:
+                if not self._tokens.token_required:
                     headers.append("Set-Cookie", self._cookie(request))
             await send(message)
 

@@ -98,7 +98,7 @@ def _unfinished(tuning: TuningView) -> str:
 
 
 def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
-    """Why there are neither rows nor a choice of the tuner."""
+    """A sentence on why there are neither rows nor a choice of the tuner."""
     if "--auto" not in (run.get("command") or ()):
         if (run.get("sessions") or 1) > 1:
             return "The tuner did not run since this run was resumed. Its settings are below."
@@ -111,17 +111,17 @@ def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
 
 
 def _algorithms(path: Path) -> None:
-    """The algorithms that were compared on the task, where none was named."""
+    """The algorithms that were compared on the task, if the command named none."""
     record = read_json(path / ALGORITHMS)
-    candidates = [one for one in record.get("candidates") or () if isinstance(one, dict)]
+    candidates = [entry for entry in record.get("candidates") or () if isinstance(entry, dict)]
     if not candidates:
         return
-    known = any(isinstance(one.get("return_mean"), int | float) for one in candidates)
+    known = any(isinstance(entry.get("return_mean"), int | float) for entry in candidates)
     why = "the best of those that learned this task in turn" if known else "the first one: none was evaluated"
     st.markdown(f"**Algorithm {components.plain(record.get('algo'))}**: {why}")
     heads = {"algo": "algorithm", "run": "run", "seconds": "trained for [s]", "return_mean": "return",
              "return_error": "standard error", "failure": "failure"}  # fmt: skip
-    rows = [tuple(_cell(one.get(name)) for name in heads) for one in candidates]
+    rows = [tuple(_cell(entry.get(name)) for name in heads) for entry in candidates]
     st.markdown(components.table(tuple(heads.values()), rows))
 
 
@@ -228,8 +228,8 @@ def _pins(path: Path, tuning: TuningView) -> None:
         )
         st.markdown("**Overrides**: values that you set here are used by the next start; the tuner chooses the others.")
         columns = st.columns(4)
-        for place, key in enumerate(tunable_settings(request.config)):
-            with columns[place % len(columns)]:
+        for index, key in enumerate(tunable_settings(request.config)):
+            with columns[index % len(columns)]:
                 wanted[key] = components.setting_input(
                     request.config,
                     key,
@@ -259,12 +259,14 @@ def _measured(tuning: TuningView) -> None:
                 st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
         if together:
             with right[0] if right else left:
-                spread = ", with the spread of their repeats" if any(one.spread for one in together) else ""
+                spread = ", with the spread of their repeats" if any(measured.spread for measured in together) else ""
                 st.markdown(f"**Score of the settings that were measured in a run**{spread}")
                 objective = str(tuning.record.get("objective"))
                 if tuning.joint and objective in FORMULAS:
-                    asked = st.segmented_control("Objective", list(FORMULAS), default=objective, key="tune_objective")
-                    objective = asked or objective
+                    selected = st.segmented_control(
+                        "Objective", list(FORMULAS), default=objective, key="tune_objective"
+                    )
+                    objective = selected or objective
                     st.caption(components.plain(FORMULAS[objective]))
                 st.plotly_chart(score_figure(tuning, together, objective), config=CONFIG, key="tune_score")
                 if not tuning.rollouts:
@@ -306,7 +308,7 @@ def batch_figure(tuning: TuningView) -> go.Figure:
 def score_figure(tuning: TuningView, rows: list[MeasuredRow], objective: str) -> go.Figure:
     """Measured settings by their score, the best one on top; the chosen one in another colour."""
     newest = {tuple(sorted(row.setting.items())): row for row in rows if row.env_steps_per_s is not None}
-    found = sorted(((_score(row, objective), row) for row in newest.values()), key=lambda one: one[0])
+    found = sorted(((_score(row, objective), row) for row in newest.values()), key=lambda pair: pair[0])
     varied = [key for key in tuning.labels if len({row.setting.get(key) for _, row in found}) > 1]
     texts = [", ".join(_part(tuning, row, key) for key in varied) or "as configured" for _, row in found]
     chart = _figure("score", "")
@@ -327,7 +329,7 @@ def score_figure(tuning: TuningView, rows: list[MeasuredRow], objective: str) ->
 
 
 def _score(row: MeasuredRow, objective: str) -> float:
-    """Score of a measured setting; of an objective that no formula has, as the tuner gave it."""
+    """Score of a measured setting; the tuner's own if the objective has no formula."""
     batch, updates, env_steps = row.setting.get(BATCH), row.updates_per_s, row.env_steps_per_s
     if objective not in FORMULAS or not isinstance(batch, int) or updates is None or env_steps is None:
         return row.score or env_steps or 0.0

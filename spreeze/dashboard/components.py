@@ -75,16 +75,16 @@ def _component(name: str, style: str, *scripts: str) -> Any:
     )
 
 
-def show_command(place: str, *lines: str) -> None:
+def show_command(name: str, *lines: str) -> None:
     """Draws commands, one a line, each with its own copy button.
 
-    ``place`` is unique on the page; calling it again with the same place updates the commands.
+    ``name`` is unique on the page; calling it again with the same name updates the commands.
     """
-    _component("commands", "command.css", "command.js")(key=f"command_{place}", data={"lines": lines})
+    _component("commands", "command.css", "command.js")(key=f"command_{name}", data={"lines": lines})
 
 
-def tried(action: Callable[..., object], *args: object, note: str = "") -> None:
-    """Does what a click asks for; its error, or else the note, is shown with the next page."""
+def run_action(action: Callable[..., object], *args: object, note: str = "") -> None:
+    """Runs the action of a click; its error, or else the note, is shown with the next page."""
     st.session_state.pop("control_error", None)
     try:
         action(*args)
@@ -98,12 +98,12 @@ def tried(action: Callable[..., object], *args: object, note: str = "") -> None:
 def act_button(
     cell: Any, label: str, action: Callable[..., object], *args: object, note: str = "", **more: Any
 ) -> None:
-    """A button of a page or cell that does something; errors and ``note`` as ``tried``, the rest as Streamlit's."""
-    cell.button(label, on_click=tried, args=(action, *args), kwargs={"note": note}, **more)
+    """A button of a page or cell for an action; errors and ``note`` as ``run_action``, the rest as Streamlit's."""
+    cell.button(label, on_click=run_action, args=(action, *args), kwargs={"note": note}, **more)
 
 
 def show_errors(folder: Path) -> None:
-    """Shows a note on a click, and an action that was rejected or a start that failed until it is dismissed."""
+    """Shows a note on a click, and a rejected action or a failed start until it is dismissed."""
     if note := st.session_state.pop("control_note", None):
         st.toast(plain(note))
     if error := st.session_state.get("control_error"):
@@ -158,13 +158,13 @@ def title(key: str, config: Config | None = None) -> str:
     return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
 
-def setting_input(config: Config, key: str, place: str, known: Any = None, blank: str = "", keep: bool = False) -> Any:
+def setting_input(config: Config, key: str, form: str, known: Any = None, blank: str = "", keep: bool = False) -> Any:
     """An input for a setting, with help, bounds and default from the schema; None while it is empty.
 
     Args:
         config: what has been chosen so far.
         key: ``section.field``.
-        place: distinguishes several inputs for one setting.
+        form: distinguishes several inputs for one setting.
         known: initial value.
         blank: text shown while it is empty; by default the setting's default.
         keep: its value outlives a visit to another page.
@@ -174,15 +174,15 @@ def setting_input(config: Config, key: str, place: str, known: Any = None, blank
     part, _, name = key.partition(".")
     default: Any = getattr(config.sections()[part], name)
     common: dict[str, Any] = {
-        "key": f"{place}_{key}",
+        "key": f"{form}_{key}",
         "help": f"{plain(doc[0].upper() + doc[1:])}.",
         "persist_state": "session" if keep else None,
-        "placeholder": blank or ("not set" if default in (None, ()) else _written(default)),
+        "placeholder": blank or ("not set" if default in (None, ()) else _value_text(default)),
     }
     if kind is bool or (choices and kind is not tuple):
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None
-        return st.selectbox(title(key, config), options, index, format_func=_written, **common)
+        return st.selectbox(title(key, config), options, index, format_func=_value_text, **common)
     if kind is int:
         return st.number_input(title(key, config), low, high, known, step=1, **common)
     if kind is float:
@@ -195,7 +195,7 @@ def setting_input(config: Config, key: str, place: str, known: Any = None, blank
     return text or None if kind is str else tuple(int(part) for part in re.findall(r"\d+", text)) or None
 
 
-def _written(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value as the page shows it: switches as on or off, lists with commas."""
     if isinstance(value, bool):
         return "on" if value else "off"

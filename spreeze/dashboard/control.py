@@ -62,7 +62,7 @@ from spreeze.types import PolicyFormat
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _COUNTS = ("stop.env_steps", "stop.updates")
 _VERB_S = 120.0
-_MOST_COMPLAINT = 300
+_MOST_ERROR_TEXT = 300
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
@@ -92,7 +92,7 @@ class Request:
     mode: str = DECLARED[0].name
     algo: str = RunConfig.algo
     compares: bool = False
-    """The command chooses: algorithms that fit learn the task in turn, and the best goes on."""
+    """The command compares the algorithms that fit, and continues the best one."""
     seed: int = RunConfig.seed
     auto: bool = True
     fresh: bool = False
@@ -140,8 +140,8 @@ class Request:
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
         profile = read_profile(self.profile, self.env_id) if self.profile else task_profile(self.env_id)
-        below = [] if profile is None else applicable(profile, read_machine().identity())[0].for_algorithm(self.algo)
-        return resolve([*below, Layer("the page", values)], imported()).config
+        layers = [] if profile is None else applicable(profile, read_machine().identity())[0].for_algorithm(self.algo)
+        return resolve([*layers, Layer("the page", values)], imported()).config
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
     """
     name = live_run(folder, shown)
     if name is None:
-        waiting = launching(folder)
-        if waiting is None:
+        launch = launching(folder)
+        if launch is None:
             return Activity()
-        return Activity(waiting.name, "starting", tuple(tail_lines(waiting.log, 8)))
+        return Activity(launch.name, "starting", tuple(tail_lines(launch.log, 8)))
     path = folder / name
     waited_s = requested_s(path, "stop")
     if waited_s is None:
@@ -233,8 +233,8 @@ def command_line(*parts: str) -> str:
 
 def runs_dir_flags(folder: Path) -> tuple[str, ...]:
     """The flag for the runs directory; empty for the default one."""
-    named = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
-    return () if named == "runs" else ("--runs-dir", named)
+    shown = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+    return () if shown == "runs" else ("--runs-dir", shown)
 
 
 def train_command(request: Request, folder: Path) -> str:
@@ -345,21 +345,21 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
 
 
 def stop(name: str, folder: Path) -> None:
-    """Asks a run or a launch to end, as Ctrl-C would.
+    """Requests a run or a launch to end, as Ctrl-C would.
 
     Raises:
         RunError: it is not running.
     """
-    waiting = launching(folder)
-    if waiting is not None and waiting.name == name:
+    launch = launching(folder)
+    if launch is not None and launch.name == name:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(waiting.pid, signal.SIGINT)
+            os.kill(launch.pid, signal.SIGINT)
         return
     steer(name, folder, "stop")
 
 
 def comparing(folder: Path, live: str | None) -> Launch | None:
-    """The launch whose candidates learn in turn, of which ``live`` is one; None once the best goes on."""
+    """The comparison of algorithms of which the run ``live`` is a candidate; None once the best one continues."""
     launch = launching(folder)
     if launch is None or live is None or not live.startswith(f"{launch.name}-"):
         return None
@@ -367,9 +367,9 @@ def comparing(folder: Path, live: str | None) -> Launch | None:
 
 
 def stop_command(name: str, folder: Path) -> str:
-    waiting = launching(folder)
-    if waiting is not None and waiting.name == name:
-        return shlex.join(("kill", "-INT", str(waiting.pid)))
+    launch = launching(folder)
+    if launch is not None and launch.name == name:
+        return shlex.join(("kill", "-INT", str(launch.pid)))
     return runs_command(folder, "stop", name)
 
 
@@ -379,7 +379,7 @@ def kill(name: str, folder: Path) -> None:
 
 
 def why_no_export(path: Path, row: PolicyFormat) -> str | None:
-    """Why a run's policy cannot be exported to a format; None where it can."""
+    """Reason why a run's policy cannot be exported to a format; None if it can."""
     missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
     if missing:
         return f"{' and '.join(missing)} not installed: pip install 'spreeze[export]'"
@@ -390,20 +390,20 @@ def why_no_export(path: Path, row: PolicyFormat) -> str | None:
 
 
 def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
-    """A ZIP of what ``spreeze export --format KIND`` writes; of the reason alone where it failed.
+    """A ZIP of the files that ``spreeze export --format KIND`` writes; of the reason alone if that failed.
 
     For a policy's format that is the policy and its example; for ``csv`` metrics and evaluations.
     """
-    with tempfile.TemporaryDirectory() as made:
-        out = Path(made) / f"{path.name.replace(' ', '_')}{suffix}"
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / f"{path.name.replace(' ', '_')}{suffix}"
         try:
             done = _spreeze("export", str(path), "--runs-dir", str(folder), "--format", kind, "--out", str(out))
-            failed = _complaint(done) if done.returncode else None
+            failed = _error_text(done) if done.returncode else None
         except RunError as error:
             failed = str(error)
         if failed is not None:
-            (Path(made) / "export_failed.txt").write_text(f"{failed}\n", encoding="utf-8")
-        files = sorted(Path(made).iterdir()) if failed is None else [Path(made) / "export_failed.txt"]
+            (Path(temporary) / "export_failed.txt").write_text(f"{failed}\n", encoding="utf-8")
+        files = sorted(Path(temporary).iterdir()) if failed is None else [Path(temporary) / "export_failed.txt"]
         return zipped({f"{path.name}/{part.name}": part for part in files})
 
 
@@ -419,7 +419,7 @@ def zipped(files: Mapping[str, Path]) -> bytes:
 def report_html(
     paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False, also: Sequence[str] = ()
 ) -> str:
-    """The report of these runs; of the reason alone where it failed, because a download shows no error."""
+    """The report of these runs, or a page with the reason if it failed, because a download shows no error."""
     try:
         return html_report.make(paths, targets=targets, robust=robust, also=also)
     except SpreezeError as error:
@@ -453,7 +453,7 @@ def _check_none_alive(folder: Path) -> None:
 def module_of_run(path: Path) -> str | None:
     """The module that a run needs; None if it needs none.
 
-    A run directory may come from anywhere, so a click alone must not import what it names.
+    A run directory may come from anywhere, so a click alone must not import the module that it names.
 
     Raises:
         RunError: its settings name something that is no module or no environment.
@@ -490,7 +490,7 @@ def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tupl
 
 
 def env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
-    # Checked as a request would be: nothing else may get onto a command line.
+    # Checked like a request: nothing else may get onto a command line.
     Request(env_id=env_id, import_module=module, args=args, auto=False)
     return [
         "--env",
@@ -510,7 +510,7 @@ def doctor(*flags: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         if "checks" in (document := json.loads(done.stdout)):
             return dict(document)
-    raise RunError(f"the doctor failed: {_complaint(done)}")
+    raise RunError(f"the doctor failed: {_error_text(done)}")
 
 
 def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -530,9 +530,9 @@ def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
         raise RunError(f"spreeze {arguments[0]} could not be run: {clean(error)}") from None
 
 
-def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of what a verb printed that failed, in one line."""
-    return clean(done.stderr[-_MOST_COMPLAINT:]) or f"exit code {done.returncode}"
+def _error_text(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of a failed verb's error output, in one line."""
+    return clean(done.stderr[-_MOST_ERROR_TEXT:]) or f"exit code {done.returncode}"
 
 
 def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[str] | None = None) -> None:

@@ -41,7 +41,7 @@ from spreeze.metrics.return_change import return_change
 from spreeze.run_directory import finite_number, is_alive, read_config, read_run
 
 _MOST_FRAME_BYTES = 1_000_000
-"""Pictures of one answer."""
+"""Bytes of pictures in one response."""
 _DRAWERS = 2
 """Processes that draw at a time; a further one ends the oldest."""
 _MOST_COLUMNS, _MOST_NUMBERS, _BINS, _MOST_BINS = 100, 2000, 30, 40
@@ -73,35 +73,35 @@ HISTOGRAMS = tuple(
 _COMMAND = (sys.executable, "-m", "spreeze.workers.episodes.episode_redraw")
 _drawing: dict[Path, subprocess.Popen[bytes]] = {}
 _spare: list[subprocess.Popen[bytes]] = []
-"""A process that has loaded what drawing needs, started when somebody points at a curve; at most one."""
+"""A process that has loaded what drawing needs, started when the pointer is on a curve; at most one."""
 _lock = threading.Lock()
 
 
 def routes(base: str) -> list[Route]:
     return [
-        Route(f"{base}/api/episodes", _answering(evaluations)),
-        Route(f"{base}/api/episode", _answering(episode)),
+        Route(f"{base}/api/episodes", _json_route(evaluations)),
+        Route(f"{base}/api/episode", _json_route(episode)),
         Route(f"{base}/api/episode/frames", frames),
-        Route(f"{base}/api/episode/histograms", _answering(histograms)),
-        Route(f"{base}/api/episode/draw", _answering(draw), methods=["POST"]),
-        Route(f"{base}/api/episode/warm", _answering(warm), methods=["POST"]),
+        Route(f"{base}/api/episode/histograms", _json_route(histograms)),
+        Route(f"{base}/api/episode/draw", _json_route(draw), methods=["POST"]),
+        Route(f"{base}/api/episode/warm", _json_route(warm), methods=["POST"]),
     ]
 
 
-def _answering(work: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Response]:
-    """A route that answers with a JSON document, or with ``error`` for what is not there or damaged."""
+def _json_route(work: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Response]:
+    """A route that responds with a JSON document, or with ``error`` if something is missing or damaged."""
 
-    def answer(request: Request) -> Response:
+    def respond(request: Request) -> Response:
         try:
             text = json.dumps(work(request), separators=(",", ":"), allow_nan=False)
         except (RunError, ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
             text = json.dumps({"error": clean(error)})
         return Response(text, media_type="application/json", headers=HEADERS)
 
-    return answer
+    return respond
 
 
-def _asked(request: Request) -> tuple[Path, EvaluationKey, str]:
+def _requested_episode(request: Request) -> tuple[Path, EvaluationKey, str]:
     """Run directory, evaluation and kind of episode that a request names; a RunError if it names none."""
     query = request.query_params
     kind = query.get("kind", KINDS[0])
@@ -135,7 +135,7 @@ def _why_none(path: Path) -> str:
 
 def episode(request: Request) -> dict[str, Any]:
     """The numbers of one recorded episode, in strips of lines, with sentences on it."""
-    path, key, kind = _asked(request)
+    path, key, kind = _requested_episode(request)
     recording = read_recording(path, key)
     chosen, facts = recording.of_kind(kind), recording.facts
     gamma = _gamma(path)
@@ -176,14 +176,14 @@ def _change(path: Path, recording: Recording) -> dict[str, Any] | None:
 
 
 def histograms(request: Request) -> dict[str, Any]:
-    """How the numbers of kept episodes spread, evaluation by evaluation: ``HISTOGRAMS`` as columns by their keys.
+    """Distributions of the numbers of kept episodes, by evaluation: ``HISTOGRAMS`` as columns by their keys.
 
-    ``shares`` [evaluation][bin] begin at ``low``, in bins of ``step``; what lies beyond is in the outermost bins.
+    ``shares`` [evaluation][bin] begin at ``low``, in bins of ``step``; values beyond are in the outermost bins.
     """
     path = run_path(request.query_params.get("run", ""), runs_dir())
     keys, gamma = kept_evaluations(path), _gamma(path)
-    places = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MOST_COLUMNS)).round().astype(int)
-    keys = [keys[place] for place in places]
+    indices = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MOST_COLUMNS)).round().astype(int)
+    keys = [keys[index] for index in indices]
     known = [(key.wall_s, _step_numbers(path, key, gamma)) for key in keys]
     columns = {name: [(t, found[name]) for t, found in known if len(found.get(name, ()))] for name in _SPREAD}
     return {f"steps_{name}": _histogram(column) for name, column in columns.items() if column}
@@ -261,17 +261,17 @@ def _names(facts: Any, name: str) -> list[str]:
 
 
 def _finite(value: float) -> float | None:
-    """A number with five digits, which halves the length of the answer."""
+    """A number with five digits, which halves the length of the response."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def frames(request: Request) -> Response:
     """Pictures of an episode from the byte ``from`` on, as far as they are drawn.
 
-    ``X-Done`` says whether these are the last ones, and ``X-Drawing`` whether a process makes more.
+    ``X-Done`` is 1 if these are the last ones, ``X-Drawing`` is 1 while a process draws more.
     """
     try:
-        path, key, kind = _asked(request)
+        path, key, kind = _requested_episode(request)
         offset = max(0, int(request.query_params.get("from", 0)))
         data, done = read_frames(frames_path(path, key, kind), offset, _MOST_FRAME_BYTES)
     except (RunError, ValueError, OverflowError) as error:
@@ -284,13 +284,13 @@ def frames(request: Request) -> Response:
 
 
 def draw(request: Request) -> dict[str, Any]:
-    """Starts a process that draws an episode again, if nobody has.
+    """Starts a process that draws an episode again, unless it is drawn already.
 
     A run directory may come from anywhere, so the module that an ended run names is imported only if ``trust`` does.
     """
-    path, key, kind = _asked(request)
-    place = frames_path(path, key, read_recording(path, key).of_kind(kind).kinds[0])
-    if place.is_file():
+    path, key, kind = _requested_episode(request)
+    target = frames_path(path, key, read_recording(path, key).of_kind(kind).kinds[0])
+    if target.is_file():
         return {"state": "drawn"}
     module = _foreign_module(path)
     if module is not None and request.query_params.get("trust") != module:
@@ -299,10 +299,10 @@ def draw(request: Request) -> dict[str, Any]:
     with _lock:
         for known in [known for known, process in _drawing.items() if process.poll() is not None]:
             del _drawing[known]
-        if place not in _drawing:
+        if target not in _drawing:
             while len(_drawing) >= _DRAWERS:
                 _end(_drawing.pop(next(iter(_drawing))))
-            _drawing[place] = _started(arguments)
+            _drawing[target] = _started(arguments)
     return {"state": "drawing"}
 
 
@@ -314,7 +314,7 @@ def _foreign_module(path: Path) -> str | None:
 def warm(request: Request) -> dict[str, Any]:
     """Starts the process that will draw, which loads its packages and makes the run's task meanwhile.
 
-    Where the run's module is not trusted yet, it makes no task.
+    While the run's module is not trusted, it makes no task.
     """
     path = run_path(request.query_params.get("run", ""), runs_dir())
     with _lock:
@@ -336,15 +336,15 @@ def _started(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def _process(arguments: list[str]) -> subprocess.Popen[bytes]:
     quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-    where = subprocess.DEVNULL if len(arguments) == 3 else subprocess.PIPE
+    stdin = subprocess.DEVNULL if len(arguments) == 3 else subprocess.PIPE
     command = [*_COMMAND, *arguments]
-    process = subprocess.Popen(command, stdin=where, env=control.environment(), start_new_session=True, **quiet)
+    process = subprocess.Popen(command, stdin=stdin, env=control.environment(), start_new_session=True, **quiet)
     control.reap(process)
     return process
 
 
 def end_drawing() -> None:
-    """Ends the processes that draw; nobody can look any more."""
+    """Ends the processes that draw, because the server ends."""
     with _lock:
         while _drawing:
             _end(_drawing.popitem()[1])
@@ -353,7 +353,7 @@ def end_drawing() -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # what it has drawn is drawn anew
+    process.kill()  # an unfinished drawing starts over next time
     process.wait()
     if process.stdin is not None:
         process.stdin.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
 
 _TAKEN_WITHIN_S = 5.0
-"""A live run takes a request within a second; after this the control shows again what the run says."""
+"""A live run takes a request within a second; after this the control shows the value of the run again."""
 
 
 def page() -> None:
@@ -37,7 +37,7 @@ def page() -> None:
     if now.name is not None and now.phase == "starting":
         autotune.show_start(now.name, folder)
     else:
-        _shown(path, now)
+        _show_run(path, now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
         if now.name is None and (start.is_open() or path is None or path == SAMPLE):
             start.form(folder)
@@ -46,13 +46,13 @@ def page() -> None:
 
 
 def _ended_in_sweep(path: Path | None, folder: Path) -> bool:
-    """True once the run that was shown alive has ended and its sweep goes on with the next one."""
+    """True once the run that was shown alive has ended and its sweep continues with the next one."""
     alive = path is not None and row(path).state in LIVE_STATES
     seen, st.session_state["seen_alive"] = st.session_state.get("seen_alive"), path.name if alive and path else None
     return path is not None and not alive and seen == path.name and control.launching(folder) is not None
 
 
-def _shown(path: Path | None, now: control.Activity) -> None:
+def _show_run(path: Path | None, now: control.Activity) -> None:
     if path is None:
         st.info("No runs yet: press Start, or run `python -m spreeze.train --auto`.")
         return
@@ -73,20 +73,20 @@ def _shown(path: Path | None, now: control.Activity) -> None:
 
 
 def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
-    """Stop, and what else can be asked of a live run; with its name where the page shows another run."""
+    """Stop and the other controls of a live run; with its name if the page shows another run."""
     name = now.name or ""
     with st.container():
         if named:
             st.markdown(f"For the running **{components.plain(name)}**:")
         line = st.container(horizontal=True)
-        asked = now.phase in ("stopping", "late")
+        stopping = now.phase in ("stopping", "late")
         components.act_button(
             line,
-            "Stopping" if asked else "Stop",
+            "Stopping" if stopping else "Stop",
             control.stop,
             name,
             folder,
-            disabled=asked,
+            disabled=stopping,
             key="stop",
             help="Stops like Ctrl-C: writes a checkpoint and evaluates once more.",
         )
@@ -119,11 +119,11 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         ("checkpoint", "Save now", "Writes a checkpoint now.", paused, "a checkpoint is written"),
         ("timeline", "Timeline", trace, paused or one_process, "the phases of the workers are shown"),
     )
-    for what, label, text, disabled, then in buttons:
-        more: dict[str, Any] = {"key": f"steer_{what}", "help": text, "disabled": disabled}
+    for request, label, text, disabled, then in buttons:
+        more: dict[str, Any] = {"key": f"steer_{request}", "help": text, "disabled": disabled}
         more["note"] = then and f"{label} is requested, soon {then}."
-        components.act_button(line, label, steer, name, folder, what, **more)
-    commands = [control.runs_command(folder, what, name) for what, *_ in buttons]
+        components.act_button(line, label, steer, name, folder, request, **more)
+    commands = [control.runs_command(folder, request, name) for request, *_ in buttons]
     share = run.get("leave_free")
     if isinstance(share, int | float):  # else no governor watches it
         key = f"leave_free_{name}"
@@ -150,4 +150,4 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
 def _leave_free(name: str, folder: Path, key: str) -> None:
     share = st.session_state[key] / 100
     st.session_state[f"{key}_sent"] = share, time.monotonic()
-    components.tried(steer, name, folder, "leave-free", repr(share))
+    components.run_action(steer, name, folder, "leave-free", repr(share))

@@ -70,7 +70,7 @@ def sidebar() -> Callable[[], None]:
     """The list of runs; without a choice the newest that trains is shown, else the newest.
 
     Returns:
-        What tells the state of the run again: it may have changed until the page was drawn.
+        A function that draws the state of the run again, which may have changed while the page was drawn.
     """
     names = run_names(runs_dir())
     if not names:
@@ -79,28 +79,28 @@ def sidebar() -> Callable[[], None]:
     rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
     varied = varied_settings(runs_dir())
     newest = next((name for name, facts in rows.items() if facts.state in LIVE_STATES), names[0])
-    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
-    if asked not in names:
-        st.sidebar.warning(f"There is no run {plain(asked)} here: it may have been deleted. Choose another run.")
+    requested = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
+    if requested not in names:
+        st.sidebar.warning(f"There is no run {plain(requested)} here: it may have been deleted. Choose another run.")
     chosen = st.sidebar.selectbox(
         "Run",
         names,
-        index=names.index(asked) if asked in names else None,
+        index=names.index(requested) if requested in names else None,
         placeholder="choose a run",
         format_func=lambda name: _short(rows[name], varied.get(name)) if name in rows else name,
         help="Newest first. The address of this page includes the selection.",
     )
-    st.session_state[_KEY] = chosen or asked
-    st.query_params[_KEY] = chosen or asked
+    st.session_state[_KEY] = chosen or requested
+    st.query_params[_KEY] = chosen or requested
     box = st.sidebar.empty()
     if chosen is not None:
-        _tell(box, chosen)
+        _show_state(box, chosen)
     if any(facts.state in LIVE_STATES for facts in rows.values()):
         st.sidebar.caption("You can close this page: the running training continues.")
-    return lambda: None if chosen is None else _tell(box, chosen)
+    return lambda: None if chosen is None else _show_state(box, chosen)
 
 
-def _tell(box: DeltaGenerator, name: str) -> None:
+def _show_state(box: DeltaGenerator, name: str) -> None:
     """State, task and algorithm of a run."""
     with contextlib.suppress(RunError):  # it may have been deleted
         facts = row(run_path(name, runs_dir()))
@@ -112,14 +112,14 @@ def _tell(box: DeltaGenerator, name: str) -> None:
 
 
 def _short(facts: RunRow, varied: str | None = None) -> str:
-    """A run in the list of the sidebar, which is narrow: what distinguishes it comes first.
+    """A run in the list of the sidebar, which is narrow: its distinguishing part comes first.
 
     ``varied``: the settings that its sweep varied.
     """
     if facts.name == SAMPLE_NAME or facts.about.title:
         return facts.title
-    what, seed = f"{facts.env_id or facts.name} {facts.algo or ''}", f"s{whole(facts.seed)}"
-    return f"{what} {varied} {seed}, {facts.began}" if varied else f"{facts.began} {what} {seed}"
+    task, seed = f"{facts.env_id or facts.name} {facts.algo or ''}", f"s{whole(facts.seed)}"
+    return f"{task} {varied} {seed}, {facts.began}" if varied else f"{facts.began} {task} {seed}"
 
 
 def choose(name: str) -> None:
@@ -147,7 +147,7 @@ def current() -> Path | None:
 
 
 def need_run() -> Path:
-    """The directory of the chosen run; without one the page asks for it, or says how to start one, and stops."""
+    """The directory of the chosen run; without one, the page shows how to choose or start one, and stops."""
     path = current()
     if path is None:
         none_yet = "No run yet. Start one on the Live page, or run `python -m spreeze.train --auto`"
@@ -161,9 +161,9 @@ def main() -> None:
     current_page = st.navigation([_page(name) for name in PAGES])
     st.html(_STYLE)
     st.logo(resources.files("spreeze.dashboard").joinpath("logo.svg").read_text(encoding="utf-8"), size="large")
-    tell_again = sidebar()
+    redraw_state = sidebar()
     current_page.run()
-    tell_again()
+    redraw_state()
 
 
 if __name__ == "__main__":

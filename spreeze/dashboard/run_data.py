@@ -72,7 +72,7 @@ class RunRow:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Serialises what tabs and servers of one runs directory do: starts, and the choice of a token.
+    """Serialises starts, and the choice of a token, among all tabs and servers of one runs directory.
 
     Raises:
         ResourceError: the folder cannot be written to.
@@ -83,7 +83,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ResourceError(f"cannot write below {folder}: {error}") from None
     try:
-        take_lock(fd, fcntl.LOCK_EX)  # where there are no locks, one page at a time is up to the user
+        take_lock(fd, fcntl.LOCK_EX)  # without locks, the user has to use one page at a time
         yield
     finally:
         os.close(fd)
@@ -124,7 +124,7 @@ def as_cli_argument(path: Path) -> str:
 
 
 def short(path: Path) -> str:
-    """A path to be read: relative to the working directory, the checkout or the home directory."""
+    """A path for display: relative to the working directory, the checkout or the home directory."""
     for base, prefix in ((Path.cwd(), ""), (SHIPPED, ""), (Path.home(), "~/")):
         if path.is_relative_to(base) and path != base:
             return prefix + path.relative_to(base).as_posix()
@@ -163,9 +163,9 @@ def live_run(folder: Path, first: str | None = None) -> str | None:
     """The newest live run; ``first`` where that is alive."""
     # Called each second; testing a lock takes microseconds, so many runs do no harm.
     alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
-    named = {path: read_run(path) for path in alive if not path.is_symlink()}
-    found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
-    found.sort(key=lambda path: (path.name == first, started_s(named[path]) or 0.0, path.name))
+    records = {path: read_run(path) for path in alive if not path.is_symlink()}
+    found = [path for path, run in records.items() if run.get("state") in LIVE_STATES]
+    found.sort(key=lambda path: (path.name == first, started_s(records[path]) or 0.0, path.name))
     return found[-1].name if found else None
 
 
@@ -244,8 +244,8 @@ def _clip(path: Path, record: dict[str, Any]) -> Clip:
 
 def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
     """Data flow of a run, from its ``run.json``; None if unknown."""
-    told = run.get("wiring")
-    on_policy = told.get("lag") is not None if isinstance(told, dict) else run.get("algo") in ON_POLICY
+    wiring = run.get("wiring")
+    on_policy = wiring.get("lag") is not None if isinstance(wiring, dict) else run.get("algo") in ON_POLICY
     return data_flow_of(run, on_policy=on_policy)
 
 

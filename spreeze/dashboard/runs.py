@@ -59,11 +59,11 @@ def page() -> None:
     show_table(folder)
     several(folder)
     if path is not None:
-        _one(path, folder)
+        _selected_run(path, folder)
     components.show_command("list", control.runs_command(folder, "list"))
 
 
-def _one(path: Path, folder: Path) -> None:
+def _selected_run(path: Path, folder: Path) -> None:
     facts = row(path)
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
@@ -102,10 +102,10 @@ def _one(path: Path, folder: Path) -> None:
         "Delete", disabled=alive or recorded, width="stretch", help="It is running: stop it first." if alive else None
     ):
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
-        sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
+        confirmation = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
         note = f"{path.name} was deleted."
         components.act_button(
-            st, "Delete permanently", control.delete, path, folder, note=note, disabled=sure != path.name
+            st, "Delete permanently", control.delete, path, folder, note=note, disabled=confirmation != path.name
         )
     cells[3].download_button(
         "Run as ZIP",
@@ -117,13 +117,15 @@ def _one(path: Path, folder: Path) -> None:
         on_click="ignore",
         help="Settings, metrics and the best policy in one file.",
     )
-    exporting = _downloads(path, folder)
+    export_command = _downloads(path, folder)
     if not recorded:
         _about(path, facts.about)
     name = path.name
-    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *map(as_cli_argument, files_to_pack(path))))
-    told = control.command_line("spreeze", "report", as_cli_argument(path))
-    acts = (
+    zip_command = shlex.join(
+        ("python", "-m", "zipfile", "-c", f"{name}.zip", *map(as_cli_argument, files_to_pack(path)))
+    )
+    report_command = control.command_line("spreeze", "report", as_cli_argument(path))
+    run_commands = (
         ()
         if recorded
         else (
@@ -138,7 +140,9 @@ def _one(path: Path, folder: Path) -> None:
         )
     )
     with st.expander("Command line"):
-        components.show_command("one", *acts, told, packed, *(() if recorded else (exporting,)))
+        components.show_command(
+            "one", *run_commands, report_command, zip_command, *(() if recorded else (export_command,))
+        )
 
 
 def _downloads(path: Path, folder: Path) -> str:
@@ -151,7 +155,7 @@ def _downloads(path: Path, folder: Path) -> str:
         "text/html",
         key="runs_report",
         width="stretch",
-        on_click="ignore",  # a rerun forgets what the buttons beside it would make
+        on_click="ignore",  # a rerun would drop the downloads of the buttons beside it
         help="A self-contained HTML file: curves, rates, settings with their sources, the "
         "tuner's table, machine, versions, events.",
     )
@@ -196,8 +200,8 @@ def _about(path: Path, about: About) -> None:
         tags = st.text_input("Tags", ", ".join(about.tags), placeholder="comma-separated")
         note = st.text_area("Note", about.note, max_chars=20_000)
         if st.form_submit_button("Save"):
-            said = partial(describe, path, title=title, tags=tags.split(","), note=note)
-            components.tried(said, note=f"Saved for {path.name}.")
+            save = partial(describe, path, title=title, tags=tags.split(","), note=note)
+            components.run_action(save, note=f"Saved for {path.name}.")
             st.rerun()
 
 
@@ -218,7 +222,7 @@ def pack(path: Path) -> bytes:
 
 
 def _imported_by(path: Path) -> str | None:
-    """The module of a run (``control.module_of_run``); where that rejects the run, so will a click on Resume."""
+    """The module of a run (``control.module_of_run``); None if that rejects the run, as a click on Resume then does."""
     try:
         return control.module_of_run(path)
     except RunError:
@@ -354,7 +358,7 @@ _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _TABLE, _PICKED = "runs_list", "runs_picked"
 _CLICKED = "runs_clicked"
 _DRAWN = "runs_drawn"
-"""State of the shown run as the page says it."""
+"""State of the shown run when the page was drawn."""
 _CURVE_POINTS = 40
 _ENDED_BY: dict[str, str] = {StopReason.TARGET_RETURN: "target", StopReason.REQUEST: "stop"}
 """Reasons whose whole names would not fit."""
@@ -450,9 +454,9 @@ def _curve_of(path: Path, wall_s: float | None) -> tuple[float, ...]:
 
 
 def _clicked(names: list[str]) -> None:
-    """Shows the run of the row that was clicked: not of the row in its place once another run has begun."""
-    for place in st.session_state[_TABLE]["selection"]["rows"]:
-        navigation.choose(names[place])
+    """Shows the run of the clicked row by its name, since a new run shifts the rows."""
+    for index in st.session_state[_TABLE]["selection"]["rows"]:
+        navigation.choose(names[index])
         st.session_state[_CLICKED] = True
 
 
@@ -483,11 +487,18 @@ def several(folder: Path) -> None:
     with cells[3].popover("Delete", disabled=bool(alive), width="stretch", help=help_text):
         st.write(f"Delete {len(paths)} runs with their checkpoints and clips? This cannot be undone.")
         st.text("\n".join(path.name for path in paths))
-        words = f"delete {len(paths)}"
-        sure = st.text_input(f"Type {words} to confirm", key="runs_sure")
+        phrase = f"delete {len(paths)}"
+        confirmation = st.text_input(f"Type {phrase} to confirm", key="runs_sure")
         note = f"{len(paths)} runs were deleted."
         components.act_button(
-            st, "Delete permanently", _delete, paths, folder, note=note, key="runs_delete", disabled=sure != words
+            st,
+            "Delete permanently",
+            _delete,
+            paths,
+            folder,
+            note=note,
+            key="runs_delete",
+            disabled=confirmation != phrase,
         )
 
 

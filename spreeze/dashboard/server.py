@@ -67,20 +67,20 @@ def disable_nagle() -> int:
     """Disables Nagle's algorithm on all listening sockets of this process, where they can be found; returns how many.
 
     asyncio does so only for sockets that were made with TCP as their protocol, which Streamlit's (1.67) were not. The
-    second part of each answer then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
-    ninety answers. Connections inherit the option.
+    second part of each response then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
+    ninety responses. Connections inherit the option.
     """
     found: list[int] = []
     with contextlib.suppress(OSError, RuntimeError, psutil.Error):  # a /proc that hides them, or one closed just now
-        for one in psutil.Process().net_connections("tcp"):
-            if one.status != psutil.CONN_LISTEN:
+        for connection in psutil.Process().net_connections("tcp"):
+            if connection.status != psutil.CONN_LISTEN:
                 continue
-            shared = socket.socket(fileno=one.fd)
+            shared = socket.socket(fileno=connection.fd)
             try:
                 shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             finally:
-                shared.detach()  # the descriptor is another's
-            found.append(one.fd)
+                shared.detach()  # the descriptor belongs to the server
+            found.append(connection.fd)
     return len(found)
 
 
@@ -107,7 +107,7 @@ def address() -> str:
 
 
 def middleware(tokens: LoginTokens) -> list[Middleware]:
-    """Rejects other Host headers (against DNS rebinding) and whoever has no token."""
+    """Rejects other Host headers (against DNS rebinding) and browsers without a token."""
     return [
         Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
         Middleware(Guard, tokens=tokens),
@@ -161,7 +161,7 @@ async def picture(request: Request) -> Response:
         path = run_path(request.query_params.get("run", ""), runs_dir())
     except RunError:
         return Response(status_code=204, headers=live_api.HEADERS)
-    await asyncio.to_thread(watched, path)
+    await asyncio.to_thread(mark_watched, path)
     deadline_s = time.monotonic() + _PICTURE_WAIT_S
     while True:
         tag, data = read_picture(path / "live.jpg", request.query_params.get("after", ""))
@@ -184,7 +184,7 @@ def read_picture(path: Path, known: str) -> tuple[str, bytes | None]:
         return "", None
 
 
-def watched(path: Path) -> None:
+def mark_watched(path: Path) -> None:
     """Touches ``control/viewer`` of a live run, at most once a second, so that its visualizer renders."""
     mark = path / "control" / "viewer"
     with contextlib.suppress(OSError):

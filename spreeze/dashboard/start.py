@@ -1,4 +1,4 @@
-"""The form of new runs: what fits the task, all that the tables offer, environments of the user's own, and sweeps."""
+"""The form for new runs: algorithms and modes that fit the task, all settings, the user's environments, and sweeps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TUNER_HELP = (
 _KEPT: dict[str, Any] = {"persist_state": "session"}  # options of a field whose value outlives a visit to another page
 _OPEN = "start_open"
 COMPARE = "compare"
-"""In place of an algorithm: the command compares those that fit."""
+"""Choice in place of an algorithm: the command compares those that fit."""
 FRESH = "start_fresh"
 """Key of the field that lets the tuner measure again."""
 
@@ -74,9 +74,9 @@ def tasks() -> list[str]:
 
 
 def known_task(text: str) -> str:
-    """The offered task that somebody has typed in small letters or without its version; else the text itself."""
-    asked = text.lower()
-    return next((task for task in tasks() if asked in (task.lower(), task.lower().rpartition("-v")[0])), text)
+    """The offered task for a text in lower case or without a version; else the text itself."""
+    typed = text.lower()
+    return next((task for task in tasks() if typed in (task.lower(), task.lower().rpartition("-v")[0])), text)
 
 
 class _Own(NamedTuple):
@@ -85,12 +85,12 @@ class _Own(NamedTuple):
     module: str | None = None
     args: tuple[str, ...] = ()
     blocked: str | None = None
-    """Why it must not be tried yet."""
+    """Reason why it must not be probed yet."""
 
 
 @lru_cache(50)
-def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
-    """Spaces of the task, tried in a process of its own; an ``EnvironmentError_`` if it cannot be used."""
+def _probed_spec(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
+    """Spaces of the task, probed in a separate process; an ``EnvironmentError_`` if it cannot be used."""
     from spreeze.envs.probe import probe_env  # Gymnasium takes 0.3 s
 
     return probe_env(env_id, module, steps=0, args=args).spec
@@ -98,7 +98,7 @@ def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
 
 @lru_cache(20)
 def _ids(module: str) -> tuple[str, ...]:
-    """The ids of a trusted module; none where it cannot be imported, which is said beside the task."""
+    """The ids of a trusted module; none if it cannot be imported, which is reported beside the task."""
     from spreeze.envs.probe import ids_of
 
     with contextlib.suppress(SpreezeError):
@@ -106,7 +106,7 @@ def _ids(module: str) -> tuple[str, ...]:
     return ()
 
 
-def _offered() -> list[str]:
+def _offered_tasks() -> list[str]:
     """Ids of the trusted module, or of the one that the page was started with, before the usual tasks."""
     module = st.session_state.get("start_module", "").strip()
     module = module if st.session_state.get(f"start_trust_{module}") and control.is_module(module) else ""
@@ -114,7 +114,7 @@ def _offered() -> list[str]:
     return [*own, *(task for task in tasks() if task not in own)]
 
 
-def _take_first(module: str) -> None:
+def _select_first_id(module: str) -> None:
     """Puts the first id of a module that was just trusted into the form, unless one of them is there."""
     found = _ids(module) if st.session_state[f"start_trust_{module}"] and control.is_module(module) else ()
     if found and st.session_state.get("start_env") not in found:
@@ -134,16 +134,16 @@ def opener(cell: DeltaGenerator) -> None:
 
 
 def form(folder: Path) -> None:
-    """Offers only combinations of task, algorithm, mode and settings that the command line would take."""
+    """Offers only combinations of task, algorithm, mode and settings that the command line would accept."""
     if not list_runs(folder):
         _welcome(folder)
     with st.container(border=True):
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
-        offered = _offered()
-        usual = offered.index(tasks()[1])
-        env_id = str(first[0].selectbox("Task", offered, index=usual, **any_id, **_KEPT))
+        offered = _offered_tasks()
+        default_index = offered.index(tasks()[1])
+        env_id = str(first[0].selectbox("Task", offered, index=default_index, **any_id, **_KEPT))
         env_id = known_task(env_id)
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
@@ -163,7 +163,7 @@ def form(folder: Path) -> None:
         except SpreezeError as error:
             st.error(components.plain(error))
             return
-        plan, flags, problem = ask_sweep(last[3]), [], None
+        plan, flags, problem = sweep_inputs(last[3]), [], None
         line = control.train_command(request, folder)
         if plan.several:
             try:
@@ -204,7 +204,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
     if imports_only(env_id, own.module or control.imported()):
         try:
             with st.spinner("Checking the environment"):
-                spec = _look(env_id, own.module or control.imported(), own.args)
+                spec = _probed_spec(env_id, own.module or control.imported(), own.args)
         except SpreezeError as error:
             problem = str(error)
             if "--import" in problem and own.module is None:
@@ -270,10 +270,10 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
 def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, AlgorithmRow]) -> None:
     """Puts the task's algorithm and mode into the form when the task, or what fits it, has changed.
 
-    They are those of its profile, else the defaults. An algorithm that the user has chosen stays where it fits. A
-    target return and a sweep, with the limits of its runs, go with the task that they were meant for.
+    They are those of its profile, else the defaults. An algorithm that the user has chosen stays if it fits. A target
+    return and a sweep, with the limits of its runs, are cleared when the task changes.
     """
-    seen = (env_id, *runnable)  # what fits is known only once its module is trusted
+    seen = (env_id, *runnable)  # the algorithms that fit are known only once its module is trusted
     before = st.session_state.get("start_seen", ())
     if before == seen:
         return
@@ -351,7 +351,7 @@ def _own_environment(env_id: str) -> _Own:
     trusted = st.checkbox(
         f"I trust {components.plain(module)}: its code will run on this machine with my permissions",
         key=f"start_trust_{module}",
-        on_change=_take_first,
+        on_change=_select_first_id,
         args=(module,),
         **_KEPT,
     )
@@ -365,7 +365,7 @@ def _own_environment(env_id: str) -> _Own:
         if st.button(
             "Examine it", key="examine", help="Checks spaces, speed and memory, and runs the Gymnasium checker."
         ):
-            _look.cache_clear()  # its author may have changed it
+            _probed_spec.cache_clear()  # its author may have changed it
             _ids.cache_clear()
             with st.spinner("Checking the environment"):
                 found = control.examine(env_id, module, args)
@@ -377,7 +377,7 @@ def _own_environment(env_id: str) -> _Own:
 
 
 def _profile(env_id: str) -> str | None:
-    """The profile that was named in place of the task's own."""
+    """The profile that was chosen in place of the task's own."""
     known = task_profile(env_id)
     usual = f"the task's own ({known.source.removeprefix('profile ')})" if known is not None else "none"
     # Not None: the box would then show that nothing is chosen.
@@ -399,16 +399,16 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     others = [key for key in active_settings(config) if key not in knobs]
     values: dict[str, Any] = {}
 
-    def ask(keys: list[str], **more: Any) -> None:
+    def add_inputs(keys: list[str], **more: Any) -> None:
         cells = st.columns(2)
-        for place, key in enumerate(keys):
-            with cells[place % 2]:
+        for index, key in enumerate(keys):
+            with cells[index % 2]:
                 values[key] = components.setting_input(config, key, "start", keep=True, **more)
 
     st.caption("The run stops at the first of these conditions, or with Stop.")
-    ask(list(_STOPS), blank="not set")
+    add_inputs(list(_STOPS), blank="not set")
     st.caption("The machine.")
-    ask(list(_MACHINE))
+    add_inputs(list(_MACHINE))
     if request.auto:
         st.checkbox("Measure again", key=FRESH, **_KEPT, help="Ignore cached results of the tuner.")
     if knobs:
@@ -417,22 +417,22 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
             if request.auto
             else "Settings that Autotune would choose; it is off, so these values are used."
         )
-        ask(list(knobs), blank="automatic" if request.auto else "")
+        add_inputs(list(knobs), blank="automatic" if request.auto else "")
     others = [key for key in others if key not in _MACHINE]
     text = "All settings that this mode and algorithm use."
     more = st.multiselect("More settings", others, key="start_more", placeholder="choose by name", help=text, **_KEPT)
-    ask(more)
+    add_inputs(more)
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) -> None:
-    """Starts a run, or with flags of a sweep that."""
+    """Starts a run, or a sweep if its flags are given."""
     st.session_state["follow"] = True  # first, because another click may interrupt this callback
     st.session_state[_OPEN] = False
     if sweep:
-        components.tried(control.start_sweep, sweep, folder)
+        components.run_action(control.start_sweep, sweep, folder)
     else:
-        components.tried(control.start, request, folder)
+        components.run_action(control.start, request, folder)
 
 
 _LINE = re.compile(r"^[a-z]\w*\.[a-z]\w*=.+$", re.ASCII)
@@ -443,7 +443,7 @@ _OF_ANY_RUN = ("run", "env", "callback", "cluster", "stop")
 
 
 class SweepPlan(NamedTuple):
-    """How many runs the form asks for."""
+    """The runs that the form requests."""
 
     seeds: int = 1
     lines: tuple[str, ...] = ()
@@ -454,8 +454,8 @@ class SweepPlan(NamedTuple):
         return self.seeds > 1 or bool(self.lines)
 
 
-def ask_sweep(cell: DeltaGenerator) -> SweepPlan:
-    """Asks for the number of seeds and for the values of settings; one run of the settings above by default."""
+def sweep_inputs(cell: DeltaGenerator) -> SweepPlan:
+    """Inputs for the number of seeds and for values of settings; one run of the settings above by default."""
     with cell.popover("Seeds and values", width="stretch"):
         text = "One run each, in turn, beginning with the seed above. Three are the fewest that can be compared."
         seeds = st.number_input("Seeds", 1, _MOST_SEEDS, 1, key="start_seeds", **_KEPT, help=text)
@@ -491,7 +491,7 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
 
 
 def _check_read(request: control.Request, plan: SweepPlan) -> None:
-    """Refuses values that would give equal runs, because the algorithm does not read them."""
+    """Rejects values that would give equal runs, because the algorithm does not read them."""
     keys = [line.partition("=")[0] for line in plan.lines]
     if any(key.startswith("run.") for key in keys):
         return  # other algorithms may be among them
@@ -503,7 +503,7 @@ def _check_read(request: control.Request, plan: SweepPlan) -> None:
 
 
 def expected_runs(request: control.Request, plan: SweepPlan) -> str:
-    """How many runs that makes, and how long they train where that is known."""
+    """A sentence on the number of runs, and their training time if it is known."""
     count = plan.seeds
     for line in plan.lines:
         count *= line.count(",") + 1
@@ -513,7 +513,7 @@ def expected_runs(request: control.Request, plan: SweepPlan) -> str:
 
 
 def show_sweep(folder: Path, live: str | None) -> None:
-    """Says how far the sweep or comparison is that a page has started, with a button that ends it."""
+    """Shows the progress of a sweep or comparison that a page has started, with a button that ends it."""
     launch = control.launching(folder)
     runs = read_json(folder / f"{launch.name}.sweep.json").get("runs") if launch is not None else None
     if launch is None or not isinstance(runs, list):

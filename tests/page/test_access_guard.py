@@ -184,7 +184,7 @@ def test_the_websocket_opens_with_the_token_and_the_whole_origin(ask, cookie):
 )
 @pytest.mark.parametrize("asked", [True, False])
 def test_anybody_else_is_refused(ask, tokens, headers, asked):
-    tokens.asked = asked
+    tokens.token_required = asked
     headers = {name: value.replace("TOKEN", tokens.cookie_token) for name, value in headers.items()}
     assert ask("websocket", host="localhost:8501", **headers)[0]["type"] == "websocket.close"
     assert ask("http", method="POST", host="localhost:8501", **headers)[0]["status"] == 403
@@ -206,7 +206,7 @@ def test_anybody_else_is_refused(ask, tokens, headers, asked):
 )
 @pytest.mark.parametrize("asked", [True, False])
 def test_other_sites_cannot_even_read_or_ask_for_a_picture(ask, tokens, cookie, headers, asked):
-    tokens.asked = asked
+    tokens.token_required = asked
     for path in ("/api/live", "/live.jpg", "/"):
         assert ask("http", path, host="localhost:8501", cookie=cookie, **headers)[0]["status"] == 403
 
@@ -220,14 +220,14 @@ def test_the_page_itself_and_a_link_to_it_may_be_read(ask, cookie):
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_no_page_may_be_framed(ask, tokens, cookie, asked):
-    tokens.asked = asked
+    tokens.token_required = asked
     for headers in ({"cookie": cookie}, {"accept": "text/html", "origin": "null"}):
         assert dict(ask("http", **headers)[0]["headers"])[b"x-frame-options"] == b"DENY"
     assert b"x-frame-options" not in dict(ask("http", "/api/live", cookie=cookie)[0]["headers"])
 
 
 def test_switched_off_each_page_lets_in_and_other_origins_still_cannot_act(ask, tokens, cookie):
-    tokens.asked = False
+    tokens.token_required = False
     page = dict(ask("http")[0]["headers"])
     assert page[b"set-cookie"].startswith(f"spreeze_8501={tokens.cookie_token};".encode())
     answer = ask("http", "/api/live")[0]

@@ -20,7 +20,7 @@ from harness import PATIENCE_S, REPO
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard import access as entrances
-from spreeze.dashboard.access import SETTING, LoginTokens, is_asked, page_token, write_private
+from spreeze.dashboard.access import SETTING, LoginTokens, is_token_required, page_token, write_private
 
 ADDRESS = "http://localhost:8501"
 TOKEN = re.compile(r"\?token=([\w-]{43})")
@@ -145,7 +145,7 @@ def test_the_setting_is_on_or_off_and_anything_else_leaves_the_token(monkeypatch
     monkeypatch.delenv(SETTING, raising=False)
     if value is not None:
         monkeypatch.setenv(SETTING, value)
-    assert is_asked() == asked
+    assert is_token_required() == asked
     assert (told in capsys.readouterr().err) if told else capsys.readouterr().err == ""
 
 

@@ -189,7 +189,7 @@ def test_a_viewer_s_mark_is_renewed_whatever_the_clock_was_set_to(tmp_path, shif
     fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        server.watched(path)
+        server.mark_watched(path)
     finally:
         os.close(fd)
     assert abs(mark.stat().st_mtime - time.time()) < PATIENCE_S
