@@ -22,13 +22,14 @@ from spreeze.machine.processes import (
     mark,
     signals_blocked,
 )
-from spreeze.run_directory import RunDir
+from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import evaluator_job
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import begin_log, child_environment, group_arguments, open_log
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport.shared_memory import readable
+from spreeze.workers.evaluator import read_rows, record_of
 
 _LIMIT_S = 6.0
 _EXIT_S = 12.0  # longest time from the stop request to the end of this evaluation
@@ -56,7 +57,7 @@ def _played(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, budget_s: float
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
-    slept_s = AWAKE.slept_s
+    slept_s, before = AWAKE.slept_s, [len(rows) for rows in _rows(plan, run_dir)]
     job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
     gives_way = plan.config.tuning.give_way
     nice = str(LOW_PRIORITY if gives_way else 0)
@@ -97,9 +98,17 @@ def _played(
         record = json.loads(answer.partition(b"\n")[0])
         if isinstance(record, dict):
             return record
+    for group, rows in enumerate(_rows(plan, run_dir)):  # its time may be over between the row and the answer
+        if len(rows) > before[group]:
+            return dict(record_of(rows[-1], group, plan.config.evaluation.episodes))
     if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
         return _played(plan, run_dir, recorder, interrupts, logs, budget_s)
     if not killed and process.returncode:
         why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))
         recorder.event("warning", f"the final evaluation failed: {why}")
     return None
+
+
+def _rows(plan: RunPlan, run_dir: RunDir) -> list[list[dict[str, Any]]]:
+    """The rows of ``eval.csv`` of each group."""
+    return [read_rows(group_folder(run_dir.path, group) / "eval.csv") for group in range(plan.policies)]

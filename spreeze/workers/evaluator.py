@@ -471,6 +471,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def record_of(row: dict[str, Any], group: int, wanted: int) -> Record:
+    """The record of a row of ``eval.csv``, an evaluation for which ``wanted`` episodes were begun."""
+    cut = max(0, wanted - row["episodes"])
+    return cast(
+        "Record", row | {"group": group, "episodes_cut": cut, "episodes_lost": 0, "whole": not cut, "target": None}
+    )
+
+
 def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:
     found = score(episodes)
     return ReturnStats(found.episodes, found.return_mean, found.return_std)
@@ -500,7 +508,7 @@ def final_evaluation(
     wanted = (weights.epoch, weights.version, job.config.episodes)
     known = next(
         (
-            cast("Record", row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True, "target": None})
+            record_of(row, group, job.config.episodes)
             for row in reversed(rows[group])
             if (row["epoch"], row["version"], row["episodes"]) == wanted
         ),

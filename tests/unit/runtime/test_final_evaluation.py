@@ -1,0 +1,41 @@
+"""The evaluation of the last weights, whose process is killed when its time is over."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from spreeze.runtime import final_evaluation
+from spreeze.workers.evaluator import COLUMNS, append_row
+
+RECORD = dict.fromkeys(COLUMNS, 1) | {"version": 7, "return_mean": 318.3}
+
+
+@dataclasses.dataclass
+class Job:
+    target_return: float | None = 5.0
+
+    def to_json(self):
+        return {}
+
+
+@pytest.mark.parametrize(("episodes", "whole"), [(10, True), (4, False)])
+def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, monkeypatch, episodes, whole):
+    """The evaluator writes its row, then keeps episodes, and only then answers."""
+    rows = tmp_path / "eval.csv"
+    append_row(rows, RECORD)
+    append_row(tmp_path / "next.csv", RECORD | {"episodes": episodes})
+    late = tmp_path / "late"
+    late.write_text(f"#!/bin/sh\ntail -n 1 {tmp_path}/next.csv >> {rows}\nkill -9 $$\n")
+    late.chmod(0o755)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(final_evaluation, "sys", SimpleNamespace(executable=str(late)))
+    monkeypatch.setattr(final_evaluation, "evaluator_job", lambda *args, **options: Job())
+    config = SimpleNamespace(tuning=SimpleNamespace(give_way=False), evaluation=SimpleNamespace(episodes=10))
+    plan = SimpleNamespace(config=config, policies=1)
+    run_dir, notes = SimpleNamespace(path=tmp_path, nonce="0123456789abcdef"), []
+    record = final_evaluation._played(
+        plan, run_dir, SimpleNamespace(event=notes.append), SimpleNamespace(count=0), None, 60.0
+    )
+    assert (record["return_mean"], record["whole"], record["episodes_cut"]) == (318.3, whole, 10 - episodes)
+    assert notes == []
