@@ -148,7 +148,7 @@ DECLARED = (
     Mode(
         name="serial",
         module="spreeze.modes.serial",
-        doc="the same workers take turns in one process: the same seed gives the same bits",
+        doc="the same workers take turns in one process: a run of a seed repeats bit by bit where counts end it",
         replay=DataFlow(stages=REPLAY_STAGES, serial=True),
         on_policy=DataFlow(stages=ROLLOUT_STAGES, serial=True, lag=0),
     ),

@@ -111,8 +111,9 @@ def page() -> None:
     charts = {name: _lines(curves, name, _AXES[axis]) for name in (known if metric == _ALL else [metric])}
     st.plotly_chart(figure(charts, axis, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption(
-        f"Each curve is the {centre} over the runs of its group, where all of them are. Band: 95 % bootstrap "
-        f"interval (1,000 resamples) from {comparison.FEWEST_RUNS} runs on."
+        f"Each curve is the {centre} over the runs of its group, where all of them have values; without runs less "
+        "than half as long as the longest of the group. Band: 95 % bootstrap interval (1,000 resamples) from "
+        f"{comparison.FEWEST_RUNS} runs on."
     )
     scores = _scores(list(curves.values()), robust=centre != "mean")
     crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
@@ -410,8 +411,10 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         "equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
         "best": "Highest mean return of one evaluation.",
         worst: "Lowest of the latest evaluations.",
+        "env steps": "Those of the last evaluated policy.",
     } | {
-        title.removesuffix(" at target"): f"Wall time until {what} reached the target [h:min:s]."
+        title.removesuffix(" at target"): f"Wall time until {what} reached the target [h:min:s]; of a run that ended "
+        "because it reached the target, its end."
         for title, (_, what) in comparison.TIMES.items()
     }
     names = {"run": 165, "group": 110} if len(reports) == 1 else {"run": 130, "task": 90, "group": 90}

@@ -50,7 +50,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 
 _OF_A_TREND = 10_000
 """Evaluations among which the trend looks for the last third of the time."""
-_OTHERS = ("external_cpu_cores", "sibling_cpu_cores")  # at the end of a run its last samples lack them
+_OTHERS = ("external_cpu_cores", "sibling_cpu_cores")
 _OTHERS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
 _MOST_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
@@ -224,7 +224,7 @@ def live_response(
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
-        loads = reader.tail(_OTHERS, newest - _OTHERS_S)
+        loads = _loads(reader, newest, live=state in LIVE_STATES)
     recent = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     fresh = _fresh(path, run, state, recent, loads, table)
     trend, final = _latest_returns(path, str(run.get("nonce")), count)
@@ -232,7 +232,7 @@ def live_response(
     left = {name: run.get(name) for name in ("progress", "eta_s")}
     shown = snapshot_of(run, config, fresh, parts, state=state, table=table, **left)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
-        known = last.return_mean if shown.eval_best is None else shown.eval_best
+        known = best.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
     alert = _alert(run, events, live=state in LIVE_STATES)
     return {
@@ -270,7 +270,7 @@ def live_response(
             ended=run.get("exit_reason"),
             error=read_summary(path).get("error"),
             won=better_run(path),
-            restarts=alert is not None and alert[-1].startswith("learner") and _RESTARTING in alert[-1],
+            restarting=alert[-1].partition(" ")[0] if alert is not None and _RESTARTING in alert[-1] else None,
         ),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
@@ -306,14 +306,14 @@ def _fresh(
     run: Mapping[str, Any],
     state: str,
     recent: Mapping[str, float],
-    loads: Mapping[str, Sequence[Point]],
+    loads: Mapping[str, float],
     table: MetricTable,
 ) -> dict[str, float]:
-    """The ``recent`` values that hold now; of a run that has ended, those at its end. ``loads`` are averaged."""
+    """The ``recent`` values that hold now, with ``loads``; of a run that has ended, rates and shares over all of it."""
     fresh = dict(recent)
     if state not in LIVE_STATES:
         fresh |= _whole_run(path)
-    fresh |= {name: math.fsum(point.value for point in points) / len(points) for name, points in loads.items()}
+    fresh |= loads
     if state == "paused":
         lasting = {
             metric.name
@@ -322,6 +322,15 @@ def _fresh(
         }
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
     return {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
+
+
+def _loads(reader: MetricsReader, newest: float, *, live: bool) -> dict[str, float]:
+    """Means of the cores' load: that of other programs in the last seconds; of a run that has ended, over all of it."""
+    if live:
+        tails = reader.tail(_OTHERS, newest - _OTHERS_S)
+        return {name: math.fsum(point.value for point in points) / len(points) for name, points in tails.items()}
+    whole = {name: reader.series(name, max_points=MAX_BUCKETS).mean for name in (*_OTHERS, "cpu_use")}
+    return {name: float(means.mean()) for name, means in whole.items() if len(means)}
 
 
 def _event_row(event: Event) -> list[str]:
@@ -482,12 +491,12 @@ def _note(
     ended: str | None = None,
     error: object = None,
     won: str | None = None,
-    restarts: bool = False,
+    restarting: str | None = None,
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
     ``ended`` and ``error`` are the reason for its end, ``won`` the better run of a comparison of algorithms;
-    ``restarts``: a learner that has ended is not back yet, and the newest rates are those of before.
+    ``restarting`` is a worker that has ended and is not back yet: the newest rates do not show what limits the run.
     """
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
@@ -499,13 +508,15 @@ def _note(
         return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
-    if restarts:
+    if restarting is not None and restarting.startswith("learner"):
         return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
+    if restarting is not None and restarting.startswith("sampler"):
+        return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
     found = bottleneck(shown)
     text = found.sentence
     if state not in LIVE_STATES:
         early = found.side is Side.TUNER
-        at_end = "It ended before the tuner had chosen." if early else f"At the end: {found.sentence}"
+        at_end = "It ended before the tuner had chosen." if early else f"Over the whole run: {found.sentence}"
         text = f"{_why_ended(ended, error)} {at_end}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"

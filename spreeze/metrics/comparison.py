@@ -751,9 +751,9 @@ def _not_overwritten(x: np.ndarray) -> np.ndarray:
 
 
 def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point.
+    """Step curves on a common grid: x [points], values [runs, points]; nan where not all runs have a value.
 
-    Also where another run is not there that is at least half as long as the longest: a mean over the rest would jump.
+    Runs less than half as long as the longest are left out, so nan throughout: a mean that they join or leave jumps.
     """
     x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
     values = np.full((len(lines), points), np.nan)
@@ -765,7 +765,9 @@ def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.nd
             line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
     spans = np.array([at[-1] - at[0] if len(at) else -1.0 for at, _ in lines])
     if (longest := spans.max(initial=0.0)) > 0.0:
-        values[:, ~np.isfinite(values[spans >= longest / 2.0]).all(axis=0)] = np.nan
+        short = spans < longest / 2.0
+        values[short] = np.nan
+        values[:, ~np.isfinite(values[~short]).all(axis=0)] = np.nan
     return x, values
 
 

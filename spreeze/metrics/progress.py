@@ -19,6 +19,7 @@ import numpy as np
 
 from spreeze.config.schema import Config
 from spreeze.formatting import duration, number
+from spreeze.metrics import student_quantile
 from spreeze.metrics.comparison import POLICIES, running_mean
 from spreeze.metrics.published import ZOO, Published, published
 from spreeze.metrics.stop_reasons import StopReason
@@ -148,7 +149,8 @@ def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     square = float((centred**2).sum())
     slope = float((centred * y).sum()) / square
     residual = y - y.mean() - slope * centred
-    return slope, _Z_95 * math.sqrt(float((residual**2).sum()) / (len(x) - 2) / square)
+    free = len(x) - 2
+    return slope, student_quantile(_Z_95, free) * math.sqrt(float((residual**2).sum()) / free / square)
 
 
 class Trend(NamedTuple):

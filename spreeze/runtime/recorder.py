@@ -445,7 +445,8 @@ class Recorder:
         scores = {name: value for name, value in self._metrics.items() if name.startswith(kept)}
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
-        self.outcome.bottleneck = snapshot.bottleneck
+        if pids is not None:  # else nothing is known of the cores
+            self.outcome.bottleneck = snapshot.bottleneck
         known = {name: value for name, value in metrics.items() if value is not None} | self._callback_values
         self._callback_values.clear()
         wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)

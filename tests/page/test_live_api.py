@@ -713,15 +713,38 @@ def test_the_load_of_other_programs_is_a_mean_and_one_peak_is_no_advice(run, mon
     assert seen[0].external_cpu_cores == pytest.approx(0.2 + 0.8 / 40, abs=1e-3)
 
 
-def test_a_learner_that_is_not_back_yet_is_said_and_not_its_rates_of_before(run, monkeypatch):
+def test_an_ended_run_is_judged_by_the_load_over_all_of_it_although_its_last_samples_lack_it(run, monkeypatch):
+    writer = MetricsWriter(run / "metrics.db")
+    for k in range(80):
+        writer.write(0.5 * k, 100 * k, {"cpu_use": 0.9 + 0.1 * (k % 2), "external_cpu_cores": 1.4})
+    writer.write(70.0, 8000, {"env_steps": 8000.0})
+    writer.close()
+    seen = []
+    monkeypatch.setattr(live_api, "bottleneck", lambda shown: seen.append(shown) or bottleneck(shown))
+    assert "Over the whole run: " in live_api.live_response(run, 0.0, 0, "")["note"]
+    assert (seen[0].cpu_use, seen[0].external_cpu_cores) == (pytest.approx(0.95, abs=0.01), pytest.approx(1.4))
+
+
+def test_before_the_first_state_is_written_the_best_evaluation_is_that_of_the_metrics(run):
+    writer = MetricsWriter(run / "metrics.db")
+    for t, value in ((6.6, 42.8), (7.5, 9.3)):
+        writer.evaluation(EvaluationRow(t, 1, 1, 1, 0, 10, value, 1.0, 9.0))
+    writer.close()
+    assert live_api.live_response(run, 0.0, 0, "")["text"]["best"] == "42.8"
+
+
+@pytest.mark.parametrize(("worker", "sentence"), [
+    ("learner", "The learner restarts: "), ("sampler-1", "sampler-1 restarts: fewer env steps")
+])  # fmt: skip
+def test_a_worker_that_is_not_back_yet_is_said_and_not_the_rates_of_before(run, monkeypatch, worker, sentence):
     fill(run, 20)
     monkeypatch.setattr(live_api, "state_of", lambda path: "running")
     writer = MetricsWriter(run / "metrics.db")
-    writer.event(9.0, "warning", "supervisor", "learner ended by SIGKILL in phase UPDATE; restarting now")
+    writer.event(9.0, "warning", "supervisor", f"{worker} ended by SIGKILL in phase UPDATE; restarting now")
     writer.close()
-    assert live_api.live_response(run, 0.0, 0, "")["note"].startswith("The learner restarts: ")
+    assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(sentence)
     writer = MetricsWriter(run / "metrics.db")
-    writer.event(9.6, "info", "supervisor", "learner is back after 4.5 s")
+    writer.event(9.6, "info", "supervisor", f"{worker} is back after 4.5 s")
     writer.close()
     assert "restarts" not in live_api.live_response(run, 0.0, 0, "")["note"]
 
