@@ -45,7 +45,7 @@ _HELP = {
     ),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
     "samples/insert": st.column_config.TextColumn(help="Samplers wait for the learner below this value."),
-    "cpu": st.column_config.TextColumn(help="Utilisation of the usable cores."),
+    "cpu": st.column_config.TextColumn(help="Share of the usable cores that learner and samplers kept busy."),
     "note": st.column_config.TextColumn(width="large"),
 }
 _MAIN = (

@@ -86,12 +86,12 @@ class Answer:
     def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
         search = self._search
         others = ", ".join(
-            f"{f'{value:g}' if isinstance(value, float) else value}: {100 * share:.0f} %" for value, share in runners
+            f"{100 * share:.0f} % at {f'{value:g}' if isinstance(value, float) else value}" for value, share in runners
         )
         if search.expected and not knob.varied_last:
-            others = f"measured, else expected by a model of the measurements: {others}"
+            others = f"score relative to this, measured or else by a model of the measurements: {others}"
         elif others:
-            others = f"turn by turn, {others}"
+            others = f"score relative to this, measured in turns: {others}"
         problem, value = search.problem, search.chosen.setting[knob.name]
         as_configured = value == problem.configured[knob.name]
         if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:
