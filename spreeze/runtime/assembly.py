@@ -1,7 +1,7 @@
 """A run put together: its workers, the channels between them, and how their counters are read.
 
-A mode says what these are by a function that fills an ``Assembly``. The supervisor starts what it finds there, and so
-does the tuner, for its measurements.
+Each mode has a function that fills an ``Assembly``. The supervisor starts the workers in it, and so does the tuner, for
+its measurements.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Data:
     """Shared memory that it takes."""
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        """Returns the group's counters with rows inserted and drawn; ``ending``: as a resume continues from."""
+        """Returns the group's counters with rows inserted and drawn; ``ending``: those that a resume continues from."""
         raise NotImplementedError
 
     @property
@@ -49,10 +49,10 @@ class Data:
         return None
 
     def fill(self, spec: EnvSpec) -> None:
-        """Makes up data, so that a measurement need not wait for it."""
+        """Fills it with synthetic data, so that a measurement need not wait."""
 
     def forget(self) -> None:
-        """Starts to count again where samplers and learner wait for each other by counts."""
+        """Resets the counts by which samplers and learner wait for each other."""
 
 
 class Assembly(contextlib.ExitStack):
@@ -67,13 +67,13 @@ class Assembly(contextlib.ExitStack):
         self.data: list[Data] = []
         """Group by group."""
         self.messages: GossipHandle | None = None
-        """Messages of the learners of all hosts; None: this host's are all."""
+        """Messages of the learners of all hosts; None: only this host has learners."""
         self.whole_env_steps: int | None = None
-        """Env steps that a resume continues from, where it collects a part of the earlier ones again."""
+        """Env steps that a resume continues from, if it collects part of the earlier ones again."""
         self.notes: list[str] = []
-        """Lines for the user about how the run begins."""
+        """Lines for the user about the start of the run."""
         self.measured: Callable[[tuple[GroupSample, ...], float, Recorder], tuple[GroupSample, ...]] | None = None
-        """Adds what is known of all learners together to the groups of a time; None: nothing."""
+        """Adds facts on all learners together to a sample of the groups; None: nothing."""
         self.host_rows = range(0)
         """Rows of the status table of other hosts, each of which looks like a sampler."""
         self.in_one_process = False
@@ -101,7 +101,7 @@ class Assembly(contextlib.ExitStack):
         return tuple(self.open(Wakeup.create).handle for _ in range(count))
 
     def hosts_messages(self) -> GossipHandle | None:
-        """Memory for the messages of learners on all hosts; None if this host's are all."""
+        """Memory for the messages of learners on all hosts; None if only this host has learners."""
         plan = self.plan
         self.messages = plan.joins
         if plan.joins is None and plan.all_learners > plan.learners:
@@ -110,7 +110,7 @@ class Assembly(contextlib.ExitStack):
         return self.messages
 
     def seed_offset(self, group: int) -> int:
-        """Number of a group's learner among those of all hosts, which tells the seeds of its samplers from others'."""
+        """Number of a group's learner among those of all hosts, for distinct seeds of its samplers."""
         return group if self.messages is None else self.messages.own[group]
 
     def learner_fields(self, group: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Assembly(contextlib.ExitStack):
         }
 
     def learner(self, group: int, job: Job, limit: RestartLimit | None = None, **deadlines: float) -> None:
-        """``deadlines`` of a ``WorkerSpec``, where it steps environments."""
+        """``deadlines`` of a ``WorkerSpec``, if it steps environments."""
         self.add(Address("learner", group), job, threads=self.plan.config.learner.threads, limit=limit, **deadlines)
 
     def sampler(self, group: int, index: int, job: Job, role: str = "sampler") -> None:
@@ -147,7 +147,7 @@ class Assembly(contextlib.ExitStack):
 
     @functools.cached_property
     def _sampler_limit_bytes(self) -> int:
-        """Memory above which a sampler is restarted: by what is free once the run's own memory is taken."""
+        """Memory above which a sampler is restarted, from the free memory after the run's own."""
         asked_bytes = self.plan.config.sampling.memory_limit_bytes
         least = 0 if asked_bytes else 2 * self.plan.sampler_bytes  # twice what its environments take
         return max(limit_of_each(asked_bytes, self.plan.samplers), least)
@@ -176,7 +176,7 @@ class Assembly(contextlib.ExitStack):
         self.specs[address.name] = WorkerSpec(address=address, row=self._rows, job=job, **options)
         self._rows += 1
 
-    # --- for those who run it ---
+    # --- for supervisor and tuner ---
 
     @property
     def turn_evaluation(self) -> EvaluatorJob | None:
@@ -204,7 +204,7 @@ class Assembly(contextlib.ExitStack):
                 start_deadline_s=start_s,
             )
         if plan.config.visualizer.enabled and not self.in_one_process:
-            shown = VisualizerJob(
+            viewer = VisualizerJob(
                 run_dir=str(self.run_dir),
                 spec=plan.spec,
                 config=plan.config.visualizer,
@@ -212,7 +212,7 @@ class Assembly(contextlib.ExitStack):
                 seed=plan.config.run.seed,
             )
             self.add(
-                Address("visualizer"), shown, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
+                Address("visualizer"), viewer, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
             )
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
@@ -250,7 +250,7 @@ Assemble = Callable[[Assembly], None]
 
 @contextlib.contextmanager
 def assembled(assemble: Assemble, plan: RunPlan, run_dir: Path, started_s: float) -> Iterator[Assembly]:
-    """The run that a mode's function puts together.
+    """The run that a mode's function assembles.
 
     Raises:
         ResourceError: there is no room for its memory, or there are too few descriptors.
@@ -263,7 +263,7 @@ def assembled(assemble: Assemble, plan: RunPlan, run_dir: Path, started_s: float
 
 
 def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
-    """Memory that one of so many samplers may take on this machine."""
+    """Memory that each of ``samplers`` may take on this machine."""
     return asked_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
 
 
@@ -280,7 +280,7 @@ def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> Evalu
 
 
 def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
-    """Memory above which a worker that watches is restarted: half of what is free, or a sampler's by environments.
+    """Memory above which an evaluator or visualizer is restarted: half of what is free, or a sampler's by environments.
 
     Such a worker may have more environments than a sampler.
     """

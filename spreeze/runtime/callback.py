@@ -1,4 +1,4 @@
-"""Callbacks: a user's own code that hears of a run and steers it, in a process of its own.
+"""Callbacks: a user's own code that follows a run and steers it, in a process of its own.
 
     from spreeze import BaseCallback
 
@@ -12,8 +12,8 @@
             self.logger.record("length", self.length)
 
 ``--callback my_module:Curriculum`` or ``train(..., callbacks=[Curriculum])`` adds it to a run; so does a module of
-``--import`` that names it in ``CALLBACKS``. What a method raises becomes an event. One that does not return in time
-costs the run this callback, and nothing else.
+``--import`` that names it in ``CALLBACKS``. An exception in a method becomes an event. A method that does not
+return in time costs the run only this callback.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Logger:
 
 
 class BaseCallback:
-    """Base class of callbacks, of whose methods each may be overridden.
+    """Base class of callbacks; any of its methods may be overridden.
 
     A method named ``on_...`` that returns False stops the run.
     """
@@ -77,10 +77,10 @@ class BaseCallback:
         """Called after each evaluation, with the fields of ``eval.csv`` and ``success_rate``."""
 
     def on_checkpoint(self, updates: int) -> bool | None:
-        """Called when a checkpoint was written after so many updates."""
+        """Called when a checkpoint was written after that many updates."""
 
     def on_episode_end(self, episode: dict[str, Any]) -> bool | None:
-        """Called for the episodes that samplers end: ``return``, ``length``, ``success`` (None: not said), ``sampler``.
+        """Called for the episodes that samplers end: ``return``, ``length``, ``success`` (None: unknown), ``sampler``.
 
         Where episodes end faster than messages are read, some are left out.
         """
@@ -89,11 +89,11 @@ class BaseCallback:
         """Called last; the run waits ten seconds for it."""
 
     def save_checkpoint(self) -> None:
-        """Asks for a checkpoint at once."""
+        """Requests a checkpoint now."""
         send_request(self.run_dir, "checkpoint")
 
     def evaluate(self) -> None:
-        """Asks for an evaluation at once."""
+        """Requests an evaluation now."""
         send_request(self.run_dir, "evaluate")
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class BaseCallback:
                 run was started with.
 
         Raises:
-            UsageError: this setting cannot change, or the value is no such one.
+            UsageError: this setting cannot change, or the value does not fit it.
         """
         if key not in CHANGEABLE:
             raise UsageError(f"{key} cannot change while a run goes on; {' and '.join(CHANGEABLE)} can")

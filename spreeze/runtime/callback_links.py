@@ -1,4 +1,4 @@
-"""The callbacks of a run, as its supervisor sees them: one process each, told of what happens and never waited for."""
+"""The supervisor's side of a run's callbacks: one process each, which gets events and is never waited for."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ class CallbackLinks:
 
     @property
     def wants_episodes(self) -> bool:
-        """True if a callback hears of each episode."""
+        """True if a callback needs each episode."""
         return any(link.wants_episodes for link in self._links)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Has every callback call a method, in its own time."""
+        """Requests that every callback call a method; does not wait."""
         for link in self._links:
             link.put({"hook": hook, "arguments": arguments, "step": self._step})
 
@@ -126,7 +126,7 @@ def callbacks_of(plan: RunPlan) -> tuple[str, ...]:
 
 
 def _declares(module: str) -> bool:
-    """True if the source of a module has the word ``CALLBACKS``: it is not imported for that."""
+    """True if the source of a module contains the word ``CALLBACKS``; it is not imported."""
     try:
         found = None if is_script(module) else importlib.util.find_spec(module)
         path = Path(module) if is_script(module) else Path((found and found.origin) or "")
@@ -136,10 +136,10 @@ def _declares(module: str) -> bool:
 
 
 def check_callbacks(texts: tuple[str, ...]) -> None:
-    """Refuses what is no name of a callback; nothing is imported.
+    """Rejects texts that do not name a callback; imports nothing.
 
     Raises:
-        ConfigError: no ``MODULE:CLASS``.
+        ConfigError: not ``MODULE:CLASS``.
     """
     for text in texts:
         module, colon, name = text.partition("(")[0].partition(":")
@@ -148,15 +148,15 @@ def check_callbacks(texts: tuple[str, ...]) -> None:
 
 
 class EnvironmentArguments:
-    """Takes a callback's requests for other arguments of the samplers' environments; they last over a resume."""
+    """Takes a callback's requests for other arguments of the samplers' environments; a resume keeps them."""
 
     def __init__(self, plan: RunPlan, run_dir: RunDir, on_event: Callable[[str, str], None]) -> None:
         self._plan, self._run_dir, self._on_event = plan, run_dir, on_event
         self.version = int((run_dir.path / CHANGED_ARGS).is_file())
         """Number of changes; samplers make their environments anew when it rises."""
 
-    def look(self) -> None:
-        """Takes a request, if there is one; a wrong one becomes an event."""
+    def poll(self) -> None:
+        """Takes a request, if there is one; an invalid one becomes an event."""
         text = self._run_dir.take_request("env-args")
         if text is None:
             return

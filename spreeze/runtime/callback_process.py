@@ -1,4 +1,4 @@
-"""The process of one callback: calls its methods as the supervisor says, and sends back what it logs."""
+"""The process of one callback: calls its methods on the supervisor's request, and sends back logged values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spreeze.errors import ConfigError, described
 from spreeze.inference.user_modules import import_named
 from spreeze.runtime import socket_process
 from spreeze.runtime.callback import DECLARED, BaseCallback, Logger
-from spreeze.runtime.socket_process import TakeRow, Tell
+from spreeze.runtime.socket_process import Send, TakeRow
 from spreeze.workers.context import is_power_of_ten
 
 _NICE = 5
@@ -49,10 +49,10 @@ def open_callbacks(text: str) -> list[BaseCallback]:
     return [made(**keywords)]
 
 
-def opened(opening: dict[str, Any], tell: Tell) -> TakeRow:
+def opened(opening: dict[str, Any], send: Send) -> TakeRow:
     """Opens the callbacks that the first row names; each other row calls a method of theirs."""
-    callbacks = [_Hooked(callback, opening, tell) for callback in open_callbacks(opening["callback"])]
-    tell(episodes=any(callback.hears_of_episodes for callback in callbacks))
+    callbacks = [_Hooked(callback, opening, send) for callback in open_callbacks(opening["callback"])]
+    send(episodes=any(callback.wants_episodes for callback in callbacks))
 
     def take(row: dict[str, Any]) -> None:
         for callback in callbacks if "hook" in row else ():
@@ -64,28 +64,28 @@ def opened(opening: dict[str, Any], tell: Tell) -> TakeRow:
 class _Hooked:
     """A callback, and how often each of its methods has raised."""
 
-    def __init__(self, callback: BaseCallback, opening: dict[str, Any], tell: Tell) -> None:
-        self._callback, self._tell, self._failures = callback, tell, Counter[str]()
+    def __init__(self, callback: BaseCallback, opening: dict[str, Any], send: Send) -> None:
+        self._callback, self._send, self._failures = callback, send, Counter[str]()
         callback.run_dir, callback.settings = Path(opening["run_dir"]), opening["settings"]
         callback.env_id, callback.algo = opening["env_id"], opening["algo"]
-        callback.logger = Logger(lambda name, value: tell(value=(name, value)))
-        self.hears_of_episodes = type(callback).on_episode_end is not BaseCallback.on_episode_end
+        callback.logger = Logger(lambda name, value: send(value=(name, value)))
+        self.wants_episodes = type(callback).on_episode_end is not BaseCallback.on_episode_end
 
     def call(self, hook: str, arguments: list[Any], step: int) -> None:
-        """Calls a method; what it raises becomes an event."""
+        """Calls a method; an exception becomes an event."""
         name = f"{type(self._callback).__name__}.{hook}"
         self._callback.num_timesteps = step
-        self._tell(calls=name)
+        self._send(calls=name)
         try:
             if getattr(self._callback, hook)(*arguments) is False:
-                self._tell(event=("info", f"{name} stops the run"))
+                self._send(event=("info", f"{name} stops the run"))
                 self._callback.stop()
         except Exception as error:
             self._failures[name] += 1
             if is_power_of_ten(self._failures[name]):
                 traceback.print_exc()
                 times = "" if self._failures[name] == 1 else f" ({self._failures[name]} times so far)"
-                self._tell(event=("warning", f"{name} raised {described(error, _MOST_TEXT)}{times}"))
+                self._send(event=("warning", f"{name} raised {described(error, _MOST_TEXT)}{times}"))
 
 
 def main(argv: list[str]) -> None:

@@ -6,14 +6,14 @@ time.
 * A run shares the cores with other programs as the kernel shares them, at the priority of any program. Only where
   ``give_way`` asks for it, other programs go first: by priority, which all workers then have low, and samplers rest for
   what priorities do not reach (memory bandwidth, the second thread of a core): at most half of them, and not for light
-  loads, up to half a core, such as the browser that looks at the page.
+  loads, up to half a core, such as the browser that shows the page.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
 * Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
-  that these runs keep busy are not available to this run, so each sees the same lack and gives way. On 16 cores, two
-  runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15); 6 cores of others leave the other run 5, so
-  16 - 5 - (6 - 0.5) = 5.5 for each.
+  that these runs keep busy are not available to this run, so each sees the same shortage and gives way. On 16 cores,
+  two runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15); 6 cores of others leave the other run 5,
+  so 16 - 5 - (6 - 0.5) = 5.5 for each.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more (from seven
   cores on).
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
@@ -69,8 +69,8 @@ class Facts:
     external_cpu_cores: float  # usable cores that programs other than the user's runs, tuners and dashboard keep busy
     sibling_cores: float = 0.0  # usable cores that those keep busy
     learner_cores: float  # what the learner uses and waits for
-    other_cores: float  # the same of evaluator, visualizer and supervisor
-    sampler_cores: float  # the same of all samplers together
+    other_cores: float  # as above, for evaluator, visualizer and supervisor
+    sampler_cores: float  # as above, for all samplers together
     learner_wait_share: float  # share of its time that the learner waits for rows or the limiter
     samples_per_insert: float | None = None
     sampler_wait_share: float = 0.0  # share of their time that the active samplers wait for the limiter
@@ -93,7 +93,7 @@ class Governor:
     ) -> None:
         """``leave_free`` is the share of the usable cores to keep free for other programs, used or not.
 
-        Without such a share nobody rests for others unless it ``gives_way``. With ``balanced_groups`` learners
+        Without such a share no sampler rests for others unless the run ``gives_way``. With ``balanced_groups`` learners
         samplers that these do not need rest, too, whole ones, down to one for each: a sampler that works part of its
         time delivers in bursts, for which a learner waits.
         """
@@ -128,7 +128,7 @@ class Governor:
         return self._feed_learner(facts) or self._give_up(facts) or self._balance(facts) or self._take_back(facts)
 
     def _smooth(self, facts: Facts) -> None:
-        """Averages the cores that an active sampler and the rest of this run want over some seconds."""
+        """Averages over some seconds the cores that an active sampler and the rest of this run want."""
         fixed = facts.learner_cores + facts.other_cores
         each = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
         weight = SMOOTHING if self._known else 1.0
@@ -156,7 +156,7 @@ class Governor:
         return min(max(steps * STEP, self._least, least), self._maximum)
 
     def _feed_learner(self, facts: Facts) -> Change | None:
-        """Adds one step when the learner waits for rows, unless that takes of a share to be left free."""
+        """Adds one step when the learner waits for rows, unless that takes from a share to be left free."""
         more = min(self.active + STEP, self._maximum)
         blocked = self.leave_free > 0.0 and self._room(facts) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
@@ -176,7 +176,7 @@ class Governor:
             external_cpu_cores=sum(each.external_cpu_cores for each in latest) / len(latest),
             sibling_cores=sum(each.sibling_cores for each in latest) / len(latest),
         )
-        # Half a dead band more than asked, so that noise asks for nothing further.
+        # Half a dead band more than needed, so that noise requires nothing further.
         fewer = self._fitting(self._room(mean) - 0.5 * facts.dead_band / self._each)
         starving = self.leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
         if (self.active - room) * self._each <= facts.dead_band or fewer >= self.active or starving:
@@ -189,7 +189,7 @@ class Governor:
         return self._change(fewer, self._reason(mean))
 
     def _balance(self, facts: Facts) -> Change | None:
-        """Rests samplers that only wait for the learner, but for some spare time."""
+        """Rests samplers that only wait for the learner, except for some spare time."""
         latest = list(self._seen)[-BALANCE_S:]
         waits = sum(each.sampler_wait_share for each in latest) / len(latest)
         needed = float(max(math.ceil(self.active * (1.0 - waits) / (1.0 - SPARE_SHARE) - 1e-6), self._groups))
@@ -245,7 +245,7 @@ _LONGEST_TURN_S = 10.0  # if a sampler is slow or dead
 
 
 class LoadWatch:
-    """Measures the load of other programs where no governor does, so that nobody blames the machine for it."""
+    """Measures the load of other programs if no governor does, so that it can be told from the run's own."""
 
     def __init__(self, reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self._clock = ContentionReader(role_of) if reader is None else reader, clock
@@ -286,7 +286,7 @@ class GovernorLoop:
         self._maximum = plan.first_samplers or plan.samplers
         self._governor = self._governor_of(self._maximum, tuning.leave_free)
         self._started, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
-        self._held = False
+        self._suspended = False
         self._takes_turns = plan.first_samplers is None
         """False while only the first samplers were started."""
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
@@ -310,7 +310,7 @@ class GovernorLoop:
             facts = None if load is None else self._facts(load, reading, now_s, learners)
             self._used = _load_metrics(load)
             self._before = (now_s, learners, waits_s, sampler_waits_s)
-            before, change = number(self._governor.active), None if self._held else self._governor.feed(facts)
+            before, change = number(self._governor.active), None if self._suspended else self._governor.feed(facts)
             if change is not None:
                 self._post(change.active)
                 self._on_event(
@@ -322,12 +322,12 @@ class GovernorLoop:
         return {"samplers_active": self._governor.active, **self._used}
 
     def hold(self) -> None:
-        """Leaves the samplers to the tuner, until ``allow``."""
-        self._held = True
+        """Suspends the governor until ``allow``, while the tuner controls the samplers."""
+        self._suspended = True
 
     def allow(self, samplers: int) -> None:
-        """Governs so many samplers from now on, fewer than were started where the tuner chose fewer."""
-        self._held, self._takes_turns, self._maximum = False, True, samplers
+        """Governs ``samplers`` from now on: fewer than were started, if the tuner chose fewer."""
+        self._suspended, self._takes_turns, self._maximum = False, True, samplers
         self._governor = self._governor_of(samplers, self._governor.leave_free)
         self._post(self._governor.active)
 

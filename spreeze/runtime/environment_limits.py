@@ -1,4 +1,4 @@
-"""Limits of a task's environment: how many there can be at a time, and how many there is memory and time for."""
+"""Limits of a task's environment: how many can exist at a time, and how many fit into memory and start-up time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from spreeze.formatting import size
 from spreeze.workers.episodes.lockstep import envs_at_once
 
 _LEARNER_BYTES, _PROCESS_BYTES = 450_000_000, 80_000_000
-"""Memory of a learner, and of a process with an environment without what that takes."""
+"""Memory of a learner, and of a process with an environment, the environment excluded."""
 _KEPT_SHARE = 0.9  # Share of the free memory that a plan may take.
-_WORTH_A_LOOK = 0.25  # Share of the free memory below which environments are small, and nothing is changed for them.
+_SMALL_SHARE = 0.25  # Share of the free memory below which environments are small, and nothing is changed for them.
 _PATIENCE_S = 40.0
-"""Longest start of a sampler's environments, one after the other, that is planned for where they are slow to start."""
+"""Longest planned start of a sampler's environments, one after the other, if they are slow to start."""
 _SLOW_START_S = 5.0
 
 
@@ -48,11 +48,11 @@ class Allowed:
 def allowed(
     settings: Settings, probe: Probe, samplers: int, *, free_bytes: int, shared_bytes: int, samplers_are_set: bool
 ) -> Allowed:
-    """Lowers what was not set by the user to what the environment allows; ``shared_bytes`` is the run's shared memory.
+    """Lowers what the user did not set to what the environment allows; ``shared_bytes`` is the run's shared memory.
 
     Raises:
-        ConfigError: the user requested more environments than there can be.
-        ResourceError: there is no memory for the least, or for what the user requested.
+        ConfigError: the user requested more environments than are possible.
+        ResourceError: not enough memory for the least, or for the user's request.
     """
     if probe.alone is not None:
         return _alone(settings, probe, samplers, samplers_are_set=samplers_are_set)
@@ -141,12 +141,12 @@ class _Demand:
         return [counts.each] * counts.samplers + [counts.room] * (counts.room > 0) + [1] * counts.pictures
 
     def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:
-        """The most environments that there is memory for, first fewer of the evaluator's, last no pictures.
+        """The most environments that fit into memory: first the evaluator gets fewer, last pictures are dropped.
 
         Raises:
-            ResourceError: what is ``fixed``, or the least, takes more than there is.
+            ResourceError: the ``fixed`` counts, or the least ones, do not fit into memory.
         """
-        if self.envs_bytes(counts) < _WORTH_A_LOOK * free_bytes:
+        if self.envs_bytes(counts) < _SMALL_SHARE * free_bytes:
             return counts
         wanted = counts
         for name, least in (("room", min(counts.room, 1)), ("each", 1), ("samplers", learners), ("pictures", 0)):
@@ -174,7 +174,7 @@ class _Demand:
 
 
 def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set: bool) -> Allowed:
-    """One environment, of a process or at all."""
+    """Limits of one environment, per process or on the machine."""
     config, env_id = settings.config, probe.spec.env_id
     part = "sampling" if config.on_policy is None else "rollout"
     each, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""

@@ -38,10 +38,10 @@ _EXIT_S = 12.0  # longest time from the stop request to the end of this evaluati
 def evaluate_at_the_end(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, *, stopping_s: float
 ) -> None:
-    """Evaluates the last weights, unless the user is in a hurry; ``stopping_s`` is what stopping the workers took."""
+    """Evaluates the last weights, unless the user is in a hurry; ``stopping_s``: time taken to stop the workers."""
     budget_s = min(_LIMIT_S, _EXIT_S - stopping_s)
     wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
-    if plan.start_s > 0.5 * _LIMIT_S:  # worth the wait where there is no score at all
+    if plan.start_s > 0.5 * _LIMIT_S:  # worth the wait if there is no score at all
         wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
         budget_s += 2.0 * plan.start_s
     if not wanted or interrupts.urgent or budget_s < 1.0:
@@ -78,30 +78,30 @@ def _played(
         recorder.event("warning", f"the final evaluation could not be started: {error}")
         return None
     assert process.stdout is not None
-    asked, deadline, answer = interrupts.count, AWAKE() + budget_s + 2.0, b""
+    interrupt_count, deadline, received = interrupts.count, AWAKE() + budget_s + 2.0, b""
     with process.stdout as pipe:
-        while process.poll() is None and interrupts.count == asked and AWAKE() < deadline:
-            known = b"\n" in answer
-            said = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
-            if not said:  # also where it has closed the pipe
+        while process.poll() is None and interrupts.count == interrupt_count and AWAKE() < deadline:
+            known = b"\n" in received
+            data = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
+            if not data:  # also where it has closed the pipe
                 time.sleep(0.01)
-            answer += said
-            if not known and b"\n" in answer:  # it closes its environments
+            received += data
+            if not known and b"\n" in received:  # it closes its environments
                 deadline = min(deadline, AWAKE() + CLOSING_S)
         killed = process.poll() is None
         if killed and kill_and_wait(process) is None:
             recorder.event("error", left_behind("the final evaluation", process.pid))
         end_orphans(run_dir.nonce)
         if readable([pipe.fileno()], 0.0):
-            answer += os.read(pipe.fileno(), 65536)
+            received += os.read(pipe.fileno(), 65536)
     with contextlib.suppress(ValueError):
-        record = json.loads(answer.partition(b"\n")[0])
+        record = json.loads(received.partition(b"\n")[0])
         if isinstance(record, dict):
             return record
     for group, rows in enumerate(_rows(plan, run_dir)):  # its time may be over between the row and the answer
         if len(rows) > before[group]:
             return dict(record_of(rows[-1], group, plan.config.evaluation.episodes))
-    if AWAKE.slept_s > slept_s and interrupts.count == asked:  # its time was over when it went on
+    if AWAKE.slept_s > slept_s and interrupts.count == interrupt_count:  # its time was over when the machine woke
         return _played(plan, run_dir, recorder, interrupts, logs, budget_s)
     if not killed and process.returncode:
         why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))

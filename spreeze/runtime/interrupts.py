@@ -20,8 +20,8 @@ from spreeze.machine.watcher import NOTICED, OrphanWatch
 
 _STANDARD_FDS = (0, 1, 2)
 _STUCK_S, _LONGEST_S = 1.5, 5.0
-"""Time from the second Ctrl-C until this process ends by force: where it does nothing any more, and in any case."""
-_SAME_PLACE_S = 1.0  # The main thread does nothing any more if it is in the same place for so long.
+"""Time from the second Ctrl-C until this process ends by force: if it is stuck, and in any case."""
+_SAME_POSITION_S = 1.0  # The main thread is stuck if its position has not changed for this long.
 _LAST_WORDS_S = 0.5
 AT_ONCE = 130
 """Exit code after a second Ctrl-C."""
@@ -34,8 +34,8 @@ class Interrupts:
     batch systems repeat SIGTERM, so only a second Ctrl-C means hurry. It ends this process whatever it does: in order
     if that takes no longer than seconds, else by force.
 
-    Ctrl-Z stops this process and all that it has started, SIGCONT lets them continue; the time between is no time of
-    the run (``machine.awake``). Writing to the terminal from the background stops nothing.
+    Ctrl-Z stops this process and all that it has started, SIGCONT lets them continue; the time between does not count
+    for the run (``machine.awake``). Writing to the terminal from the background stops nothing.
 
     No handler raises, except within ``abandonable`` and where ``on_signal`` does.
     """
@@ -56,8 +56,8 @@ class Interrupts:
         self._ctrl_c, self._terminated = 0, False
         self._abandonable = 0
         self._urgent_s: float | None = None
-        self._place: object = None
-        self._place_s = 0.0
+        self._position: object = None
+        self._position_s = 0.0
         self._guard: OrphanWatch | None = None
         self._terminals: list[int] = []
         self._old: dict[signal.Signals, Any] = {}
@@ -129,7 +129,7 @@ class Interrupts:
         return self.count >= 1 or (self.stop_file is not None and self.stop_file.exists())
 
     def again(self) -> Callable[[], bool]:
-        """Tells from now on whether there was another request to stop since, or one to stop at once."""
+        """Returns a function that is true after another request to stop, or one to stop at once."""
         before = self.count
         return lambda: self.urgent or self.count > before
 
@@ -165,15 +165,15 @@ class Interrupts:
     def _tick(self) -> None:
         if self._guard is not None:
             self._guard.tick()
-        for look in self.on_tick:
-            look()
+        for callback in self.on_tick:
+            callback()
         if self._urgent_s is None:
             return
-        now_s, place = time.monotonic(), _place_of(self._main)
-        if place != self._place:
-            self._place, self._place_s = place, now_s
+        now_s, position = time.monotonic(), _position_of(self._main)
+        if position != self._position:
+            self._position, self._position_s = position, now_s
         waited_s = now_s - self._urgent_s
-        if waited_s > _LONGEST_S or (waited_s > _STUCK_S and now_s - self._place_s > _SAME_PLACE_S):
+        if waited_s > _LONGEST_S or (waited_s > _STUCK_S and now_s - self._position_s > _SAME_POSITION_S):
             self.end_by_force("interrupted and killed", AT_ONCE)
 
     def end_by_force(self, reason: str, code: int) -> NoReturn:
@@ -181,9 +181,9 @@ class Interrupts:
         for process in family():
             with contextlib.suppress(Exception):
                 process.kill()
-        words = threading.Thread(target=self.last_words, args=(reason,), daemon=True)  # the disk may not answer
-        words.start()
-        words.join(_LAST_WORDS_S)
+        thread = threading.Thread(target=self.last_words, args=(reason,), daemon=True)  # the disk may not answer
+        thread.start()
+        thread.join(_LAST_WORDS_S)
         if isinstance(sys.stderr, BackgroundWriter):  # no other stream is sure not to wait
             print_error(reason)
         for stream in (sys.stdout, sys.stderr):
@@ -192,10 +192,10 @@ class Interrupts:
         os._exit(code)
 
 
-def _place_of(thread: int) -> object:
+def _position_of(thread: int) -> object:
     """Position of a thread in the code; unchanged while it waits, or computes outside of Python."""
-    frame, place = sys._current_frames().get(thread), []
+    frame, position = sys._current_frames().get(thread), []
     while frame is not None:
-        place.append((id(frame.f_code), frame.f_lasti))
+        position.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return place
+    return position

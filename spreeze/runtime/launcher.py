@@ -29,7 +29,7 @@ from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _NAME = "SPREEZE_WORKER"
-"""Environment variable with the worker's name, by which environments of tests fail in one worker alone."""
+"""Environment variable with the worker's name, with which test environments fail in one worker alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class WorkerSpec:
 
     address: Address
     row: int  # of the status table
-    job: Job  # it says what runs, and its handles say what the process inherits
+    job: Job  # names the code to run; the process inherits its handles
     threads: int = 1  # of numerical libraries, set before any import
     step_deadline_s: float = DEADLINE_S[Phase.STEP]  # silence within an env step after which the worker counts as hung
     start_deadline_s: float = DEADLINE_S[Phase.INIT]  # longest start of one of its environments

@@ -1,11 +1,11 @@
-"""Hands what is recorded to the sinks of ``--log`` as well, and never waits for one.
+"""Sends all records to the sinks of ``--log`` as well, without ever waiting for one.
 
 A sink is a process of its own (``runtime.metric_sinks``) at the other end of a socket that does not block. Rows wait in
-a bounded queue, which drops the oldest ones and counts them. A sink that fails, or answers no row for a minute, becomes
-an event and is switched off for the session; so does one that does not end in time.
+a bounded queue, which drops the oldest ones and counts them. A sink that fails, does not answer for a minute, or does
+not end in time is switched off for the session, with an event.
 
 Sinks keep all that they are given, so a long run gives them fewer samples: each one (two a second) in the first
-minutes, then one every thousandth part of the run, but at least one in ten seconds. Evaluations and events all go.
+minutes, then one every thousandth part of the run, but at least one in ten seconds. All evaluations and events go.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SILENT_S = 60.0
 CLOSE_S = 10.0
 """Patience at the end of the run, where the run waits for it; three times that if the sink is not open yet."""
 _LONGEST_CLOSE_S = 60.0
-_SAY_AFTER_S = 2.0
+_REPORT_AFTER_S = 2.0
 MOST_ROWS = 1000
 _SHARE_OF_RUN, _MOST_BETWEEN_S = 1e-3, 10.0
 _REST = "More"  # Group of the series that no chart of the page has.
@@ -78,7 +78,7 @@ class Sink:
         Args:
             opening: its first row; a sink's has the fields of ``metric_sinks.Opening``.
             run_dir: where its log goes.
-            on_event: takes level and text of what happens to it.
+            on_event: takes level and text of its events.
             log: name of its log; None: by the name of the sink.
         """
         self.name = str(opening["sink"])
@@ -121,7 +121,7 @@ class Sink:
         if not self.open:
             return
         if self._put == self._done:
-            self._answered_s = AWAKE()  # nothing was owed
+            self._answered_s = AWAKE()  # no answer was due
         if len(self._rows) >= MOST_ROWS:
             del self._rows[1]  # the first row may be the one that opens it
             self._put -= 1
@@ -133,17 +133,17 @@ class Sink:
         self.poll()
 
     def end(self, *, failed: bool) -> None:
-        """Asks the sink to write what it has and to end; it is not ``open`` any more when it has."""
+        """Asks the sink to write its rows and end; then it is no longer ``open``."""
         if self.open:
             self._limits_s, self._answered_s = (3.0 * CLOSE_S, CLOSE_S), AWAKE()
             self.put({"end": failed})
 
     def poll(self) -> None:
-        """Sends and reads what can be; switches the sink off if it failed or has been silent for too long."""
+        """Sends and reads without waiting; switches the sink off if it failed or has been silent for too long."""
         if not self.open:
             return
         self._send()
-        ended = self._process.poll() is not None  # before its last words are read
+        ended = self._process.poll() is not None  # before its last messages are read
         for message in self._answers():
             self._take(message)
         self._check_alive(ended)
@@ -228,7 +228,7 @@ class Loggers:
         self._sinks: list[Sink] = []
 
     def start(self, plan: RunPlan, run_dir: RunDir) -> None:
-        """Starts the processes of the sinks that the run asks for."""
+        """Starts the processes of the run's sinks."""
         names = plan.config.logging.sinks
         known = read_run(run_dir.path).get("sinks") if names else None
         for name in dict.fromkeys(names):
@@ -282,17 +282,17 @@ class Loggers:
 
 
 def end_all(sinks: list[Any], on_event: Callable[[str, str], None], *, failed: bool, hurry: Callable[[], bool]) -> None:
-    """Ends sinks as ``Loggers.close`` says, and takes them out of the list."""
+    """Ends sinks as in ``Loggers.close``, and removes them from the list."""
     for sink in sinks:
         sink.end(failed=failed)
-    begun_s, said = AWAKE(), False
+    started_s, reported = AWAKE(), False
     while (left := [sink for sink in sinks if sink.open]) and not hurry():
         readable([sink.fileno() for sink in left], 0.05)
-        waited_s = AWAKE() - begun_s
+        waited_s = AWAKE() - started_s
         if waited_s > _LONGEST_CLOSE_S:
             break
-        if waited_s > _SAY_AFTER_S and not said:
-            said = True
+        if waited_s > _REPORT_AFTER_S and not reported:
+            reported = True
             names = " and ".join(sink.name for sink in left)
             on_event("info", f"waiting for {names} to end; Ctrl-C skips this")
         for sink in left:

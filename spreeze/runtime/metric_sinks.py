@@ -1,7 +1,7 @@
 """Metric sinks: TensorBoard, Weights & Biases, MLflow, trackio.
 
-Each sink runs in a process of its own, started by ``runtime.loggers``: what its library imports, how long it waits for
-a network, and whether it ever returns is nothing that the supervisor or another sink feels. The process gets one JSON
+Each sink runs in a process of its own, started by ``runtime.loggers``: its imports, its waits for a
+network, and even a call that never returns do not affect the supervisor or another sink. The process gets one JSON
 document a line over a socket and answers each row with the number of rows done. It ends with its supervisor.
 
 A series has the same name in all sinks: the group of its chart, then its name in the metric table, such as
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from spreeze.formatting import clean
 from spreeze.runtime import socket_process
-from spreeze.runtime.socket_process import TakeRow, Tell
+from spreeze.runtime.socket_process import Send, TakeRow
 
 NICE = 15
 """Niceness, equal to the visualizer's: the imports take seconds of a core."""
@@ -32,7 +32,7 @@ _CLIP_LOOK_S = 5.0
 _MOST_CLIP_BYTES = 20_000_000
 _MOST_EVENTS = 500  # Most events of one session, in a sink that rewrites them all at each one.
 _WANDB_OPEN_S = 20.0
-"""Then the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
+"""After this time the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
 _WANDB_HOST = "api.wandb.ai"
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
@@ -68,7 +68,7 @@ class Moment(NamedTuple):
 
 
 class MetricSink(Protocol):
-    """Takes what the store takes. A method may raise anything: the sink is then switched off, and the run continues."""
+    """Has the store's interface. A method may raise anything: the sink is then switched off, and the run continues."""
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         """The values of one time, all finite, by the name of their series."""
@@ -85,7 +85,7 @@ class MetricSink(Protocol):
 class TensorBoardSink:
     """Event files in ``tensorboard/`` of the run directory; a resumed run adds a file there."""
 
-    def __init__(self, opening: Opening, tell: Tell) -> None:
+    def __init__(self, opening: Opening, send: Send) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
@@ -100,7 +100,7 @@ class TensorBoardSink:
         self._writer.add_text("settings", _table(opening.settings))
         self._writer.add_text("facts", _table(opening.facts))
         view = f"view it with tensorboard --logdir {shlex.quote(str(opening.path.parent))}"
-        tell(known={"folder": "tensorboard"}, event=("info", view))
+        send(known={"folder": "tensorboard"}, event=("info", view))
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -110,7 +110,7 @@ class TensorBoardSink:
         self._writer.add_text("events", f"**{level}** {_escaped(text)}", moment.step, moment.at_s)
 
     def clip(self, moment: Moment, path: Path) -> None:
-        """Nothing: TensorBoard shows clips as GIF only, many times as large."""
+        """Does nothing: TensorBoard shows clips as GIF only, many times as large."""
 
     def close(self, *, failed: bool) -> None:
         self._writer.close()
@@ -122,30 +122,30 @@ class WandbSink:
     Its files are in ``wandb/`` beside the runs.
     """
 
-    def __init__(self, opening: Opening, tell: Tell) -> None:
+    def __init__(self, opening: Opening, send: Send) -> None:
         import wandb
 
         self._library: Any = wandb
-        asked = os.environ.get("WANDB_MODE")
+        configured = os.environ.get("WANDB_MODE")
         default = str(getattr(self._library.Settings(), "base_url", ""))
         mode, why = ("online", "") if _has_wandb_key(default) else ("offline", "no API key found")
         try:
-            self._run = self._begun(opening, asked or mode)
+            self._run = self._started(opening, configured or mode)
         except Exception as error:
-            if asked or mode == "offline":
+            if configured or mode == "offline":
                 raise
             mode, why = "offline", clean(f"{type(error).__name__}: {error}", 200)
-            self._run = self._begun(opening, mode)
+            self._run = self._started(opening, mode)
         self._run.define_metric("env_steps", hidden=True)
         self._run.define_metric("*", step_metric="env_steps")
-        tell(known={"id": str(self._run.id)})
-        if why and not asked:
+        send(known={"id": str(self._run.id)})
+        if why and not configured:
             folder = shlex.quote(str(Path(str(self._run.dir)).parent))
-            tell(event=("info", f"{why}, so the run is stored offline; upload it with wandb sync {folder}"))
+            send(event=("info", f"{why}, so the run is stored offline; upload it with wandb sync {folder}"))
         elif getattr(self._run, "url", None):
-            tell(event=("info", f"view it at {self._run.url}"))
+            send(event=("info", f"view it at {self._run.url}"))
 
-    def _begun(self, opening: Opening, mode: str) -> Any:
+    def _started(self, opening: Opening, mode: str) -> Any:
         known = opening.known.get("id", "")
         return self._library.init(
             project=os.environ.get("WANDB_PROJECT") or opening.project,
@@ -176,7 +176,7 @@ class WandbSink:
 class MlflowSink:
     """One MLflow run, which a resumed run continues; in ``mlflow.db`` beside the runs if no server is named."""
 
-    def __init__(self, opening: Opening, tell: Tell) -> None:
+    def __init__(self, opening: Opening, send: Send) -> None:
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         import mlflow.entities
 
@@ -196,9 +196,9 @@ class MlflowSink:
                 self._client.log_batch(self._run_id, params=params[start : start + 100])
         if (opening.path / "config.toml").is_file():
             self._client.log_artifact(self._run_id, str(opening.path / "config.toml"))
-        tell(known={"run_id": self._run_id})
+        send(known={"run_id": self._run_id})
         if not where:  # an address may hold a password
-            tell(event=("info", f"view it with mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{local}')}"))
+            send(event=("info", f"view it with mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{local}')}"))
 
     def _continued(self, opening: Opening) -> str:
         """The id of the run's earlier sessions, running again; empty if there is none."""
@@ -217,8 +217,8 @@ class MlflowSink:
         found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        place = str((opening.path.parent / "mlartifacts").absolute()) if local else None
-        return str(self._client.create_experiment(name, artifact_location=place))
+        artifacts = str((opening.path.parent / "mlartifacts").absolute()) if local else None
+        return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         at_ms = int(1000 * moment.at_s)
@@ -240,7 +240,7 @@ class MlflowSink:
 def _make_database(client: Callable[..., Any], path: Path) -> None:
     """Makes MLflow's tables, which takes seconds, in a file that appears under its name when it is whole.
 
-    Half of them, left by a process that was killed, or those of two processes at once, could never be opened.
+    A partial set, left by a killed process or by two processes at once, could never be opened.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     client(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
@@ -252,8 +252,8 @@ def _make_database(client: Callable[..., Any], path: Path) -> None:
 class TrackioSink:
     """One run of trackio, which a resumed run continues; in ``trackio/`` beside the runs if no folder is named."""
 
-    def __init__(self, opening: Opening, tell: Tell) -> None:
-        place = os.environ.setdefault("TRACKIO_DIR", str((opening.path.parent / "trackio").absolute()))
+    def __init__(self, opening: Opening, send: Send) -> None:
+        folder = os.environ.setdefault("TRACKIO_DIR", str((opening.path.parent / "trackio").absolute()))
         import trackio
 
         self._library: Any = trackio
@@ -267,8 +267,8 @@ class TrackioSink:
             auto_log_cpu=False,  # Spreeze measures the machine itself
             auto_log_gpu=False,
         )
-        command = f"TRACKIO_DIR={shlex.quote(place)} trackio show --project {shlex.quote(project)}"
-        tell(known={"project": project}, event=("info", f"view it with {command}"))
+        command = f"TRACKIO_DIR={shlex.quote(folder)} trackio show --project {shlex.quote(project)}"
+        send(known={"project": project}, event=("info", f"view it with {command}"))
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         self._run.log({**values, "wall_s": moment.wall_s}, step=moment.step)
@@ -285,7 +285,7 @@ class TrackioSink:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
+SINKS: dict[str, Callable[[Opening, Send], MetricSink]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
@@ -317,7 +317,7 @@ def _escaped(text: object) -> str:
 
 
 class _Clips:
-    """Finds clips that were finished since the last look."""
+    """Finds clips that were finished since the last call."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "videos"
@@ -336,11 +336,11 @@ class _Clips:
         return [path for path in new if not path.is_symlink() and path.stat().st_size <= _MOST_CLIP_BYTES]
 
 
-def opened(first: dict[str, Any], tell: Tell) -> TakeRow:
+def opened(first: dict[str, Any], send: Send) -> TakeRow:
     """Opens the sink that the first row names, and hands it all others."""
     opening = Opening(**first)
     clips = _Clips(opening.path)  # clips from before the sink is open are new, too
-    sink = SINKS[opening.sink](opening, tell)
+    sink = SINKS[opening.sink](opening, send)
 
     def take(row: dict[str, Any]) -> None:
         if "end" in row:

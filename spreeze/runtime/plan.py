@@ -40,7 +40,7 @@ _OF_THIS_HOST = ("run", "cluster", "stop", "logging", "visualizer", "tuning")
 _OF_THIS_MACHINE = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
                     "rollout.inference_workers")  # fmt: skip
 _WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.demonstrations")
-"""Settings that another host's run does not take over, or by flags of its own."""
+"""Settings that another host's run does not take over, or gets by flags of their own."""
 
 
 def split_evenly(samplers: int, learners: int) -> list[int]:
@@ -70,7 +70,7 @@ class RunTuner(Protocol):
     """A tuner that measures while a run trains."""
 
     def begin(self, run: Any, workers: RunWorkers) -> None:
-        """Begins to measure for an ``Assembly`` with its workers."""
+        """Starts measuring for an ``Assembly`` with its workers."""
 
     def notes(self) -> list[str]:
         """Lines since the last call, for the user."""
@@ -79,7 +79,7 @@ class RunTuner(Protocol):
         """The choice, once, as soon as the measurements are over; None before and after."""
 
     def end(self) -> None:
-        """Ends the measurements; what is in force stays."""
+        """Ends the measurements; the settings in force stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class RunPlan:
     inference_workers: int = 0  # processes that compute actions for samplers
     hosts: int = 0  # other hosts that there may be at a time; 0: the run has this machine alone
     host_shards: int = 0  # of replay, for the rows of all other hosts
-    all_learners: int = 0  # of all hosts together, where each has learners of its own; 0: there is this host alone
+    all_learners: int = 0  # of all hosts together, if each has its own; 0: only this host has learners
     joins: GossipHandle | None = None  # memory by which this host's learner takes part in a run elsewhere
     to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
@@ -131,8 +131,8 @@ class RunPlan:
     @property
     def target_return(self) -> float | None:
         """The return that ends the run, or that it reports: the user's, else a published one."""
-        ending, asked = self.ending, self.config.stop.target_return
-        return asked if ending is None or ending.target is None else ending.target.value
+        ending, requested = self.ending, self.config.stop.target_return
+        return requested if ending is None or ending.target is None else ending.target.value
 
     @property
     def spans_hosts(self) -> bool:
@@ -143,14 +143,14 @@ class RunPlan:
     def host_arguments(self) -> tuple[str, ...]:
         """Flags of ``spreeze.train`` for a run on another host, whose learner is to join this run's.
 
-        It has the settings of this run, but for those of this machine, of files and of the end.
+        It has the settings of this run, except those of this machine, of files and of the end.
         """
         config, env = self.config, self.config.env
         run, samplers = config.run, config.cluster.samplers
-        asked = {"--env": env.id, "--import": env.import_module, "--algo": run.algo, "--mode": run.mode}
-        asked |= {"--seed": str(run.seed), "--learners": "1", "--profile": NO_PROFILE}
-        asked |= {"--samplers": None if samplers is None else str(samplers)}
-        flags = [word for flag, value in asked.items() if value for word in (flag, value)]
+        values = {"--env": env.id, "--import": env.import_module, "--algo": run.algo, "--mode": run.mode}
+        values |= {"--seed": str(run.seed), "--learners": "1", "--profile": NO_PROFILE}
+        values |= {"--samplers": None if samplers is None else str(samplers)}
+        flags = [word for flag, value in values.items() if value for word in (flag, value)]
         flags += ["--no-visualizer", *(f"--env-arg={text}" for text in env.args)]
         flags += ["--plain-env"] if env.plain else []
         for key, source in sorted(self.settings.sources.items()):
@@ -240,9 +240,9 @@ class RunPlan:
         return self.samplers * (self.rollout_spec().num_slots - 1)
 
     def shared_bytes(self) -> tuple[str, int, str]:
-        """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less.
+        """Name and size of the shared memory that the run needs, except for some kilobytes, and how to reduce it.
 
-        With the circular buffer's counts what its learner keeps of it: observations and some columns of every rollout.
+        That of the circular buffer includes its learner's copy: observations and some columns of every rollout.
         """
         if self.config.data_flow.on_device:
             return "replay", 0, "the replay capacity"

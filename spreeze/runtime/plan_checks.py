@@ -1,4 +1,4 @@
-"""Checks of a plan before anything is started, for settings, task and mode that do not go together."""
+"""Checks of a plan before anything is started, for settings, task and mode that do not fit together."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def _check_replay(plan: RunPlan) -> None:
 
 
 def _check_sequences(plan: RunPlan) -> None:
-    """Rejects sequences in replay beside what needs transitions."""
+    """Rejects sequences in replay together with settings that need transitions."""
     config, algo, device = plan.config, plan.config.run.algo, plan.config.learner.device
     if plan.layout.sequence is None:
         return
-    asked = {
+    conflicts = {
         f"--env {plan.spec.env_id}": engine_of(plan.spec.env_id) is not None,
         f"replay.her = {config.replay.her}": config.replay.her != "off",
         "--demonstrations": bool(config.replay.demonstrations),
@@ -89,7 +89,7 @@ def _check_sequences(plan: RunPlan) -> None:
         "learner.overlap = true": config.learner.overlap,
         f"learner.device = {device}": "+" in device or device == "split",
     }
-    if (name := first_true(asked)) is not None:
+    if (name := first_true(conflicts)) is not None:
         recurrent = getattr(config.algorithm, "recurrent", "none")
         raise ConfigError(
             f"{name} cannot be combined with {algo}.recurrent = {recurrent}, whose replay stores sequences; remove "
@@ -98,11 +98,11 @@ def _check_sequences(plan: RunPlan) -> None:
 
 
 def _check_device(plan: RunPlan) -> None:
-    """Rejects what cannot be stepped and learned from on one device."""
+    """Rejects settings that are not possible with all steps on one device."""
     config, spec, replay = plan.config, plan.spec, plan.config.replay
     own, device = config.own, config.learner.device
     unfit = refusal_on_device(spec.env_id, spec)
-    asked = {
+    conflicts = {
         f"--env {spec.env_id}: {unfit}": unfit is not None,
         f"{config.run.algo}.recurrent: policies with a memory are not": getattr(own, "recurrent", "none") != "none",
         "priority_exponent: priorities of rows are on the host": getattr(own, "priority_exponent", 0.0) > 0.0,
@@ -113,12 +113,12 @@ def _check_device(plan: RunPlan) -> None:
         "--save-replay: replay is on the device": replay.save,
         f"learner.device = {device}: it is one device": "+" in device or device == "split",
     }
-    if (why := first_true(asked)) is not None:
+    if (why := first_true(conflicts)) is not None:
         raise ConfigError(f"--mode {config.run.mode}: {why}; change it, or use another mode")
 
 
 def _check_goals(plan: RunPlan) -> None:
-    """Rejects hindsight where transitions cannot have other goals."""
+    """Rejects hindsight if transitions cannot have other goals."""
     her, goals, env_id = plan.config.replay.her, plan.spec.goals, plan.spec.env_id
     if her != "off" and goals is None:
         raise ConfigError(
@@ -133,7 +133,7 @@ def _check_goals(plan: RunPlan) -> None:
 
 
 def _check_demonstrations(plan: RunPlan) -> None:
-    """Rejects learning from demonstrations alone where that has no data, or no end."""
+    """Rejects learning from demonstrations alone without data or without an end."""
     config, replay = plan.config, plan.config.replay
     reasons = {
         "there is nothing else to learn from; add --demonstrations FILE": not replay.demonstrations,
@@ -149,7 +149,7 @@ def _check_demonstrations(plan: RunPlan) -> None:
 
 
 def _check_cluster(plan: RunPlan) -> None:
-    """Rejects other hosts where their rows cannot be used."""
+    """Rejects other hosts if their rows cannot be used."""
     config = plan.config
     if config.data_flow.supports_remote_learners:
         return
@@ -190,9 +190,9 @@ def _check_learners(plan: RunPlan) -> None:
             f"--samplers {plan.samplers}: {learners} learners need equally many each; use "
             f"--samplers {plan.samplers // learners * learners}"
         )
-    asked = "user" in (plan.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
+    is_set = "user" in (plan.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
     alone = learners == 1 and not plan.spans_hosts
-    if alone and flow.mixes_parameters and asked and not plan.to_tune:
+    if alone and flow.mixes_parameters and is_set and not plan.to_tune:
         raise ConfigError(
             f"gala.topology = {plan.config.gala.topology}, gala.mixing = {plan.config.gala.mixing}: "
             "a single learner has no neighbours; add --learners 2, or remove them"
@@ -202,8 +202,8 @@ def _check_learners(plan: RunPlan) -> None:
 def _check_rollout(plan: RunPlan) -> None:
     """Rejects inconsistent settings of an on-policy run."""
     part, replay = plan.config.rollout, plan.config.replay
-    given = {"her": replay.her != "off", "demonstrations": replay.demonstrations, "offline": replay.offline}
-    if (name := first_true(given)) is not None:
+    conflicts = {"her": replay.her != "off", "demonstrations": replay.demonstrations, "offline": replay.offline}
+    if (name := first_true(conflicts)) is not None:
         raise ConfigError(
             f"replay.{name} = {getattr(replay, name)}: {plan.config.run.algo} learns without replay; use "
             f"{', '.join(OFF_POLICY)}, or remove it"
@@ -249,7 +249,7 @@ def _check_rollout(plan: RunPlan) -> None:
 
 
 def _check_hosts(plan: RunPlan) -> None:
-    """Rejects learners of other hosts where they cannot take part."""
+    """Rejects learners of other hosts if they cannot take part."""
     data_flow, gala = plan.config.data_flow, plan.config.gala
     if plan.spans_hosts and data_flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
         raise ConfigError(

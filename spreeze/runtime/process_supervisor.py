@@ -1,4 +1,4 @@
-"""Starts workers, watches them, starts them again where they fail, and stops them."""
+"""Starts workers, watches them, restarts them after failures, and stops them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
 _MEMORY_S = 1.0  # between two checks of the workers' memory
 _STARTING = (Phase.INIT, Phase.RESET)
-_FIRST_WORD_S = 10.0  # of silence while an environment starts, after which it is said
+_SLOW_START_S = 10.0  # silence while an environment starts, after which a slow start is reported
 _STACK_S = 0.2  # for a hung worker to write its stack into its log before it is killed
 
 
@@ -43,9 +43,9 @@ class WorkerHandle:
     failures: list[str] = field(default_factory=list)
     reported: str | None = None  # the error that it reported before its end was noticed
     ended_s: float | None = None  # when its last process ended, until the next one works
-    waited_for: bool = False  # whether it was said that its environments take long to start
+    slow_start_reported: bool = False  # whether the slow start of its environments was reported
     oom_kills: int | None = None  # of the machine when its process began
-    waited_s: float | None = None  # that it had waited for a core at half of the deadline of the current silence
+    waited_s: float | None = None  # time spent waiting for a core, at half of the deadline of the current silence
 
 
 class ProcessSupervisor:
@@ -75,7 +75,7 @@ class ProcessSupervisor:
         self._status.control(handle.spec.row)[status_words.PHASE] = int(Phase.START)
         handle.process = self._launcher.start(handle.spec, self._run_context)
         handle.last_heartbeat, handle.heartbeat_seen_s, handle.reported = -1, self._clock(), None
-        handle.waited_for, handle.oom_kills = False, oom_kills()
+        handle.slow_start_reported, handle.oom_kills = False, oom_kills()
 
     @property
     def restart_count(self) -> int:
@@ -86,7 +86,7 @@ class ProcessSupervisor:
         return sum(handle.process is not None for handle in self.handles.values() if handle.spec.role is role)
 
     def keeps_failing(self, name: str) -> bool:
-        """True while a worker does not run, for it has failed so often that its next start has to wait long."""
+        """True while a worker is down and has failed so often that its next start is delayed for long."""
         handle = self.handles.get(name)
         return handle is not None and handle.process is None and handle.restarts.quarantined
 
@@ -161,7 +161,7 @@ class ProcessSupervisor:
             process.signal_group(signal.SIGUSR1)
             time.sleep(_STACK_S)
         else:
-            self._say_slow_start(handle, phase, silent_s, deadline_s)
+            self._report_slow_start(handle, phase, silent_s, deadline_s)
             too_large = _too_large_text(handle.spec, process) if look_at_memory else None
             if too_large is None:
                 return []
@@ -173,7 +173,7 @@ class ProcessSupervisor:
         return messages
 
     def _starved_s(self, handle: WorkerHandle, process: Worker, silent_s: float, deadline_s: float) -> float:
-        """Time, from half of a deadline on, in which a silent worker waited for a core: other programs are no hang."""
+        """Time, from half of a deadline on, in which a silent worker waited for a core: that is no hang."""
         if silent_s < deadline_s / 2.0:
             handle.waited_s = None
             return 0.0
@@ -181,11 +181,11 @@ class ProcessSupervisor:
         handle.waited_s = waited_s if handle.waited_s is None else handle.waited_s
         return waited_s - handle.waited_s
 
-    def _say_slow_start(self, handle: WorkerHandle, phase: Phase, silent_s: float, deadline_s: float) -> None:
-        """Says once that an environment of a sampler takes long to start."""
+    def _report_slow_start(self, handle: WorkerHandle, phase: Phase, silent_s: float, deadline_s: float) -> None:
+        """Reports once that an environment of a sampler takes long to start."""
         spec = handle.spec
-        if phase in _STARTING and spec.role.steps and silent_s > _FIRST_WORD_S and not handle.waited_for:
-            handle.waited_for = True
+        if phase in _STARTING and spec.role.steps and silent_s > _SLOW_START_S and not handle.slow_start_reported:
+            handle.slow_start_reported = True
             self.on_event(
                 "info",
                 f"waiting for an environment of {spec.name} to start: {silent_s:.0f} s so far, at most "
@@ -233,7 +233,7 @@ class ProcessSupervisor:
         handle.restarts.restarted()
 
     def _failed(self, handle: WorkerHandle, reason: str, now: float) -> None:
-        """Notes a failure, decides when to start the worker again, and says both."""
+        """Records a failure, decides when to restart the worker, and reports both."""
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
@@ -242,7 +242,7 @@ class ProcessSupervisor:
         self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")
 
     def _check_lost(self) -> None:
-        """Raises a WorkerError if the run cannot go on without the workers that are lost."""
+        """Raises a WorkerError if the run cannot continue without the lost workers."""
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             if role.on_loss is FailurePolicy.ANY:
@@ -322,7 +322,7 @@ def _check_each(handles: list[WorkerHandle]) -> None:
 
 
 def _check_most(handles: list[WorkerHandle]) -> None:
-    """Raises a WorkerError if more than half of these workers, of one role and group, do not run: they keep failing."""
+    """Raises a WorkerError if more than half of these workers, of one role and group, are down: they keep failing."""
     lost = [handle for handle in handles if handle.restarts.quarantined and handle.process is None]
     if 2 * len(lost) > len(handles):
         name, role = lost[0].spec.name, lost[0].spec.role
@@ -333,7 +333,7 @@ def _check_most(handles: list[WorkerHandle]) -> None:
 
 
 def _hung_text(spec: WorkerSpec, phase: Phase, silent_s: float, deadline_s: float) -> str:
-    """Says that a worker is hung, and which setting gives it more time."""
+    """Message that a worker is hung, with the setting that gives it more time."""
     text = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
     if phase not in _STARTING:
         return text + deadline_text(phase, deadline_s)
@@ -341,7 +341,7 @@ def _hung_text(spec: WorkerSpec, phase: Phase, silent_s: float, deadline_s: floa
 
 
 def _too_large_text(spec: WorkerSpec, process: Worker) -> str | None:
-    """Says that a worker uses more memory than it may, before the system kills a process of its choice; else None."""
+    """Message if a worker exceeds its memory limit, before the system kills a process of its choice; else None."""
     limit = spec.memory_limit_bytes
     if limit is None or (used := tree_memory_bytes(process.pid)) <= limit:
         return None

@@ -34,7 +34,7 @@ class GroupSample:
         return self.learner.get("learn_s", 0.0) > 0.0
 
     def knows(self, metric: Metric) -> bool:
-        """True if a learner of this kind has this number by now."""
+        """True if a learner of this kind has this number now."""
         other = Needs.REPLAY if self.on_policy else Needs.ROLLOUTS
         return metric.known_from is Needs.NOTHING or (self.learned and metric.known_from is not other)
 
@@ -89,7 +89,7 @@ class Rates:
     _steady: CounterSample | None = None
     _last: CounterSample | None = None
     _steady_frames: float = 0.0
-    """Update frames since the end of the warmup, each update with the batch size of its time."""
+    """Update frames since the end of the warmup, each update with the batch size in force."""
     _ended: bool = False
 
     def end(self) -> None:
@@ -173,9 +173,9 @@ def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
 
 def samples_per_insert(groups: _Groups) -> float | None:
     """Transitions drawn / transitions inserted, since learning started; None before."""
-    begun = [group for group in groups if group.baseline_inserted >= 0]
-    inserts = sum(group.inserted - group.baseline_inserted for group in begun)
-    return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
+    learning = [group for group in groups if group.baseline_inserted >= 0]
+    inserts = sum(group.inserted - group.baseline_inserted for group in learning)
+    return sum(group.sampled for group in learning) / inserts if inserts > 0 else None
 
 
 def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | None]:

@@ -36,8 +36,8 @@ from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
-_HOLD_S = 0.02  # between two looks whether a pause is over
-_SLEEP_TOLD_S = 1.0  # shorter stops are not worth a word
+_HOLD_S = 0.02  # between two checks for the end of a pause
+_LEAST_SLEEP_S = 1.0  # shorter stops are not reported
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
@@ -65,7 +65,7 @@ class Outcome:
     eval_episodes: int | None = None  # in eval_return; others may have been cut by the time limit or lost to errors
     eval_episodes_cut: int | None = None
     eval_episodes_lost: int | None = None
-    eval_success_rate: float | None = None  # where the environment says is_success
+    eval_success_rate: float | None = None  # if the environment reports is_success
     time_to_target_s: float | None = None  # of the first evaluation that reached it
     time_to_target_held_s: float | None = None  # of the first time that the mean of HELD in a row did
     restarts: int = 0
@@ -74,7 +74,7 @@ class Outcome:
     rows_stored: int | None = None  # transitions that reached replay in this session
     energy_per_million_steps_kj: float | None = None
     metrics_rows_lost: int = 0  # samples, events and others that could not be stored
-    metrics_trouble: str | None = None  # what happened to the file of the metrics last
+    metrics_trouble: str | None = None  # the latest trouble with the metrics file
     stopped_by: str = "unknown"
     error: str | None = None
     bottleneck: str | None = None
@@ -130,8 +130,8 @@ class Recorder:
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
-        self._held_s, self._slept_before_s = 0.0, AWAKE.slept_s
-        self._slept_told_s = 0.0
+        self._paused_s, self._slept_before_s = 0.0, AWAKE.slept_s
+        self._slept_reported_s = 0.0
         self._starting_s = 0.0  # Time until the first env step, where environments are slow to start: no training time.
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
@@ -147,7 +147,7 @@ class Recorder:
         self._loggers.start(plan, run_dir)
         self.callbacks = CallbackLinks(self.event, self._callback_value)
         self.callbacks.start(plan, run_dir)
-        self._tell_trouble()
+        self._report_trouble()
         if self.curve and not self._store_has_curve():
             self._store.evaluation(*self.curve)
             self.event("info", f"metrics: {len(self.curve)} evaluations of earlier sessions were read from eval.csv")
@@ -159,7 +159,7 @@ class Recorder:
         return Rates(plan.batch_size, table=self._table, restores=plan.earlier.sessions > 0, balanced_rows=rows)
 
     def go_on_with(self, plan: RunPlan) -> RunPlan:
-        """The plan with what the ended workers have done, for others that go on in the same session."""
+        """The plan with the totals of the ended workers, for new workers in the same session."""
         outcome, before = self.outcome, self._plan.earlier
         counts = {name: getattr(outcome, name) for name in ("env_steps", "updates", "episodes")}
         self._restarts_before = outcome.restarts
@@ -169,7 +169,7 @@ class Recorder:
         return self._plan
 
     def continue_from(self, env_steps: int) -> None:
-        """The env steps of earlier sessions that count, where a part of them is collected again."""
+        """Sets the env steps of earlier sessions that count, if part of them is collected again."""
         earlier = dataclasses.replace(self._plan.earlier, env_steps=env_steps)
         self._plan = dataclasses.replace(self._plan, earlier=earlier)
 
@@ -177,7 +177,7 @@ class Recorder:
     def paused_s(self) -> float:
         """Time that this session was paused, stopped (Ctrl-Z), or asleep with the machine [s]."""
         AWAKE()  # notices the latest sleep
-        return self._held_s + self._slept_s
+        return self._paused_s + self._slept_s
 
     @property
     def _slept_s(self) -> float:
@@ -205,10 +205,10 @@ class Recorder:
     def _store_has_curve(self) -> bool:
         with contextlib.suppress(SpreezeError, OSError):
             return MetricsReader(self._run_dir.path / "metrics.db").last_evaluation()[0] > 0
-        return True  # what it has is unknown
+        return True  # unknown
 
-    def _tell_trouble(self) -> None:
-        """Reports what happened to the metrics' file, and that GPU metrics are missing or there again."""
+    def _report_trouble(self) -> None:
+        """Reports trouble with the metrics file, and that GPU metrics are missing or available again."""
         for level, text in self._store.reports():
             self.event(level, text)
             if level == "warning":
@@ -226,22 +226,22 @@ class Recorder:
     def wait_while_paused(self, goes_on: Callable[[], bool]) -> None:
         """Waits while ``control/pause`` exists and ``goes_on()``; no clock of the run counts this time."""
         self.event("info", "paused: all processes are suspended, replay and networks stay in memory")
-        start_s, before_s, next_state_s = AWAKE(), self._held_s, 0.0
+        start_s, before_s, next_state_s = AWAKE(), self._paused_s, 0.0
         while self._run_dir.requested("pause") and goes_on():
-            self._held_s = before_s + AWAKE() - start_s
+            self._paused_s = before_s + AWAKE() - start_s
             if time.monotonic() >= next_state_s:
                 next_state_s = time.monotonic() + _STATE_S
                 self._run_dir.write_state(state="paused")
                 self._view.update(self.snapshot("paused"))
             time.sleep(_HOLD_S)
-        self._held_s = before_s + AWAKE() - start_s
+        self._paused_s = before_s + AWAKE() - start_s
         self._run_dir.withdraw("pause")
         self._next_state_s = 0.0
-        self.event("info", f"resumed after a pause of {self._held_s - before_s:.1f} s")
+        self.event("info", f"resumed after a pause of {self._paused_s - before_s:.1f} s")
 
-    def _tell_sleep(self) -> None:
-        if (slept_s := self._slept_s - self._slept_told_s) >= _SLEEP_TOLD_S:
-            self._slept_told_s = self._slept_s
+    def _report_sleep(self) -> None:
+        if (slept_s := self._slept_s - self._slept_reported_s) >= _LEAST_SLEEP_S:
+            self._slept_reported_s = self._slept_s
             self.event("info", f"resumed after {slept_s:.0f} s of suspension, which do not count as training time")
 
     def report_sighup(self) -> None:
@@ -274,15 +274,15 @@ class Recorder:
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
     def info(self, message: Mapping[str, Any]) -> None:
-        """Takes sums of what environments gave in ``info``."""
-        told = self._info.add(message)
-        if told is not None:
-            self.event("info", told)
+        """Takes sums of the numbers in environments' ``info``."""
+        text = self._info.add(message)
+        if text is not None:
+            self.event("info", text)
 
     def episode(self, sampler: str, episode_return: float, length: int, success: bool | None) -> None:
-        """Tells callbacks of an episode that a sampler has ended."""
-        told = {"return": episode_return, "length": length, "success": success, "sampler": sampler}
-        self.callbacks.call("on_episode_end", told)
+        """Passes an episode of a sampler to the callbacks."""
+        record = {"return": episode_return, "length": length, "success": success, "sampler": sampler}
+        self.callbacks.call("on_episode_end", record)
 
     def _callback_value(self, name: str, value: float) -> None:
         self._callback_values[f"callback/{name}"] = value
@@ -310,8 +310,8 @@ class Recorder:
             return
         row, value = _evaluation_row(record), float(record["return_mean"])
         outcome, group = self.outcome, int(record.get("group", 0))
-        asked = self._plan.config.evaluation.episodes
-        whole = bool(record.get("whole", int(record.get("episodes") or 0) == asked))
+        requested = self._plan.config.evaluation.episodes
+        whole = bool(record.get("whole", int(record.get("episodes") or 0) == requested))
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
             outcome.eval_best = value
         if not final:
@@ -331,7 +331,8 @@ class Recorder:
         outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
         if outcome.eval_episodes_cut:
             self.event(
-                "info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, the others would take too long"
+                "info",
+                f"final evaluation: {outcome.eval_episodes} of {requested} episodes, the others would take too long",
             )
         order = (group, record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:
@@ -362,12 +363,12 @@ class Recorder:
         target, outcome = self._plan.target_return, self.outcome
         if target is None or not isinstance(found, Mapping) or outcome.time_to_target_s is not None:
             return
-        told = f"{float(found['return_mean']):.4g}, the mean of {int(found['episodes'])} episodes"
+        text = f"{float(found['return_mean']):.4g}, the mean of {int(found['episodes'])} episodes"
         if found["reached"]:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
-            self.event("info", f"target return {target:g} reached: {told}")
+            self.event("info", f"target return {target:g} reached: {text}")
         else:
-            self.event("info", f"target return {target:g} not confirmed: {told} on fresh seeds")
+            self.event("info", f"target return {target:g} not confirmed: {text} on fresh seeds")
 
     def _write(self, t: float, step: int, values: dict[str, float]) -> None:
         self._store.write(t, step, values)
@@ -416,7 +417,7 @@ class Recorder:
         if self.reading is not None:  # it may have been stopped between the reading and now
             t_s = max(t_s, self.reading.t_s)
         reading = dataclasses.replace(reading, t_s=t_s)
-        self._tell_sleep()
+        self._report_sleep()
         self.reading = reading
         # A sampler that the tuner did not choose rests, and is not missed.
         self._samplers_alive = min(samplers_alive, self.samplers_wanted)
@@ -454,7 +455,7 @@ class Recorder:
         self._loggers.sample(wall_s, step, known)
         saved = sum(group.learner.get("checkpoint_updates", 0.0) for group in reading.groups)
         self.callbacks.sample(wall_s, step, known, saved)
-        self._tell_trouble()
+        self._report_trouble()
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
@@ -578,7 +579,7 @@ class Recorder:
 
 
 def _evaluation_row(record: Mapping[str, Any]) -> EvaluationRow | None:
-    """An evaluator's record as a row of the curve; None where a number is missing or is none."""
+    """An evaluator's record as a row of the curve; None if a number is missing or invalid."""
     try:
         fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
         return EvaluationRow(t=float(record["wall_s"]), **fields)
@@ -587,13 +588,15 @@ def _evaluation_row(record: Mapping[str, Any]) -> EvaluationRow | None:
 
 
 def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
-    """The evaluations of earlier sessions, from ``eval.csv`` where the store has none or cannot be read."""
+    """The evaluations of earlier sessions, from ``eval.csv`` if the store has none or cannot be read."""
     with contextlib.suppress(SpreezeError, OSError):
         if stored := MetricsReader(run_dir / "metrics.db").evaluations():
             return stored
-    told = [(group, row) for group in range(learners) for row in read_rows(group_folder(run_dir, group) / "eval.csv")]
+    entries = [
+        (group, row) for group in range(learners) for row in read_rows(group_folder(run_dir, group) / "eval.csv")
+    ]
     curve, scores = list[EvaluationRow](), dict[int, float]()
-    for group, row in sorted(told, key=lambda entry: entry[1]["wall_s"]):
+    for group, row in sorted(entries, key=lambda entry: entry[1]["wall_s"]):
         found = EvaluationRow(t=row["wall_s"], **{name: row[name] for name in EvaluationRow._fields if name != "t"})
         if all(map(math.isfinite, found)):
             scores[group] = found.return_mean
@@ -601,14 +604,16 @@ def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
     return curve
 
 
-def _progress(plan: RunPlan, metrics: Mapping[str, float | None], spent_s: float) -> tuple[float | None, float | None]:
+def _progress(
+    plan: RunPlan, metrics: Mapping[str, float | None], elapsed_s: float
+) -> tuple[float | None, float | None]:
     """Share of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
     if stop.by_itself:
-        candidates.append((spent_s / stop.budget_s, max(stop.budget_s - spent_s, 0.0)))
+        candidates.append((elapsed_s / stop.budget_s, max(stop.budget_s - elapsed_s, 0.0)))
     if stop.seconds:
-        candidates.append((spent_s / stop.seconds, max(stop.seconds - spent_s, 0.0)))
+        candidates.append((elapsed_s / stop.seconds, max(stop.seconds - elapsed_s, 0.0)))
     for limit, done, rate in (
         (stop.env_steps, metrics.get("env_steps"), metrics.get("env_steps_per_s")),
         (stop.updates and stop.updates * plan.learners, metrics.get("updates"), metrics.get("updates_per_s")),
@@ -625,10 +630,10 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
     """``summary.json``: all that scripts and comparisons need of a finished run; None is unknown."""
     config, rates, on_policy = plan.config, outcome.rates, plan.config.on_policy is not None
     part = config.rollout if on_policy else config.sampling
-    same = vars(outcome).copy()
-    eval_return, eval_best, learners, warmup_s = map(same.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
-    eval_final, evaluations, worst = map(same.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
-    del same["rates"]
+    fields = vars(outcome).copy()
+    eval_return, eval_best, learners, warmup_s = map(fields.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
+    eval_final, evaluations, worst = map(fields.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
+    del fields["rates"]
     shares = split_names(on_policy=on_policy, inference_workers=plan.inference_workers > 0)
     document = {
         "run_dir": str(run_dir),
@@ -640,7 +645,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "envs_per_sampler": part.envs_per_sampler,
         "batch_size": plan.batch_size,
         "learner_threads": config.learner.threads,
-        **same,
+        **fields,
         "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
         **{name: rates.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
         "rates_measured_s": rates.get("measured_s"),

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 
-Tell = Callable[..., None]
-"""Sends fields to the supervisor: ``event`` = (level, text); of a sink ``known`` = names and ids to be given again when
+Send = Callable[..., None]
+"""Sends fields to the supervisor: ``event`` = (level, text); of a sink ``known`` = names and ids that it gets back when
 the run is resumed."""
 TakeRow = Callable[[dict[str, Any]], None]
 """Takes a row; the last one has ``end``."""
@@ -21,7 +21,7 @@ TakeRow = Callable[[dict[str, Any]], None]
 
 def run(
     argv: list[str],
-    opened: Callable[[dict[str, Any], Tell], TakeRow],
+    opened: Callable[[dict[str, Any], Send], TakeRow],
     *,
     nice: int,
     describe: Callable[[BaseException], str],
@@ -30,8 +30,8 @@ def run(
 
     Args:
         argv: the descriptor of the socket.
-        opened: takes the first row and returns what takes the others, whose number done is told after each. What either
-            raises is sent as ``failed`` and logged.
+        opened: takes the first row and returns a function for the others; the number done is sent after each. An
+            exception in either is sent as ``failed`` and logged.
         nice: niceness of the process.
         describe: the text of ``failed`` for an exception.
     """
@@ -41,22 +41,22 @@ def run(
         os.nice(nice)
     line, code = socket.socket(fileno=int(argv[0])), 1
 
-    def tell(**fields: Any) -> None:
+    def send(**fields: Any) -> None:
         line.sendall(json.dumps(fields).encode() + b"\n")
 
     try:
         rows = map(json.loads, line.makefile("rb"))
-        take, done, row = opened(next(rows), tell), 1, dict[str, Any]()
+        take, done, row = opened(next(rows), send), 1, dict[str, Any]()
         while "end" not in row:
-            tell(done=done)
+            send(done=done)
             row = next(rows, {"end": False})
             take(row)
             done += 1
-        tell(closed=True)
+        send(closed=True)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
-            tell(failed=describe(error))
+            send(failed=describe(error))
         with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
     finally:

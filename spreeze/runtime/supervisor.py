@@ -74,7 +74,7 @@ def _supervise(
     logs: LogKeeper,
     leave_free: float | None = None,
 ) -> _RunLoop:
-    """Trains with one set of workers; returns once all have ended. ``leave_free`` is the user's latest wish, if any."""
+    """Trains with one set of workers; returns once all have ended. ``leave_free``: the user's latest request."""
     with contextlib.ExitStack() as stack:
         with interrupts.abandonable():  # a saved replay may have gigabytes
             run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
@@ -129,10 +129,10 @@ class _RunLoop:
         self._falls = FallWatch(plan.config.learner.checkpoint_interval_s)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
-        self.next_plan: RunPlan | None = None  # with which the run goes on; None: it is over
+        self.next_plan: RunPlan | None = None  # with which the run continues; None: it is over
 
     def start(self) -> None:
-        """Starts all workers but the visualizer and the samplers that only the tuner may want."""
+        """Starts all workers except the visualizer and the samplers that only the tuner may need."""
         self._run_dir.write_state(leave_free=None if self._governor is None else self.leave_free)
         for name, spec in self._assembly.specs.items():
             try:
@@ -165,7 +165,7 @@ class _RunLoop:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
                     self._take_requests()
-                    self._look_at_arguments()
+                    self._check_arguments()
                     self._start_visualizer()
                     self._tune()
                 reason = self._stop_reason()
@@ -187,18 +187,18 @@ class _RunLoop:
             self._workers.signal_all(signal.SIGCONT)
 
     def _post_header(self) -> None:
-        """Tells all workers what they look for in the header."""
+        """Writes the flags and counts that workers read from the header."""
         header = self._assembly.status.header
         header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
         header[status_words.ENV_ARGS] = self._env_args.version
-        header[status_words.EPISODES_TOLD] = int(self._recorder.callbacks.wants_episodes)
+        header[status_words.EPISODES_WANTED] = int(self._recorder.callbacks.wants_episodes)
 
     def _take_requests(self) -> None:
         header = self._assembly.status.header
         header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
         for name, word in (
-            ("evaluate", status_words.EVALUATIONS_ASKED),
-            ("checkpoint", status_words.CHECKPOINTS_ASKED),
+            ("evaluate", status_words.EVALUATION_REQUESTS),
+            ("checkpoint", status_words.CHECKPOINT_REQUESTS),
         ):
             if self._run_dir.take_request(name) is not None:
                 header[word] += 1
@@ -228,10 +228,10 @@ class _RunLoop:
         if self._governor is not None:
             self._governor.leave_free(share)
 
-    def _look_at_arguments(self) -> None:
-        """Hands on new arguments of environments; returns before and after are not compared."""
+    def _check_arguments(self) -> None:
+        """Passes on new arguments of environments; returns before and after are not compared."""
         before = self._env_args.version
-        self._env_args.look()
+        self._env_args.poll()
         if self._env_args.version != before:
             self._falls.reset(self._recorder.curve)
             self._post_header()
@@ -258,7 +258,7 @@ class _RunLoop:
                 self._recorder.event("warning", f"the visualizer could not be started: {error}")
 
     def _tune(self) -> None:
-        """Lets the tuner begin once learning has, and shows what it says; then governs the samplers of its choice."""
+        """Starts the tuner once learning has begun, and shows its notes; then governs the samplers of its choice."""
         tuner, began_s = self._assembly.plan.tuner, self._recorder.rates.learning_began_s
         if tuner is None:
             return
@@ -292,7 +292,7 @@ class _RunLoop:
                 self._recorder.event("info", text)
         self._recorder.rates.end()
         start_s, goes_on = time.monotonic(), self.next_plan is not None
-        # What was recorded last is of the tuner's settings, where it had not chosen.
+        # If the tuner had not chosen, the last record is of its trial settings.
         self._recorder.tuner_measures &= not goes_on
         self._run_dir.write_state(
             state="running" if goes_on else "stopping", tuner_measures=self._recorder.tuner_measures
@@ -350,7 +350,7 @@ class _RunLoop:
                 outcome.take_learner_result(handle.spec.address.group, message)
 
     def _watch_falls(self) -> None:
-        """Says that the return has fallen, and has the learner go back to its best checkpoint where it can."""
+        """Reports that the return has fallen, and sends the learner back to its best checkpoint if possible."""
         curve, header = self._recorder.curve, self._assembly.status.header
         if (text := self._falls.fallen(curve)) is None:
             return

@@ -1,4 +1,4 @@
-"""Trace of worker phases over a quarter of a second: which of them work at once, and who waits for whom."""
+"""Trace of worker phases over a quarter of a second: which of them work at the same time, and which wait for which."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spreeze.transport.status_table import StatusTable
 
 LENGTH_S = 0.25
 FIRST_S = 10.0
-"""Learning time after which the first one is recorded without being requested."""
+"""Learning time [s] after which the first one is recorded without a request."""
 _MOST_PARTS = 400  # Parts of one worker that are kept: the latest.
 
 

@@ -39,9 +39,9 @@ class EnvironmentHung(WorkerError):
 
 
 class HangWatch:
-    """Knows since when this process is in an environment's code.
+    """Tracks how long this process has been in an environment's code.
 
-    An ``EnvironmentHung`` is raised in code that does not return in time. Where it is not reached or catches that, the
+    An ``EnvironmentHung`` is raised in code that does not return in time. If it is not reached or catches that, the
     process ends with the reason. The stack of such code is in ``logs/run.log``.
     """
 
@@ -59,7 +59,7 @@ class HangWatch:
         self._phase: Phase | None = None
         self._calls = 0
         self._seen, self._seen_s = -1, AWAKE()
-        self._asked_s: float | None = None
+        self._requested_s: float | None = None
         self._poked_s: float | None = None
         self._reason: tuple[int, str] | None = None
         interrupts.on_tick.append(self.check)
@@ -79,10 +79,10 @@ class HangWatch:
         self._interrupts.on_signal = lambda: None
 
     def check(self) -> None:
-        """Looks how long the latest call has lasted; called by another thread a few times a second."""
+        """Checks how long the latest call has lasted; called by another thread a few times a second."""
         now_s, calls, phase = AWAKE(), self._calls, self._phase
-        if self._asked_s is None and (self._interrupts.stop_requested or self._stopping()):
-            self._asked_s = now_s
+        if self._requested_s is None and (self._interrupts.stop_requested or self._stopping()):
+            self._requested_s = now_s
         if phase is None or calls != self._seen:
             self._seen, self._seen_s, self._poked_s = calls, now_s, None
             return
@@ -90,7 +90,7 @@ class HangWatch:
         most_s = self._deadline_s[phase]
         if silent_s > most_s:
             reason = f"it has not returned within {most_s:g} s in phase {phase.name}{deadline_text(phase, most_s)}"
-        elif self._asked_s is not None and now_s - max(self._asked_s, self._seen_s) > _STOP_S:
+        elif self._requested_s is not None and now_s - max(self._requested_s, self._seen_s) > _STOP_S:
             reason = f"it has not returned in phase {phase.name} within {_STOP_S:g} s after the request to stop"
         else:
             return
@@ -107,7 +107,7 @@ class HangWatch:
             faulthandler.dump_traceback(file, all_threads=True)
 
     def on_signal(self) -> None:
-        """Raises in the main thread what ends a hanging call, or what a second Ctrl-C asks for."""
+        """Raises the exception that ends a hanging call, or that of a second Ctrl-C, in the main thread."""
         if self._phase is None:
             return
         if self._interrupts.urgent:
@@ -118,7 +118,7 @@ class HangWatch:
 
 
 class TurnLauncher(Launcher):
-    """Turns all workers of a run by turns, each as far as it gets without waiting for another one."""
+    """Runs all workers in turns, each as far as it gets without waiting for another one."""
 
     def __init__(self, run_dir: RunDir, interrupts: Interrupts, part: SamplingConfig) -> None:
         self.interrupts = interrupts
@@ -126,7 +126,7 @@ class TurnLauncher(Launcher):
         self.watch = HangWatch(
             interrupts, run_dir.path, part.step_deadline_s, lambda: run_dir.requested("stop"), part.start_deadline_s
         )
-        self.has_news = False
+        self.has_changed = False
         """True since a worker has sent a message or ended."""
         self.meanwhile: Callable[[], None] = lambda: None
         self._workers: list[TurnedWorker] = []
@@ -147,20 +147,20 @@ class TurnLauncher(Launcher):
         worker = TurnedWorker(spec, run_context, self)
         self._workers = [other for other in self._workers if other.poll() is None]
         self._workers.append(worker)
-        # The learner comes last: what it says of the end holds for all.
+        # The learner comes last: its reason for the end holds for all.
         self._workers.sort(key=lambda worker: worker.spec.role.learns)
         worker.turn()
         return worker
 
     def wait(self, fds: Collection[int], seconds: float, meanwhile: Callable[[], None]) -> list[int]:
-        """Gives each worker its turns for so long, or until there is news."""
+        """Gives each worker its turns for ``seconds``, or until one has sent a message or ended."""
         end, self.meanwhile = monotonic() + seconds, meanwhile
         while True:
             for worker in self._workers:
                 worker.turn()
-            if self.has_news or self.interrupts.count or monotonic() >= end:
+            if self.has_changed or self.interrupts.count or monotonic() >= end:
                 break
-        self.has_news = False
+        self.has_changed = False
         return readable(fds, 0.0)
 
 
@@ -188,7 +188,7 @@ class TurnedWorker(Worker):
         return RUN
 
     def turn(self) -> None:
-        """Works until it yields; not between an interrupt and the supervisor's word to stop."""
+        """Works until it yields; not between an interrupt and the supervisor's stop request."""
         if self._code is not None or self._context.is_ahead:
             return
         try:
@@ -205,13 +205,13 @@ class TurnedWorker(Worker):
             self._launcher.watch.done()
 
     def _end(self, code: int) -> None:
-        self._code, self._launcher.has_news = code, True
+        self._code, self._launcher.has_changed = code, True
 
     def poll(self) -> int | None:
         return self._code
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Ends it where that kills a process; a pause of this process is one of all its workers."""
+        """Ends it on a signal that kills a process; pausing this process pauses all its workers."""
         if number == signal.SIGKILL and self._code is None:
             with contextlib.suppress(BaseException):
                 self._turns.close()  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ class TurnedWorker(Worker):
 
 
 class TurnContext(WorkerContext):
-    """The view that a worker has of its run where it takes turns."""
+    """A worker's view of its run when it takes turns."""
 
     serial = True
 
@@ -251,15 +251,15 @@ class TurnContext(WorkerContext):
 
     @property
     def is_ahead(self) -> bool:
-        """True if it is to stop and its supervisor does not know."""
+        """True if it is to stop before its supervisor knows."""
         return self.stopping and not super().stopping
 
     def send(self, kind: str, **fields: object) -> None:
         super().send(kind, **fields)
-        self._launcher.has_news = True
+        self._launcher.has_changed = True
 
     def saving(self, left_bytes: int) -> None:
-        """Also gives the checkpoint up for a second Ctrl-C, and lets the supervisor tell of it meanwhile.
+        """Also gives up the checkpoint on a second Ctrl-C, and lets the supervisor report it meanwhile.
 
         Raises:
             ResourceError: it is given up.

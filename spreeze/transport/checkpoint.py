@@ -59,7 +59,7 @@ class CheckpointStore:
         self.directory, self._progress = Path(directory), on_progress
 
     def new_epoch(self, newest: int = 0) -> int:
-        """Counts a start of the learner: above ``newest``, and above each epoch before, whatever was lost since.
+        """Counts a start of the learner: above ``newest`` and every earlier epoch, even if files were lost since.
 
         Weights are not synced: after a power loss or with a damaged file an epoch may have left neither these nor a
         checkpoint. So its number is on the disk before it is used.

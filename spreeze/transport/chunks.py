@@ -1,8 +1,9 @@
 """Chunks: rows of another host on their way to this one, sealed, numbered, and stored exactly once.
 
 Samplers of the other host write into a ring of their own, out of which a ``RowReader`` takes chunks of up to 4 MB. Rows
-are numbered since that ring was made; the ring's random ``epoch`` tells it from its predecessors. A ``SequenceTracker``
-on the learner's side admits each row at most once, by (host, epoch, number), and counts what a gap says is lost.
+are numbered since that ring was made; the ring's random ``epoch`` distinguishes it from its predecessors. On the
+learner's side a ``SequenceTracker`` admits each row at most once, by (host, epoch, number), and counts the rows lost in
+gaps.
 
 *Back-pressure.* The samplers' own rate limiter holds them back: the outlet gives it as "sampled" the number of the
 last row that they may write. That is as far as the learner's side allows, and never so far that a row which was not
@@ -29,7 +30,7 @@ from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import RowLayout
 
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 20, 1 << 22
-"""A chunk goes out when it has the first size, or after a while; it never has more than the second."""
+"""A chunk is sent at the first size, or after a while; it never exceeds the second."""
 _PROOF_BYTES = 32
 _MOST_FACTS_BYTES = 1 << 16
 _HEAD = struct.Struct("<8sqqII")  # magic, epoch, number of the first row, rows, bytes of facts
@@ -38,7 +39,7 @@ _ALIGNMENT = 16  # Rows start at a multiple of it in a message, since facts end 
 
 
 def sign(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
-    """The parts as one message that only who knows the secret can make; ``kind`` tells it from other messages."""
+    """One message of these parts, signed with the secret; ``kind`` distinguishes it from other messages."""
     proof = hmac.new(secret, kind + b"\0", "sha256")
     for part in parts:
         proof.update(part)
@@ -75,7 +76,7 @@ def _object(data: memoryview) -> dict[str, Any]:
 
 
 class RowChunk(NamedTuple):
-    """Rows of one host, in the order in which they were taken, and what the host tells with them."""
+    """Rows of one host, in the order in which they were taken, and the facts sent with them."""
 
     epoch: int
     first: int  # number of the first row
@@ -86,12 +87,12 @@ class RowChunk(NamedTuple):
 
 def sign_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[str, Any]) -> bytes:
     """A chunk as one message; a TransportError if the facts are too long."""
-    told = json.dumps({**facts, "segments": taken.segments}).encode()
-    told += b" " * (-len(told) % _ALIGNMENT)
-    if len(told) > _MOST_FACTS_BYTES:
-        raise TransportError(f"the facts of a chunk have {len(told)} bytes")
-    head = _HEAD.pack(_MAGIC, epoch, first, sum(rows for rows, _ in taken.segments), len(told))
-    return sign(secret, b"chunk", head, told, *taken.data)
+    facts_json = json.dumps({**facts, "segments": taken.segments}).encode()
+    facts_json += b" " * (-len(facts_json) % _ALIGNMENT)
+    if len(facts_json) > _MOST_FACTS_BYTES:
+        raise TransportError(f"the facts of a chunk have {len(facts_json)} bytes")
+    head = _HEAD.pack(_MAGIC, epoch, first, sum(rows for rows, _ in taken.segments), len(facts_json))
+    return sign(secret, b"chunk", head, facts_json, *taken.data)
 
 
 def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
@@ -99,9 +100,9 @@ def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
     body = verify(secret, b"chunk", message)
     if len(body) < _HEAD.size:
         raise TransportError(f"a chunk of {len(body)} bytes is too short: it was cut on its way")
-    magic, epoch, first, rows, told = _HEAD.unpack_from(body)
-    begins = _HEAD.size + told
-    if magic != _MAGIC or first < 0 or told > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
+    magic, epoch, first, rows, facts_bytes = _HEAD.unpack_from(body)
+    begins = _HEAD.size + facts_bytes
+    if magic != _MAGIC or first < 0 or facts_bytes > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
         raise TransportError(
             f"a chunk of {rows} rows in {len(body)} bytes, but a row has {layout.row_bytes}; install the same "
             f"version of Spreeze on all hosts"
@@ -125,7 +126,7 @@ class Taken(NamedTuple):
 
 
 def outlet_spec(layout: RowLayout, samplers: int, envs_per_sampler: int) -> RingSpec:
-    """The ring of a host: whichever of its samplers writes what may wait there has room for all of it."""
+    """The ring of a host: every sampler's shard has room for all rows that may wait."""
     slack = 2 * samplers * envs_per_sampler
     return RingSpec(layout, samplers, max(2 * slack, MOST_CHUNK_BYTES // layout.row_bytes + slack))
 
@@ -139,7 +140,7 @@ class RowReader:
     """Takes the committed rows out of a host's ring, in the order of their samplers, each once."""
 
     def __init__(self, ring: ReplayRing) -> None:
-        """The ring must be as ``outlet_spec`` says, and no sampler may have begun."""
+        """The ring must be one of ``outlet_spec``, and no sampler may have started."""
         self.epoch = secrets.randbits(62) or 1
         self.taken = 0
         """Rows taken so far: the number of the next one."""
@@ -149,7 +150,7 @@ class RowReader:
         ring.begin_learning()
 
     def allow(self, rows: int) -> None:
-        """Lets samplers write up to row number ``rows``, as far as there is room; what was allowed stays so."""
+        """Lets samplers write up to row number ``rows``, as far as there is room; earlier permissions remain."""
         self._allowed = max(self._allowed, rows)
         self._ring.sampled = min(self._allowed, self.taken + self._room)
 
@@ -160,7 +161,7 @@ class RowReader:
 
     @property
     def fills_a_chunk(self) -> bool:
-        """True if these have the least size of a chunk."""
+        """True if the waiting rows have the least size of a chunk."""
         return self.waiting * self._ring.spec.layout.row_bytes >= LEAST_CHUNK_BYTES
 
     @property
@@ -169,7 +170,7 @@ class RowReader:
         return self._ring.total_committed() >= self._ring.sampled
 
     def take(self) -> Taken:
-        """Takes what there is, at most one chunk. The bytes are the ring's memory: valid until the next ``allow``."""
+        """Takes waiting rows, at most one chunk. The bytes are the ring's memory: valid until the next ``allow``."""
         ring, spec, left = self._ring, self._ring.spec, self._room
         taken = Taken([], [])
         with ring.shard_locks(0, spec.num_shards - 1):
@@ -203,7 +204,7 @@ class SequenceTracker:
         """Rows admitted, over all epochs."""
         self.chunks, self.lost_chunks, self.lost_rows = 0, 0, 0
         self.refused_rows = 0
-        """Rows that came again, or after their epoch was over."""
+        """Rows that arrived twice, or after the end of their epoch."""
         self._closed: set[int] = set()
 
     def admit(self, chunk: RowChunk) -> int:
@@ -224,13 +225,13 @@ class SequenceTracker:
         return known
 
     def close(self) -> None:
-        """Ends the epoch: nothing of it counts any more."""
+        """Ends the epoch: its later rows do not count."""
         if self.epoch:
             self._closed.add(self.epoch)
         self.epoch = self.next_row = 0
 
     def lose(self) -> None:
-        """Notes a chunk whose answer never came. How many rows it had, the next chunk's number tells, if one comes."""
+        """Notes a chunk that never arrived; the number of the next one, if any, shows how many rows it had."""
         self.lost_chunks += 1
 
 

@@ -54,9 +54,9 @@ class Demonstrations(NamedTuple):
 
 
 def load_demonstrations(text: str, spec: EnvSpec, ring: ReplayRing, gamma: float) -> tuple[int, ReturnSums]:
-    """Writes the transitions of a file into an empty ring, the newest where there are more than it holds.
+    """Writes the transitions of a file into an empty ring, the newest ones if there are more than it holds.
 
-    Returns their number and the moments of their returns (zeros where a file does not tell whose they are).
+    Returns their number and the moments of their returns (zeros if a file of replay does not have them).
 
     Raises:
         ConfigError: there is no such file, or it cannot be read, or its transitions are of another task.
@@ -79,7 +79,7 @@ def load_demonstrations(text: str, spec: EnvSpec, ring: ReplayRing, gamma: float
 
 
 def _returns_beside(path: Path) -> ReturnSums:
-    """Sums of the returns that the learner of a checkpoint's replay had seen; zeros where that is not known."""
+    """Sums of the returns that the learner of a checkpoint's replay had seen; zeros if unknown."""
     moments = ReturnMoments()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         moments.load_state(json.loads((path.parent / STATE).read_bytes())["returns"])
@@ -138,9 +138,9 @@ def read_demonstrations(path: Path, text: str, spec: EnvSpec) -> Demonstrations:
 
 
 def check_demonstrable(spec: EnvSpec, option: str) -> None:
-    """Raises a ConfigError about a command's ``option`` where such files do not hold transitions of this kind."""
+    """Raises a ConfigError about a command's ``option`` if such files cannot hold this task's transitions."""
     kinds = {"images": spec.frames, "several agents": spec.team, "nested actions": spec.action_parts}
-    if kind := next((name for name, there in kinds.items() if there), None):
+    if kind := next((name for name, present in kinds.items() if present), None):
         raise ConfigError(f"{option}: {spec.env_id} has {kind}, which files of demonstrations cannot hold; remove it")
 
 
@@ -168,7 +168,7 @@ def _episodes(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _episode(source: Mapping[str, Any], spec: EnvSpec) -> Demonstrations:
-    """The transitions of one source, which may have several episodes where it has each observation once."""
+    """The transitions of one source, which may have several episodes if it has each observation once."""
     nodes = {name: next((source[key] for key in keys if key in source), None) for name, keys in _NAMES.items()}
     missing = [name for name, node in nodes.items() if node is None and name != "truncations"]
     if missing:
@@ -185,7 +185,7 @@ def _episode(source: Mapping[str, Any], spec: EnvSpec) -> Demonstrations:
         next_obs = _observations(source["next_observations"], spec)
     elif len(obs) == count + 1:  # of one episode, with the observation after its last step
         obs, next_obs = obs[:-1], obs[1:]
-    else:  # an end that is no termination has a value, which needs the observation after it
+    else:  # a truncated end bootstraps from the observation after it
         next_obs = np.concatenate([obs[1:], obs[-1:]])
         kept = terminated | ~ended
         ended[:-1] |= ~kept[1:] & ended[1:]

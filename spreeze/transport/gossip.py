@@ -73,7 +73,7 @@ class Gossip:
         self._learner, self._topology, self._max_staleness = learner, topology, max_staleness
         self._slots, self._epoch = list(slots), epoch
         self._number = -1
-        self._held = [(-1, -1)] * len(slots)
+        self._received = [(-1, -1)] * len(slots)
         self.in_neighbours: tuple[int, ...] = ()
         """The learners whose messages this one receives."""
         self.staleness: dict[int, int] = {}
@@ -95,18 +95,18 @@ class Gossip:
         """The newest message of each in-neighbour that was not received yet."""
         found = [message for peer in self.in_neighbours if (message := self._due(peer)) is not None]
         for message in found:
-            self._held[message.sender] = message.epoch, message.number
+            self._received[message.sender] = message.epoch, message.number
             self.staleness[message.sender] = 0
         return found
 
     def _due(self, peer: int) -> GossipMessage | None:
         """The peer's newest message not received yet; in lockstep the one of the same number, if it is there."""
-        held, message = self._held[peer], None
+        received, message = self._received[peer], None
         if self._max_staleness == 0:
-            if held[1] == self._number:
+            if received[1] == self._number:
                 return None  # the peer's next one is for the next mix
-            message = self._numbered(peer, self._number) if held[1] < self._number else None
-        return self.newest(peer, held) if message is None else message
+            message = self._numbered(peer, self._number) if received[1] < self._number else None
+        return self.newest(peer, received) if message is None else message
 
     def overdue(self) -> tuple[int, ...]:
         """Neighbours above the staleness limit, from which the learner must receive before it continues."""
@@ -115,15 +115,15 @@ class Gossip:
         return tuple(
             peer
             for peer, age in self.staleness.items()
-            if age > self._max_staleness and not (self._max_staleness == 0 and self._held[peer][1] >= self._number)
-        )  # one that is ahead is not waited for
+            if age > self._max_staleness and not (self._max_staleness == 0 and self._received[peer][1] >= self._number)
+        )  # a neighbour that is ahead is not waited for
 
     def newest(self, peer: int, newer_than: tuple[int, int] | None = None) -> GossipMessage | None:
         """A learner's newest message, received or not; None if there is none, or none newer than (epoch, number)."""
         return _message(peer, self._slots[peer].read_latest(newer_than))
 
     def at(self, peer: int, number: int) -> GossipMessage | None:
-        """A learner's message of that number, or a newer one where it is gone; None while there is neither."""
+        """A learner's message of that number, or a newer one if it was overwritten; None while neither exists."""
         message = self._numbered(peer, number)
         if message is None:
             newest = self.newest(peer)
@@ -173,13 +173,15 @@ class GossipHandle(Jsonable):
 def _presence(learners: int) -> tuple[ArraySpec, ...]:
     """Presence of each learner, one entry each."""
     return (
-        ArraySpec("pid", (learners,), "int64"),  # process of a learner of this host; 0: there is none
-        ArraySpec("heard_s", (learners,), "float64"),  # monotonic time at which one of another host was known to learn
+        ArraySpec("pid", (learners,), "int64"),  # process of a learner of this host; 0: none
+        ArraySpec(
+            "heard_s", (learners,), "float64"
+        ),  # latest monotonic time at which a learner of another host was alive
     )
 
 
 class GossipMemory:
-    """The newest messages of the learners of all hosts, and which of these learners are there, in one host's memory."""
+    """The newest messages of the learners of all hosts, and which of these learners are alive, in one host's memory."""
 
     def __init__(self, presence: SharedArrays, messages: Sequence[VersionedParameters], own: Sequence[int]) -> None:
         self._presence, self._messages, self.own = presence, list(messages), tuple(own)
@@ -197,21 +199,21 @@ class GossipMemory:
     # --- for a learner of this host ---
 
     def enter(self, number: int, *, topology: str, max_staleness: int | None) -> Gossip:
-        """This process is that learner from now on; the numbers of its messages may begin anew."""
+        """Registers this process as that learner; the numbers of its messages may begin anew."""
         epoch = self.newest_version(number)[0] + 1
         self._presence["pid"][number] = os.getpid()
         return Gossip(number, self._messages, topology=topology, max_staleness=max_staleness, epoch=epoch)
 
     def leave(self) -> None:
-        """This process is no learner any more."""
+        """Withdraws this process as a learner."""
         pids = self._presence["pid"]
         pids[pids == os.getpid()] = 0
 
     def living(self) -> tuple[int, ...]:
-        """Numbers of all learners that are there, as far as is known by now."""
-        return tuple(number for number in range(len(self._messages)) if self._is_there(number))
+        """Numbers of all learners that are known to be alive."""
+        return tuple(number for number in range(len(self._messages)) if self._is_alive(number))
 
-    def _is_there(self, number: int) -> bool:
+    def _is_alive(self, number: int) -> bool:
         if number not in self.own:
             return time.monotonic() - float(self._presence["heard_s"][number]) < SILENT_S
         pid = int(self._presence["pid"][number])
@@ -223,8 +225,8 @@ class GossipMemory:
 
     # --- for the process that copies messages between hosts ---
 
-    def hear(self, numbers: Iterable[int]) -> None:
-        """Notes that these learners are there now; ignores this host's own."""
+    def note_alive(self, numbers: Iterable[int]) -> None:
+        """Notes that these learners are alive now; ignores this host's own."""
         for number in set(numbers).intersection(range(len(self._messages))).difference(self.own):
             self._presence["heard_s"][number] = time.monotonic()
 
@@ -254,11 +256,11 @@ class GossipMemory:
 
 
 def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
-    """Messages as bytes, signed with the secret; ``kind`` tells them from others."""
+    """Messages as bytes, signed with the secret; ``kind`` distinguishes them from others."""
     arrays = [np.ascontiguousarray(message.parameters) for message in messages]
     both = zip(messages, arrays, strict=True)
-    told = [(one.sender, one.epoch, one.number, array.dtype.str, len(array)) for one, array in both]
-    head = json.dumps(told).encode()
+    entries = [(sent.sender, sent.epoch, sent.number, array.dtype.str, len(array)) for sent, array in both]
+    head = json.dumps(entries).encode()
     head += b" " * (-(len(head) + 4) % _ALIGNMENT)
     return sign(secret, kind, len(head).to_bytes(4, "little"), head, *(array.view(np.uint8).data for array in arrays))
 
@@ -305,8 +307,8 @@ def in_neighbours(topology: str, learner: int, living: Sequence[int]) -> tuple[i
     ring: the one before it; exponential: those 1, 2, 4, ... before it; full: all.
     """
     ring = sorted({*living, learner})
-    place = ring.index(learner)
-    return tuple(ring[(place - distance) % len(ring)] for distance in _distances(topology, len(ring)))
+    index = ring.index(learner)
+    return tuple(ring[(index - distance) % len(ring)] for distance in _distances(topology, len(ring)))
 
 
 def mixing_matrix(topology: str, count: int) -> np.ndarray:
@@ -328,7 +330,7 @@ def contraction(matrix: np.ndarray) -> float:
 
 
 def hops(topology: str, count: int) -> int:
-    """Gossip steps until every learner has heard of every other."""
+    """Gossip steps until each learner's parameters have reached every other."""
     reached, matrix, steps = np.eye(count), mixing_matrix(topology, count), 0
     while not (reached > 0.0).all():
         reached, steps = reached @ matrix, steps + 1
@@ -354,7 +356,7 @@ def asynchronous_bound(largest_update: float, topology: str, count: int, stalene
 
     ``largest_update`` is the largest norm of one learner's update, ``staleness`` the most updates that a learner took
     between two messages of an in-neighbour. Its constants are the worst case. In a window of T = 2 hops (staleness + 2)
-    updates, every learner has heard of every other, with a weight of at least (1 / (1 + in-neighbours))^T. So a window
+    updates, each learner has reached every other, with a weight of at least (1 / (1 + in-neighbours))^T. So a window
     shrinks the largest distance by 1 minus that, which is beta^T, and beta~ = beta^(1 - T). From the distances to the
     radius it is a factor of 2 sqrt(n).
     """

@@ -4,14 +4,14 @@
 gossip      after its update a learner sends its parameters and takes the mean of its own and of what has arrived
             (GALA, arXiv 1906.04585, Algorithm 1); it waits only at the staleness limit
 all_reduce  the gradients of all learners are averaged before each step, so each waits for all others (A2C)
-average     every so many updates a learner takes the mean of its parameters and of what the others sent since its
-            last one; nobody waits (TianJi, arXiv 2502.20190, section 3.3)
+average     at intervals a learner takes the mean of its parameters and of those that the others sent since its
+            last averaging; no learner waits (TianJi, arXiv 2502.20190, section 3.3)
 hogwild     each adds its update to parameters that all share, without a lock, and continues from these (as in A3C)
 none        nothing is shared
 ==========  =========================================================================================================
 
-Running statistics, of observations and of returns, are the units of what the networks read and say. So they go with the
-parameters in every message, and are averaged as these are.
+Running statistics of observations and of returns scale the networks' inputs and outputs. So every message contains
+them, and they are averaged like the parameters.
 
 A learner whose process is gone, or that has finished, is left out. A returning one starts with a neighbour's
 parameters: after the first rollout that it learns, since its samplers are still collecting with its own.
@@ -37,7 +37,7 @@ NORMS = 256
 """Updates of which the norms are kept for the bound of Proposition 1."""
 _THETA, _STATISTICS = "theta", "statistics"
 _BARRIER_S = 60.0  # Longest wait at the start for learners that are still loading.
-_NEWS_S, _ALONE_S = 5.0, 1.0
+_NEIGHBOUR_S, _ALONE_S = 5.0, 1.0
 """Longest wait of a learner that returns or joins for a neighbour's parameters, and for others to be seen at all."""
 _SENDING_PARAMETERS = ("gossip", "average")
 _LATE = 0.9  # Weight of the past in the mean number of messages.
@@ -73,11 +73,11 @@ class MixSpec(Jsonable):
     policies: tuple[ParametersHandle, ...] = ()
     """Each learner's policy; empty where this learner does not publish their mean."""
     hosts: GossipHandle | None = None
-    """Messages of the learners of all hosts; None: this host's are all, in ``memory``."""
+    """Messages of the learners of all hosts; None: only this host has learners, with ``memory``."""
 
 
 def board_fields(learners: int) -> tuple[ArraySpec, ...]:
-    """Numbers that each learner tells the others and the supervisor, one entry each."""
+    """Numbers that each learner posts for the others and the supervisor, one entry each."""
     return (
         ArraySpec("env_steps", (learners,), "int64"),  # of finished rollouts since the run started
         ArraySpec("number", (learners,), "int64"),  # of the latest mix
@@ -109,7 +109,7 @@ class MixMemory(NamedTuple):
 
     @property
     def handle(self) -> MixHandle:
-        sent, mixed = (tuple(one.handle for one in each) for each in (self.messages, self.mixed))
+        sent, mixed = (tuple(slots.handle for slots in channel) for channel in (self.messages, self.mixed))
         return MixHandle(
             board=Handle(fds=(self.board.block.fd,)), shared=Handle(fds=(self.shared_fd,)), messages=sent, mixed=mixed
         )
@@ -136,7 +136,7 @@ class Mixer:
     """One learner's side; ``mix`` comes after each of its updates, ``reduce`` before each gradient step."""
 
     def __init__(self, spec: MixSpec, living: Callable[[], Sequence[int]], wait: Callable[[], bool]) -> None:
-        """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
+        """``wait`` is a short sleep; False: the run is being stopped, which ends all waiting."""
         self.spec, self._living, self._wait = spec, living, wait
         self.board = spec.memory.attach_board()
         self._hosts: GossipMemory | None = None
@@ -161,10 +161,10 @@ class Mixer:
         self._living = hosts.living
         return hosts.enter(spec.hosts.own[spec.learner], topology=topology, max_staleness=spec.max_staleness)
 
-    def _wait_for_news(self) -> None:
+    def _wait_for_neighbour(self) -> None:
         """Waits for a neighbour's parameters, if there is one; messages come after connections."""
         start, gossip = time.monotonic(), self._gossip
-        while (elapsed_s := time.monotonic() - start) < _NEWS_S:
+        while (elapsed_s := time.monotonic() - start) < _NEIGHBOUR_S:
             living = self._living()
             gossip.restrict_to(living)
             alone = len(living) == 1 and elapsed_s > _ALONE_S
@@ -172,7 +172,7 @@ class Mixer:
                 return
 
     def begin(self, parameters: np.ndarray, number: int) -> None:
-        """Tells the others that this learner is there; at the start of a run, waits until all are."""
+        """Registers this learner with the others; at the start of a run, waits until all have done so."""
         own = self.spec.learner
         self._returned = self._mixed[own].read_latest() is not None
         self.board["left"][own] = 0
@@ -189,7 +189,7 @@ class Mixer:
         if self.spec.hosts is not None and self.spec.mixing in _SENDING_PARAMETERS:
             self._returned |= self.spec.hosts.joined
             if self._returned:
-                self._wait_for_news()
+                self._wait_for_neighbour()
 
     def _share(self, parameters: np.ndarray) -> None:
         """Maps the shared parameters; learner 0 stores them first, for all start with the same."""
@@ -250,7 +250,7 @@ class Mixer:
         self._returned = False
         mixed = after if found is None else self._mean_of([found])  # the others get that, too: its own are old
         hosts = self.spec.hosts
-        is_new = found is not None and hosts is not None and hosts.joined  # nobody takes what it has
+        is_new = found is not None and hosts is not None and hosts.joined  # no learner takes its parameters
         due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
         if due and not is_new:
             mixed = self._gossiped(mixed, number)
@@ -318,7 +318,7 @@ class Mixer:
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:
-    """Float64 [k] as float32 [2 k], each a number and what its rounding leaves out."""
+    """Float64 [k] as float32 [2 k], each a number and its rounding error."""
     high = values.astype(np.float32)
     return np.concatenate((high, (values - high).astype(np.float32)))
 

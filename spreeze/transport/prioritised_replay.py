@@ -2,8 +2,8 @@
 
 Priorities are the learner's alone and lie in its process: writers know nothing of them, and there is no lock. A row is
 known by its number in its shard. At each refresh rows that left the window of draws, because they are about to be
-overwritten or too old, lose their priority, and rows that came get the largest so far, so that each is drawn soon. An
-error that comes back for a row that has left meanwhile is dropped: its place may hold another row.
+overwritten or too old, lose their priority, and new rows get the largest so far, so that each is drawn soon. An
+error of a row that has left in the meantime is dropped: another row may have its slot.
 
 *A killed writer* costs no priority. Rows that it announced but did not commit have none; its successor writes them
 under the same numbers. *A killed or restarted learner* loses them all: every row in replay, restored rows of
@@ -41,19 +41,19 @@ class PrioritisedReader(ReplayReader):
         super().__init__(ring)
 
     def refresh(self) -> None:
-        """Reads the counters; costs a step for each row that came or left."""
+        """Reads the counters; costs a step for each row that was added or left."""
         super().refresh()
         if self.windows == self._known:
             return
         for shard, ((old_low, old_end), (low, end)) in enumerate(zip(self._known, self.windows, strict=True)):
-            left, came = np.arange(old_low, min(low, old_end)), np.arange(max(old_end, low), end)
-            priorities = np.zeros(len(left) + len(came))
+            left, added = np.arange(old_low, min(low, old_end)), np.arange(max(old_end, low), end)
+            priorities = np.zeros(len(left) + len(added))
             priorities[len(left) :] = self._priority(self.largest_error)
-            # Those that came are last, since they may have the places of those that left.
-            self._tree.set(self._shard_start[shard] + np.concatenate((left, came)) % self._capacity, priorities)
+            # Added rows are last, since they may have the slots of those that left.
+            self._tree.set(self._shard_start[shard] + np.concatenate((left, added)) % self._capacity, priorities)
         self._known = self.windows
 
-    def begin_again(self, largest_error: float) -> None:
+    def reset_priorities(self, largest_error: float) -> None:
         """Gives all rows the priority of ``largest_error``."""
         self.largest_error, self._known = largest_error, [(0, 0)] * len(self._known)
         self.refresh()
@@ -94,8 +94,8 @@ class PrioritisedReader(ReplayReader):
         assert drawn is not None
         assert drawn.shard is not None
         errors = np.where(np.isfinite(errors), errors, 0.0).astype(np.float64)
-        there = drawn.logical >= np.array([low for low, _ in self._known])[drawn.shard]
-        self._tree.set(drawn.row[there], np.asarray(self._priority(errors[there])))
+        present = drawn.logical >= np.array([low for low, _ in self._known])[drawn.shard]
+        self._tree.set(drawn.row[present], np.asarray(self._priority(errors[present])))
         self.largest_error = max(self.largest_error, float(errors.max()))
 
 
@@ -151,14 +151,14 @@ class SumTree:
             sums = children.cumsum(1)
             masses = _below(masses, sums[:, -1])
             child = (sums <= masses[:, None]).argmin(1)
-            place = np.arange(0, sums.size, _FAN_OUT) + child
-            masses = masses - (sums.ravel()[place] - children.ravel()[place])
+            node = np.arange(0, sums.size, _FAN_OUT) + child
+            masses = masses - (sums.ravel()[node] - children.ravel()[node])
             index = index * _FAN_OUT + child
         return index
 
 
 def _below(masses: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Masses from 0 to just below a total, of which they differ by rounding: then the child found has a priority."""
+    """Clips masses, which rounding may move out of [0, total), so that the child found has a priority."""
     below: np.ndarray = np.clip(masses, 0.0, np.nextafter(total, 0.0))
     return below
 

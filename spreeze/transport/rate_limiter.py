@@ -40,7 +40,7 @@ class RateLimiter:
     maximum: float  # samples per insert above which the learner waits
     learning_starts: int  # rows inserted before the first batch; 0 counts as 1
     batch_size: int  # b: rows drawn at once
-    rows_per_write: int  # w: rows that all samplers together may insert between two looks at the counters
+    rows_per_write: int  # w: rows that all samplers together may insert between two reads of the counters
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.minimum <= self.maximum < math.inf and self.maximum > 0.0):
@@ -67,7 +67,7 @@ class RateLimiter:
         return (inserted - baseline + rows - self.rows_per_write) * self.minimum <= sampled
 
     def room(self, inserted: int, baseline: int, sampled: int) -> int | None:
-        """Rows that may be inserted now, all writers together; None where nothing limits them."""
+        """Rows that may be inserted now, all writers together; None without a limit."""
         if self.minimum == 0:
             return None
         most = max(self.learning_starts, 1) - 1 if baseline < 0 else baseline + int(sampled / self.minimum)
@@ -88,7 +88,7 @@ class WithoutWaiting(RateLimiter):
     """
 
     def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
-        """Always but before learning starts: then up to the rows that it waits for."""
+        """Always true, except before learning starts: then up to ``learning_starts`` rows."""
         return baseline >= 0 or inserted < max(self.learning_starts, 1)
 
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:

@@ -355,7 +355,7 @@ class ShardWriter:
             rows = rows[count:]
 
     def _announce(self, count: int) -> None:
-        """Says how many rows are about to be overwritten; locks the shard where that is needed."""
+        """Announces the rows that are about to be overwritten; locks the shard if needed."""
         if self._locked:
             self.ring.lock(self.shard, self.shard)
         end = self._committed + count
@@ -530,16 +530,16 @@ class ReplayReader:
             if not bad.size:
                 return redrawn
             self.refresh()
-            again = self._draw(rng, bad.size)
+            repeated = self._draw(rng, bad.size)
             some_rows = np.empty_like(rows[: bad.size])
             some_frames = None if frames is None else np.empty_like(frames[: bad.size])
-            still, overwritten = self._copy(again, some_rows, some_frames)
+            still, overwritten = self._copy(repeated, some_rows, some_frames)
             rows[bad] = some_rows
             if frames is not None:
                 frames[bad] = some_frames
-            drawn.logical[bad], drawn.row[bad] = again.logical, again.row
+            drawn.logical[bad], drawn.row[bad] = repeated.logical, repeated.row
             if drawn.shard is not None:
-                drawn.shard[bad] = again.shard
+                drawn.shard[bad] = repeated.shard
             bad, redrawn = bad[still], redrawn + overwritten
         raise TransportError("rows are overwritten faster than they can be read; raise the replay capacity")
 
@@ -590,7 +590,7 @@ class ReplayReader:
         assert layout.num_steps is not None
         steps = np.clip(np.nan_to_num(rows[:, layout.num_steps]), 0, layout.n_step).astype(np.int64)
         chain, lowest = self._chain(drawn, rows[:, layout.age])
-        picked = np.take_along_axis(chain, self._places(steps), axis=1)
+        picked = np.take_along_axis(chain, self._chain_indices(steps), axis=1)
         ring.frames.take(picked.reshape(-1), axis=0, out=frames.reshape(-1, layout.frame_bytes), mode="clip")
         return lowest, steps == 0
 
@@ -606,14 +606,14 @@ class ReplayReader:
         logical = drawn.logical.copy()
         start = 0 if drawn.shard is None else self._shard_start[drawn.shard]
         with np.errstate(invalid="ignore"):
-            for place in range(1, layout.depth + 1):
-                back = self.ring.rows[chain[:, place - 1], layout.back]
-                logical -= np.where(age >= place, np.clip(np.nan_to_num(back), 0, capacity), 0).astype(np.int64)
-                chain[:, place] = start + logical % capacity
+            for link in range(1, layout.depth + 1):
+                back = self.ring.rows[chain[:, link - 1], layout.back]
+                logical -= np.where(age >= link, np.clip(np.nan_to_num(back), 0, capacity), 0).astype(np.int64)
+                chain[:, link] = start + logical % capacity
         return chain, logical
 
-    def _places(self, steps: np.ndarray) -> np.ndarray:
-        """Places [n, T] in a chain of the T frames: obs, then next_obs, each oldest first."""
+    def _chain_indices(self, steps: np.ndarray) -> np.ndarray:
+        """Indices [n, T] of the T frames in a chain: obs, then next_obs, each oldest first."""
         layout = self.ring.spec.layout
         stack = layout.stack
         if layout.n_step == 1:

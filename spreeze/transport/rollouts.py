@@ -279,10 +279,10 @@ class Rollouts:
         side = {name: arrays[f"side_{name}"] for name in self.side if f"side_{name}" in arrays}
         # Earlier releases do not write the interval.
         steps = int(arrays.get("sync_interval", next((len(array) for array in side.values()), spec.sync_interval)))
-        same = (steps, len(arrays["start"])) == (spec.sync_interval, spec.num_envs)
+        same_sizes = (steps, len(arrays["start"])) == (spec.sync_interval, spec.num_envs)
         self.steps[:] = rollout * spec.sync_interval
-        self._began[:] = rollout, env_steps, rollout - bool(same and side)
-        if same:
+        self._began[:] = rollout, env_steps, rollout - bool(same_sizes and side)
+        if same_sizes:
             self._restore_episodes(arrays, side, rollout)
         else:
             for name, value in (("start", self.steps), ("episode", arrays["episode"].max() + 1)):
@@ -290,7 +290,7 @@ class Rollouts:
         self._current[0] = rollout - 1
         self.mark()
         self._current[0] = rollout
-        return same
+        return same_sizes
 
     def _restore_episodes(self, arrays: dict[str, np.ndarray], side: dict[str, np.ndarray], rollout: int) -> None:
         fields = self.fields
@@ -355,8 +355,8 @@ class RolloutWriter:
         rollout, begun = divmod(max(self.steps), self._rollout_steps)
         if begun or max(self.steps) > min(self.steps):
             return self._rollout_steps * (min(self.steps) // self._rollout_steps + 1)
-        # The oldest rollout that can be read is written over after this one. Nobody waits forever: while it waits for
-        # uses, the reader can take it.
+        # The oldest rollout that can be read is written over after this one. There is no deadlock: while it waits
+        # for uses, the reader can take it.
         oldest = rollout - self._spec.num_slots + 1
         may_begin = oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
         return self._rollout_steps * (rollout + may_begin)
@@ -379,9 +379,9 @@ class RolloutWriter:
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
         """Stores one env step of each of ``indices`` [n], ascending."""
         steps, start, action, log_steps = self.steps, self._start, rows.action, self._spec.log_steps
-        envs, place = self._place(indices)
+        envs, at_rows = self._index_of(indices)
         for array, values in zip(self._sides, rows, strict=False):
-            array[place] = values
+            array[at_rows] = values
         if self._states is not None:
             self._keep_states(indices, rows.state, rows.next_state)
         ended = []
@@ -413,8 +413,8 @@ class RolloutWriter:
             begins = ats == 0
             state[rollouts[begins] % self._spec.num_slots, envs[begins]] = before[begins]
 
-    def _place(self, indices: Sequence[int]) -> tuple[slice | np.ndarray, tuple[Any, ...]]:
-        """The environments' numbers, and the place of their next rows."""
+    def _index_of(self, indices: Sequence[int]) -> tuple[slice | np.ndarray, tuple[Any, ...]]:
+        """The environments' numbers, and the index of their next rows in a slot's arrays."""
         first_step = self.steps[indices[0]]
         if len(indices) == self._count == self.steps.count(first_step):
             rollout, at = divmod(first_step, self._rollout_steps)
@@ -477,33 +477,33 @@ class TakenRollout(NamedTuple):
     use: int  # 1 to K
     version: int  # of the oldest policy in it
     versions: np.ndarray  # [T, M]
-    batch: RolloutBatch | None  # None of a rollout that the taker knew
+    batch: RolloutBatch | None  # None for a ``known`` rollout
 
 
 class RolloutReader:
     """Gives copies of complete rollouts, each at most K times, whichever process is killed; the only reader.
 
-    It goes round the rollouts, new ones first. A rollout is gone after K uses, or when its writer needs the slot: the
-    newest are kept. Uses are counted in shared memory before a copy is made: a killed reader may lose a use but never
-    adds one.
+    It cycles through the rollouts, new ones first. A rollout is dropped after K uses, or when its writer needs the
+    slot: the newest are kept. Uses are counted in shared memory before a copy is made: a killed reader may lose a use
+    but never adds one.
     """
 
-    def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, goes_round: bool = False) -> None:
-        """``goes_round`` decides what happens when samplers are slower than the reader and all rollouts are used up.
+    def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, cycles: bool = False) -> None:
+        """``cycles`` decides what happens when samplers are slower than the reader and all rollouts are used up.
 
-        If true, a rollout is given again only after all others that are there, as minibatches are in an epoch of PPO:
-        ``take`` gives nothing until the next rollout comes, as long as no sampler waits for uses. What a sampler that
-        is dead, at rest or far slower than the others has left behind counts only until it is used up. If not, the
-        same rollout is given until it is used up, too.
+        If true, a rollout is given again only after all others that are stored, like minibatches in an epoch of PPO:
+        ``take`` returns None until the next rollout is complete, unless a sampler waits for uses. Rollouts of a sampler
+        that is dead, at rest or far slower than the others count only until they are used up. If false, the same
+        rollout is given again until it is used up.
         """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:
             raise ConfigError(f"{spec.num_envs} environments are not samplers of {envs_per_writer} each")
-        self._rollouts, self._goes_round = rollouts, goes_round
+        self._rollouts, self._cycles = rollouts, cycles
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
         self._takes, self._taken_at = 0, dict[tuple[int, int], int]()
         self._exhausted_at = -1  # Complete rollouts when there was none to give.
-        self._seen_ends = np.zeros(len(self._columns), np.int64)  # ``_ends`` when ``take`` looked last.
+        self._seen_ends = np.zeros(len(self._columns), np.int64)  # ``_ends`` at the last ``take``.
         self._ended_at = np.zeros(len(self._columns), np.int64)
         """Complete rollouts of all samplers when the latest of each was seen."""
         self._gaps = np.zeros(len(self._columns))
@@ -516,7 +516,7 @@ class RolloutReader:
 
     @property
     def dropped(self) -> int:
-        """Rollouts that were written over before they were given once, also while nobody read."""
+        """Rollouts that were written over before they were given once, even without a reader."""
         unused = sum(uses == 0 for _, uses in self._readable())
         return max(0, int(self._ends.sum()) - unused - int(self._rollouts.fields["given"][0]))
 
@@ -539,7 +539,7 @@ class RolloutReader:
         spec, fields = self._rollouts.spec, self._rollouts.fields
         ends = self._ends
         complete = int(ends.sum())
-        if complete == self._exhausted_at:  # a reader that waits asks thousands of times a second
+        if complete == self._exhausted_at:  # a waiting reader calls this thousands of times a second
             return None
         self._note_pace(ends, complete)
         for _ in range(len(self._columns) * spec.num_slots):
@@ -562,8 +562,8 @@ class RolloutReader:
                 self._takes += 1
                 if uses == 0:
                     fields["given"][0] += 1
-                    there = {key for key, _ in readable}
-                    self._taken_at = {key: at for key, at in self._taken_at.items() if key in there}
+                    stored = {key for key, _ in readable}
+                    self._taken_at = {key: at for key, at in self._taken_at.items() if key in stored}
                 self._taken_at[chosen.key] = self._takes
                 versions = copies.pop("version")
                 return TakenRollout(
@@ -581,24 +581,26 @@ class RolloutReader:
     def _next(self, readable: list[_Readable]) -> _Readable | None:
         """The rollout whose turn it is: a new one, of these the oldest, or the one that was given longest ago."""
         spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
-        if new := [one for one in readable if one.uses == 0]:
+        if new := [entry for entry in readable if entry.uses == 0]:
             first, slots = [column.start for column in self._columns], spec.num_slots
-            return min(new, key=lambda one: (versions[one.key[1] % slots, 0, first[one.key[0]]], *one.key[::-1]))
-        # What only a source before this one has given comes first.
-        left = [one for one in readable if one.uses < spec.max_uses]
-        turns = [(self._taken_at.get(one.key, one.uses - _LONG_AGO), one) for one in left]
+            return min(
+                new, key=lambda entry: (versions[entry.key[1] % slots, 0, first[entry.key[0]]], *entry.key[::-1])
+            )
+        # Rollouts that only an earlier reader has given come first.
+        left = [entry for entry in readable if entry.uses < spec.max_uses]
+        turns = [(self._taken_at.get(entry.key, entry.uses - _LONG_AGO), entry) for entry in left]
         if not turns:
             return None
         taken_at, chosen = min(turns)
-        return None if self._goes_round and self._is_early(taken_at, readable) and not self._is_waited_for() else chosen
+        return None if self._cycles and self._is_early(taken_at, readable) and not self._sampler_waits() else chosen
 
     def _is_early(self, taken_at: int, readable: list[_Readable]) -> bool:
-        """True if fewer were given since than others are there, not counting used-up ones of samplers that are slow."""
+        """True if fewer were given since then than others are stored, without used-up ones of slow samplers."""
         # At equal speed each sampler completes one in as many rollouts as there are samplers.
         pace = np.maximum(self._gaps, self._ended_at.max() - self._ended_at)
         keeps_up: list[bool] = (pace < 2 * len(self._columns)).tolist()
         most_uses = self._rollouts.spec.max_uses
-        others = sum([one.uses < most_uses or keeps_up[one.key[0]] for one in readable]) - 1
+        others = sum([entry.uses < most_uses or keeps_up[entry.key[0]] for entry in readable]) - 1
         return self._takes - taken_at < others
 
     def _readable(self) -> list[_Readable]:
@@ -622,7 +624,7 @@ class RolloutReader:
             return [self._rollouts.current - spec.num_slots + 1] * len(self._columns)
         return [steps // spec.sync_interval - spec.num_slots + 1 for steps in self._steps.max(1).tolist()]
 
-    def _is_waited_for(self) -> bool:
+    def _sampler_waits(self) -> bool:
         """True if a sampler waits until its oldest rollout has been given more often."""
         spec = self._rollouts.spec
         for columns, steps in zip(self._columns, self._steps.max(1).tolist(), strict=True):
@@ -726,7 +728,7 @@ class InferenceMailbox:
         self.answered[envs] = self.requested[envs]
 
     def responses(self, envs: np.ndarray) -> Responses:
-        """Copies of the responses to ``envs`` [n], which must be there."""
+        """Copies of the responses to ``envs`` [n], which must exist."""
         fields = self._fields
         fields.in_order()
         state = (fields["next_state"][envs],) if self._spec.state_dim else ()
@@ -761,6 +763,6 @@ def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts,
 
     current = int(state["interval"])
     env_steps = state.get("collected_env_steps", current * rollouts.spec.rows)  # earlier releases do not write it
-    same = rollouts.restore(part(ROLLOUTS), current, int(env_steps))
+    restored = rollouts.restore(part(ROLLOUTS), current, int(env_steps))
     memory.states.publish(part(LEARNER), state["learner"], 0, current)
-    return same
+    return restored

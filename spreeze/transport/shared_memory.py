@@ -34,7 +34,7 @@ PAGE_BYTES = mmap.PAGESIZE
 
 @dataclass(frozen=True, kw_only=True)
 class Handle(Jsonable):
-    """A channel as a job carries it. Subclasses add what else ``attach`` needs to know."""
+    """A channel in a job. Subclasses add further fields that ``attach`` needs."""
 
     attached_owns: ClassVar[bool] = True
     """True if what ``attach`` returns closes these descriptors."""
@@ -110,7 +110,7 @@ def allocate(name: str, size_bytes: int) -> Block:
 def check_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> None:
     """Raises a ResourceError if less memory is available, by the machine and by its control groups.
 
-    ``smaller`` says which settings make it smaller.
+    ``smaller`` names the settings that make it smaller.
     """
     if size_bytes > available_bytes():
         raise ResourceError(_no_room(name, size_bytes, smaller))

@@ -21,10 +21,11 @@ MOST_EVENTS = 1007
 _HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
-EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING, SLOTS, EPISODES_TOLD, ENV_ARGS = 9, 10, 11, 12, 13, 14, 15
+EVALUATION_REQUESTS, CHECKPOINT_REQUESTS = 9, 10
+PAUSED_MS, RECORDING, SLOTS, EPISODES_WANTED, ENV_ARGS = 11, 12, 13, 14, 15
 FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
 KEPT_PER_INSERT = 22
-"""Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_TOLD`` is 1 where samplers report each
+"""Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_WANTED`` is 1 where samplers report each
 episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``FALLS`` falls of the return after which
 the learner goes back to its best checkpoint; ``RETUNED`` counts changes of the five words after it, which the tuner
 puts in force (``RetunedSettings``); ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
@@ -49,7 +50,7 @@ class RetunedSettings(NamedTuple):
     """Bounds of the rate limiter, per inserted row."""
     samples_per_insert_max: float
     kept_per_insert: float = 0.0
-    """Samples per insert below which rows of vectors are dropped: what is only measured does not fill replay."""
+    """Samples per insert below which rows of vectors are dropped, so that measurements do not fill replay."""
 
 
 def _row_words(slots: int) -> int:
@@ -116,7 +117,7 @@ class StatusTable:
         return self._rows[row, _CONTROL_WORDS : self._slots_end].view(np.float64)
 
     def events(self, row: int) -> np.ndarray:
-        """int64 [1 + MOST_EVENTS]: how many events the worker has noted while ``RECORDING``, then a ring of these."""
+        """int64 [1 + MOST_EVENTS]: number of events that the worker noted while ``RECORDING``, then a ring of these."""
         return self._rows[row, self._slots_end : self._slots_end + 1 + MOST_EVENTS]
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:

@@ -108,7 +108,7 @@ class NStepBatch:
     ) -> NStepRows:
         """Adds one env step of each [N, ...]; returns the transitions that it finished, R of them.
 
-        Where ``lost`` [N], there was no step, and what is unfinished there is dropped. ``ended`` [N]: terminated or
+        Where ``lost`` [N], there was no step, and unfinished transitions are dropped. ``ended`` [N]: terminated or
         truncated.
         """
         slot, returns = self._slot, self._returns
@@ -177,9 +177,9 @@ class FrameLog:
         self._age[index] = age = min(self._age[index] + 1, self._layout.depth)
         previous = self._last[index]
         self._last[index] = self._sink.next_logical + len(entries)
-        for place in range(max(1, len(finished))):
+        for number in range(max(1, len(finished))):
             back = self._sink.next_logical + len(entries) - previous
-            entries.append(_Entry(frame, back, age, finished[place] if finished else None))
+            entries.append(_Entry(frame, back, age, finished[number] if finished else None))
 
     def flush(self, version: int) -> None:
         """Writes all steps added, which policy ``version`` collected."""

@@ -207,7 +207,7 @@ class WeightsStore:
         return None
 
     def _checked(self, pointer: dict[str, Any], order: tuple[int, int]) -> Weights:
-        """The version that a pointer names, if everything agrees; otherwise one of many errors."""
+        """The version that a pointer names, if everything agrees; otherwise raises one of many errors."""
         match = _NAME.match(pointer["file"])
         if match is None or (int(match[1]), int(match[2])) != order:
             raise WeightsError(f"pointer to {pointer['file']!r} does not match version {order[0]}-{order[1]}")

@@ -12,7 +12,7 @@ The highest of hundreds of scores is partly luck. The rule:
 4. A policy whose returns lie far above those of the kept one (their means differ by more than four standard deviations
    of each) replaces it at once, unconfirmed: where evaluations are few, a test would come minutes later, or never.
 
-This takes the place of evaluations, at most one in nine, and no time of the learner.
+A test takes the place of an evaluation, of at most one in nine, and costs the learner no time.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class ReturnStats(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """One-sided 90 % lower bound of the expected return; the mean itself where one episode tells no spread."""
+        """One-sided 90 % lower bound of the expected return; the mean itself for a single episode."""
         return self.lower_bound(Z_90)
 
     def lower_bound(self, z: float) -> float:
-        """Lower bound of the expected return, at the level of which ``z`` is the normal distribution's quantile."""
+        """Lower bound of the expected return, at the confidence level whose normal quantile is ``z``."""
         free = self.episodes - 1
         if free < 1:
             return self.mean
         return self.mean - student_quantile(z, free) * self.std / math.sqrt(free)
 
     def far_above(self, other: ReturnStats) -> bool:
-        """True if hardly any return of one is among those of the other."""
+        """True if these returns are higher and hardly overlap with the other's."""
         return self.mean - other.mean > _FAR * (self.std + other.std)
 
     def with_more(self, other: ReturnStats) -> ReturnStats:
-        """Both together."""
+        """Statistics of both sets of episodes together."""
         episodes = self.episodes + other.episodes
         share = other.episodes / episodes
         between = share * (1.0 - share) * (other.mean - self.mean) ** 2
@@ -73,7 +73,7 @@ class Candidate(NamedTuple):
 
 
 class BestPolicy:
-    """``checkpoints/best.safetensors`` of a run, with ``best.json``, and who may replace it.
+    """``checkpoints/best.safetensors`` of a run, with ``best.json``, and the rule for replacing it.
 
     The challenger is stored beside it, so that the process of the last evaluation knows it.
     """

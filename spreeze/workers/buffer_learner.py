@@ -1,11 +1,11 @@
 """The learner of the circular buffer: its feed, and its trainer, which knows no processes.
 
-It learns from rollouts as old as they may be.
+It learns from rollouts of any age.
 
-The buffer (``transport.rollouts``) gives new rollouts first, of these the oldest, then goes round those that
-are there: between two uses of one all others are used. So K uses of N rollouts are like K epochs of N
-minibatches of PPO (arXiv 1912.00167, section 3.2). A use is one update from that rollout or, with ``minibatches``
-above 1, so many from rows of all that have begun their uses. What is computed at a rollout's first use stays here.
+The buffer (``transport.rollouts``) gives new rollouts first, the oldest of them first, then cycles through the stored
+ones: between two uses of a rollout all others are used. So K uses of N rollouts are like K epochs of N minibatches of
+PPO (arXiv 1912.00167, section 3.2). A use is one update from that rollout or, with ``minibatches`` above 1, that many
+updates from rows of all rollouts in use. Values computed at a rollout's first use are kept here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UPDATES = SLOTS["learner"].index("updates")
 _BROADCAST_S = 0.002
 """Least time between two policies for the samplers while there is something to learn from."""
 _RECENT = 64
-"""Values that means of uses and lag are of."""
+"""Number of latest values over which uses and lag are averaged."""
 
 
 def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> Iterator[None]:
@@ -76,7 +76,7 @@ class BufferFeed(RestoredFeed):
         super().restore(checkpoint, epoch)
 
     def advance(self) -> bool:
-        """One update; the samplers, all of them, find new weights after every few, and before the learner waits."""
+        """One update; all samplers get new weights after every few updates, and before the learner waits."""
         self._context.heartbeat(Phase.UPDATE)
         learned = self.trainer.learn()
         if learned:
@@ -120,7 +120,7 @@ class RestoredRolloutTrainer(Generic[_A]):
         return arrays, {"algorithm": self.algorithm.state_json(), "updates": self.updates}
 
     def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
-        """Raises a CheckpointError if it is that of another network or algorithm."""
+        """Raises a CheckpointError if the state belongs to another network or algorithm."""
         self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
         self._average.restore(tensors)
@@ -159,11 +159,11 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
     ) -> None:
         """Reads ``rollouts`` as the only reader; ``previous_env_steps`` are those of earlier sessions.
 
-        A checkpoint of the same ``session`` tells of the same rollouts. The learning rate follows ``progress``.
+        A checkpoint of the same ``session`` refers to the same rollouts. The learning rate follows ``progress``.
         """
         super().__init__(algorithm, meta)
         self._rollouts = rollouts
-        self._source = RolloutReader(rollouts, envs_per_sampler, goes_round=True)
+        self._source = RolloutReader(rollouts, envs_per_sampler, cycles=True)
         self._progress, self._env_steps_base, self._session = progress, previous_env_steps, session
         spec = rollouts.spec
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
@@ -171,9 +171,9 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
         self._counted: set[tuple[int, int]] = set()
         """Readable rollouts that the running statistics of observations and rewards include."""
         self._parts: list[Evaluated] = []
-        """Data for the further updates of the present use."""
+        """Data for the remaining updates of the current use."""
         self._version = 0.0
-        """Mean version of the policy that collected the rollout of the present use."""
+        """Mean version of the policy that collected the rollout in use."""
         self._lags: deque[float] = deque(maxlen=_RECENT)
         self._uses: deque[int] = deque(maxlen=_RECENT)
         self._dropped = 0
@@ -184,7 +184,7 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
         return self._env_steps_base + int(self._rollouts.steps.sum())
 
     def learn(self) -> bool:
-        """One update; False if there is nothing to take one from."""
+        """One update; False if there is no data for it."""
         start = perf_counter()
         if not self._parts and not self._use():
             return False
@@ -242,7 +242,7 @@ class PolicyBroadcast:
         self._trainer, self._policies = trainer, policies
         self._every_updates, self._least_s = every_updates, least_s
         newest = policies.newest
-        # A learner that was killed may have handed over policies of an epoch of which no file tells.
+        # A learner that was killed may have handed over policies of an epoch that no file records.
         self._least_epoch = 0 if newest is None else newest[0] + 1
         self._updates, self._at_s = -1, 0.0
 

@@ -121,7 +121,7 @@ class WorkerContext:
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[words.SLOWED_SHARE]) / 1000
 
     def throttled(self, now_s: float) -> bool:
-        """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it then did, a little.
+        """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it has slept briefly.
 
         A rest does not count as waiting for the limiter or the learner.
         """
@@ -156,7 +156,7 @@ class WorkerContext:
     def report(self, metrics: Mapping[str, float]) -> None:
         """Stores the metrics that have slots, and sends the others, the gauges of an algorithm, in one message.
 
-        What has no room in the pipe, or in one message, is sent with the next report, with its value of then.
+        Metrics that do not fit into the pipe or one message go with the next report, with their values at that time.
 
         Raises:
             WorkerError: the metric table has no such row.
@@ -180,12 +180,12 @@ class WorkerContext:
         return Path() if self._errors_dir is None else self._errors_dir.parent
 
     def episode(self, episode_return: float, length: int, success: bool | None) -> None:
-        """Tells the run's callbacks of an episode, if one of them wants to hear and there is room."""
-        if self.status.header[words.EPISODES_TOLD] and self._has_room():
+        """Sends an episode to the run's callbacks, if one of them needs episodes and the pipe has room."""
+        if self.status.header[words.EPISODES_WANTED] and self._has_room():
             self.send("episode", numbers=(episode_return, length, success))
 
     def report_info(self, numbers: InfoNumbers, now_s: float) -> None:
-        """Sends once a second what environments gave in ``info``, as long as there is room; ``now_s``: perf_counter."""
+        """Sends the numbers in ``info`` once a second, if the pipe has room; ``now_s``: perf_counter."""
         if now_s < self._next_info_s or not self._has_room():
             return
         self._next_info_s = now_s + _INFO_S
@@ -194,7 +194,7 @@ class WorkerContext:
             self.send("info", **part)
 
     def _has_room(self) -> bool:
-        """False while so much is unread that numbers could take the room of other messages."""
+        """False while so much is unread that metrics could crowd out other messages."""
         unread = bytearray(4)
         with contextlib.suppress(OSError):
             if self._message_fd is not None:

@@ -1,14 +1,14 @@
 """The evaluator runs greedy episodes of the newest weights; it writes scores and keeps the best weights.
 
-It runs beside training at low priority and feeds nothing back. Where there can be no second environment, the sampler
-plays the evaluations in its own, in turn with sampling (``TurnEvaluation``). ``python -m spreeze.workers.evaluator``
+It runs beside training at low priority and feeds nothing back. If a second environment is not possible, the sampler
+plays the evaluations in its own, between episodes (``TurnEvaluation``). ``python -m spreeze.workers.evaluator``
 is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
 
 An environment that raises or gives a bad transition loses its episode; the score is that of the others, with the
 number lost. No failure here is final: the next weights are tried again.
 
 Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights: a fixed list of ten
-can be easier than nine of ten others forever. A target return counts as reached when the 99 % lower bound of the mean
+may be easier than nine of ten others, for ever. A target return counts as reached when the 99 % lower bound of the mean
 of ten or more episodes is at or above it, or when the same weights reach it again in a second evaluation. This has 20
 episodes, and continues up to 100 while its mean is above the target and its 90 % lower bound is not.
 """
@@ -68,7 +68,7 @@ COLUMNS = (
 
 
 class Record(TypedDict, total=False):
-    """An evaluation as it is stored, sent and printed: the columns of ``eval.csv``, and what else is known."""
+    """An evaluation as it is stored, sent and printed: the columns of ``eval.csv`` and further fields."""
 
     wall_s: Required[float]
     env_steps: Required[int]
@@ -85,13 +85,13 @@ class Record(TypedDict, total=False):
     episodes_lost: int
     """Episodes lost to errors."""
     whole: bool
-    """None was cut, and no more were lost than finished, so that scores are comparable."""
+    """True if no episode was cut and no more were lost than finished, so that scores are comparable."""
     success_rate: float
-    """Where the environment says it."""
+    """If the environment reports success."""
     metrics: dict[str, float]
     """By their names in the table of metrics."""
     target: dict[str, Any] | None
-    """Result for the target return (see ``Evaluation._check_target``); only of a whole one."""
+    """Result for the target return (see ``Evaluation._check_target``); only for a whole evaluation."""
 
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.heartbeat(Phase.INIT)
     watches = [WeightsWatch.after_evaluations(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
-    turn, asked = 0, context.count(words.EVALUATIONS_ASKED)  # what was asked of an earlier process
+    turn, requests = 0, context.count(words.EVALUATION_REQUESTS)  # without requests to an earlier process
     with contextlib.closing(_evaluation_of(context, job)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
@@ -123,7 +123,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, hints, hint))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            seen, asked = asked, context.count(words.EVALUATIONS_ASKED)
+            seen, requests = requests, context.count(words.EVALUATION_REQUESTS)
             record = evaluation.attempt(found, group)
             if record is not None:
                 context.post(
@@ -134,7 +134,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                     env_steps=record["env_steps"],
                 )
                 context.send("evaluation", **record)
-                if asked > seen:
+                if requests > seen:
                     context.event(
                         "info",
                         f"requested evaluation after {record['updates']} updates: mean return "
@@ -145,12 +145,12 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 yield from context.pauses(pause_s(evaluation.failures))
             elif not job.has_free_core and job.config.interval_updates is None:
                 rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
-                yield from context.pauses(max(0.0, rest_s), until=partial(_is_asked, context, asked))
+                yield from context.pauses(max(0.0, rest_s), until=partial(_is_requested, context, requests))
 
 
-def _is_asked(context: WorkerContext, seen: int) -> bool:
+def _is_requested(context: WorkerContext, seen: int) -> bool:
     """True if the user has requested more evaluations than ``seen``."""
-    return context.count(words.EVALUATIONS_ASKED) > seen
+    return context.count(words.EVALUATION_REQUESTS) > seen
 
 
 def _has_changed(hints: np.ndarray, hint: int) -> bool:
@@ -158,7 +158,7 @@ def _has_changed(hints: np.ndarray, hint: int) -> bool:
 
 
 def _evaluation_of(context: WorkerContext, job: EvaluatorJob) -> Evaluation:
-    """An evaluation that beats, stops and reports as the worker whose context it is."""
+    """An evaluation with the heartbeat, the stop flag and the messages of this worker."""
 
     def should_stop() -> bool:
         context.heartbeat(Phase.EVALUATE)
@@ -181,7 +181,7 @@ class WeightsWatch:
         return cls(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
 
     def newer(self, hint: int) -> Weights | None:
-        """The newest weights, or None; looks at the file when the hint changed, and every second."""
+        """The newest weights, or None; checks the file when the hint changed, and every second."""
         now_s = time.monotonic()
         if hint == self._hint and now_s < self._look_at_s:
             return None
@@ -204,7 +204,7 @@ class Evaluation:
     ) -> None:
         """``on_error`` gets where an environment raised, the error, and the number of errors so far.
 
-        ``should_stop`` is asked before each env step; ``on_failure`` hears of attempts that failed as a whole.
+        ``should_stop`` is called before each env step; ``on_failure`` gets attempts that failed as a whole.
         """
         self._job, self._on_error, self._errors = job, on_error, 0
         self._should_stop, self._on_failure = should_stop, on_failure
@@ -219,11 +219,11 @@ class Evaluation:
         """Attempts that failed as a whole, in a row."""
 
     def lend(self, task: Task) -> None:
-        """Has it play in this environment, which is another's, until that takes it back."""
+        """Plays in the caller's environment until ``give_back``."""
         self._tasks[:] = [task]
 
     def give_back(self) -> Task | None:
-        """The environment that was lent, or the one in its place; None if a failure has closed it."""
+        """The environment that was lent, or its replacement; None if a failure has closed it."""
         return self._tasks.pop() if self._tasks else None
 
     def prepare(self) -> None:
@@ -280,7 +280,7 @@ class Evaluation:
         *,
         last: bool,
     ) -> None:
-        """Writes what the page's player shows; a failure costs that alone."""
+        """Writes the episodes for the page's player; a failure costs only these files."""
         try:
             if recorder.keep(episodes, seeds, dict(record), tries=not last):
                 self.close()  # the next ones draw
@@ -316,7 +316,7 @@ class Evaluation:
         return stats, {"reached": self._target_reached, "episodes": decides.episodes, "return_mean": decides.mean}
 
     def _confirm(self, target: float, weights: Weights, group: int) -> ReturnStats | None:
-        """The returns of a second evaluation, as long as its result is open; None if it was cut."""
+        """The returns of a second evaluation, continued while its result is undecided; None if it was cut."""
         found: list[Episode] = []
         for number in range(MOST_CONFIRMING // CONFIRMING_EPISODES):
             seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, number)
@@ -335,12 +335,12 @@ class Evaluation:
         """The finished episodes of these seeds, and the number lost to errors."""
         lost = 0
 
-        def on_error(place: int, length: int, error: Exception) -> None:
+        def on_error(position: int, length: int, error: Exception) -> None:
             nonlocal lost
             lost += 1
             self._errors += 1
             if is_power_of_ten(self._errors):
-                self._on_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error, self._errors)
+                self._on_error(f"evaluation, seed {seeds[position]}, step {length + 1}", error, self._errors)
             self._should_stop()  # the heartbeat: a new environment may take a while
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
@@ -392,7 +392,7 @@ class Evaluation:
 
 
 _LONGEST_EPISODE_S = 15.0
-"""A sampler's episode that does not end is truncated for an evaluation that has been due for so long."""
+"""A sampler's episode that does not end is truncated for an evaluation that has been due for this long."""
 
 
 class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
@@ -402,7 +402,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         self._context, self._share = context, job.config.cpu_share
         self._evaluation = _evaluation_of(context, job)
         self._watch = WeightsWatch.after_evaluations(Path(job.run_dir))
-        self._due_s, self._asked = time.monotonic(), context.count(words.EVALUATIONS_ASKED)
+        self._due_s, self._requests = time.monotonic(), context.count(words.EVALUATION_REQUESTS)
 
     @property
     def overdue(self) -> bool:
@@ -419,14 +419,14 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
             The environment to continue with, to be reset; None if it was lost and has to be made again.
         """
         context = self._context
-        asked = _is_asked(context, self._asked)
-        if time.monotonic() < self._due_s and not asked:
+        requested = _is_requested(context, self._requests)
+        if time.monotonic() < self._due_s and not requested:
             return task
         weights = self._watch.newer(context.weights_hint)
         if weights is None:
             self._due_s = time.monotonic()
             return task
-        self._asked, began_s = context.count(words.EVALUATIONS_ASKED), time.monotonic()
+        self._requests, began_s = context.count(words.EVALUATION_REQUESTS), time.monotonic()
         self._evaluation.lend(task)
         record = self._evaluation.attempt(weights)
         if record is not None:
@@ -543,19 +543,19 @@ def main(argv: list[str]) -> int:
     text, budget_s, nice = argv
     lower_priority(int(nice))
     job = EvaluatorJob.from_json(json.loads(text))
-    answer = os.dup(1)
+    result_fd = os.dup(1)
 
-    def tell(record: Record | None) -> None:
-        os.write(answer, json.dumps(record).encode() + b"\n")
+    def send(record: Record | None) -> None:
+        os.write(result_fd, json.dumps(record).encode() + b"\n")
 
     try:
         with stdout_to_stderr():
-            final_evaluation(job, float(budget_s), tell)
+            final_evaluation(job, float(budget_s), send)
     except SpreezeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     finally:
-        os.close(answer)
+        os.close(result_fd)
     return 0
 
 

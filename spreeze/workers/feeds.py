@@ -64,7 +64,7 @@ def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iter
 
 
 class SkippedUpdates:
-    """Notices that no update is applied any more, because loss or gradient is not finite."""
+    """Detects that no update is applied any more, because loss or gradient is not finite."""
 
     def __init__(self, trainer: ReplayTrainer | RestoredRolloutTrainer[Any]) -> None:
         self._trainer, self._in_a_row = trainer, 0
@@ -84,7 +84,7 @@ class SkippedUpdates:
 
 
 class RestoredFeed(Feed):
-    """One whose trainer's state is in its checkpoint."""
+    """A feed whose trainer's state is in its checkpoint."""
 
     trainer: ReplayTrainer | RestoredRolloutTrainer[Any]
     _skipped: SkippedUpdates
@@ -145,7 +145,7 @@ class ReplayFeed(RestoredFeed):
         self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
-        self.began = self._goes_on = False
+        self.began = self._resumed = False
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if (gossip := self._open_gossip(epoch)) is not None:
@@ -156,8 +156,8 @@ class ReplayFeed(RestoredFeed):
             )
         super().restore(checkpoint, epoch)
         self._epoch = epoch
-        self._goes_on = self.trainer.updates > 0
-        if self._goes_on:
+        self._resumed = self.trainer.updates > 0
+        if self._resumed:
             self._broadcast()
 
     def go_back(self, checkpoint: Checkpoint) -> str:
@@ -198,31 +198,31 @@ class ReplayFeed(RestoredFeed):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             if not self._exact:
-                self._take_in()
+                self._count_new()
             self.began = True
             done = f"{inserted * ring.spec.layout.steps} transitions"
-            if self._job.spec.frames is not None:  # their rows are frames: those of resets are none of an env step
+            if self._job.spec.frames is not None:  # rows are frames, and a reset's frame belongs to no env step
                 done = f"{self.env_steps()} env steps, with {inserted} frames in replay"
-            self._report(f"learning {'goes on' if self._goes_on else 'started'} after {done}")
+            self._report(f"learning {'goes on' if self._resumed else 'started'} after {done}")
         if not self._may_update(inserted):
             return False
         self._context.heartbeat(Phase.UPDATE)
         self._update()
         while self._exact and self._may_update(inserted):
             self._update()
-        self._tell()
+        self._post_update()
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
             self._report(note)
         return True
 
     def _open_device(self, learner: LearnerConfig) -> TwoThreads | None:
-        """Readies this process for such updates, and returns the second thread that they may use."""
+        """Prepares this process for these updates; returns the second thread that they may use."""
         self._device.close()
         opened = open_device(learner, self._job.spec, self._job.settings.hidden_sizes, learner.batch_size)
         return self._device.enter_context(opened)[1]
 
     def _retune(self) -> None:
-        """Puts the settings in force that the tuner has changed."""
+        """Applies the settings that the tuner has changed."""
         self._retuned = self._context.count(words.RETUNED)
         found = self._context.status.retuned_settings()
         learner = dataclasses.replace(self._learner, batch_size=found.batch_size, threads=found.learner_threads)
@@ -237,7 +237,7 @@ class ReplayFeed(RestoredFeed):
 
     @property
     def _imitates(self) -> bool:
-        """True while the learner has demonstrations alone to learn from, and samplers wait or are not there."""
+        """True while the learner has only demonstrations to learn from, and samplers wait or do not exist."""
         return self.trainer.updates < self._imitation_updates
 
     def _imitate(self, inserted: int) -> bool:
@@ -246,15 +246,15 @@ class ReplayFeed(RestoredFeed):
         if inserted < max(self._job.limiter.learning_starts, 1) or (most is not None and self.trainer.updates >= most):
             return False
         if not self.trainer.updates:
-            self._take_in()
+            self._count_new()
             waits = "; samplers wait" if math.isfinite(self._imitation_updates) else ""
             self._report(f"learning from {inserted} transitions in replay{waits}")
         self._context.heartbeat(Phase.UPDATE)
         self._update()
-        self._tell()
+        self._post_update()
         return True
 
-    def _tell(self) -> None:
+    def _post_update(self) -> None:
         self._context.slots[_UPDATES] = self.trainer.updates
         self._broadcast()
         self._notify()
@@ -264,15 +264,15 @@ class ReplayFeed(RestoredFeed):
         done = most is not None and self.trainer.updates >= most
         return self.began and not done and self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled)
 
-    def _take_in(self) -> None:
-        """Counts the returns and rows that are new."""
+    def _count_new(self) -> None:
+        """Counts new returns and rows."""
         self._count_returns()
         self.trainer.refresh()
 
     def _update(self) -> None:
         trainer = self.trainer
         if self._exact:  # else by the clock
-            self._take_in()
+            self._count_new()
         if self._anneals:
             done = run_progress(
                 self._job.stop, self._job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates
@@ -296,7 +296,7 @@ class ReplayFeed(RestoredFeed):
         return self._job.previous_env_steps + int(sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_rows))
 
     def _count_returns(self) -> None:
-        """Tells the trainer of the returns of all samplers of this session, those of other hosts included."""
+        """Passes the returns of all samplers of this session, also on other hosts, to the trainer."""
         slots = self._context.status.slots
         sampled = [np.asarray(slots(row)[_RETURNS]) for row in self._job.sampler_rows]
         self.trainer.count_returns(sum(sampled, start=np.asarray(self._job.returns)))
@@ -395,9 +395,9 @@ class _Peers:
 
 
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
-    """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen.
+    """Completed share of a run, by the stop condition that comes first; 0 if none can be predicted.
 
-    ``earlier_s`` [s] of earlier sessions are over, so that a resumed run does not start again.
+    ``earlier_s`` is the time of earlier sessions [s], so that a resumed run does not start over.
     """
     pairs = (
         (earlier_s + session_s, stop.limit_s and earlier_s + stop.limit_s),
@@ -410,11 +410,11 @@ def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps
 def scheduled(
     stop: StopConfig, earlier_s: float, session_s: Callable[[], float], learners: int = 1, *, by_clock: bool = True
 ) -> Progress:
-    """The share of a run that is over, as an on-policy learner's learning rate follows it.
+    """The completed share of a run, for the learning rate of an on-policy learner.
 
-    It goes by env steps where the run ends by them, so that what is learned does not depend on the clock; each of
-    ``learners`` takes its part of them. It goes by the clock where nothing else ends the run: beside a return or a
-    number of updates the time is a limit, and the share stays 0, as without ``by_clock``.
+    It follows env steps if the run ends by them, so that learning does not depend on the clock; each of ``learners``
+    takes its part of them. It follows the clock if nothing else ends the run: with a target return or a number of
+    updates the time is only a limit, and the share stays 0, as without ``by_clock``.
     """
     if stop.env_steps is not None:
         end = -(-stop.env_steps // learners)
@@ -437,7 +437,7 @@ def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorith
 
 
 def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Progress:
-    """The share that this learner's learning rate follows; not by the clock where others have one of their own."""
+    """Completed share of the run for this learner's learning rate; not by the clock beside other learners."""
     mix = job.mix
     if mix is None:
         return scheduled(job.stop, job.previous_wall_s, session_s)
@@ -452,31 +452,31 @@ _LEAST_BACKUPS_PER_S = 2.0
 
 
 class TargetPace:
-    """The share of the online weights that goes into the targets in a second: how fast values can follow."""
+    """The share of the online weights mixed into the targets per second, which limits how fast values can follow."""
 
     def __init__(self, share: float, gamma: float, n_step: int) -> None:
         """An update mixes ``share`` of the online weights into the targets, on average."""
         self._share, self._settles = share, 1.0 - gamma**n_step
-        self._began: tuple[float, int] | None = None
+        self._start: tuple[float, int] | None = None
         self._done = False
 
     def begin_again(self) -> None:
-        """Measures anew: updates take another time from now on."""
-        self._began = None
+        """Restarts the measurement, since updates now take another time."""
+        self._start = None
 
     def note(self, now_s: float, updates: int) -> str | None:
-        """Advice where they are too slow, given once; ``now_s`` is time of the run without pauses [s]."""
-        if self._began is None:
-            self._began = now_s, updates
-        elapsed_s = now_s - self._began[0]
+        """Advice if the targets are too slow, given once; ``now_s`` is the run's time without pauses [s]."""
+        if self._start is None:
+            self._start = now_s, updates
+        elapsed_s = now_s - self._start[0]
         if self._done or elapsed_s < _PACE_S:
             return None
         self._done = True
-        return slow_targets(self._share, (updates - self._began[1]) / elapsed_s, self._settles)
+        return slow_targets(self._share, (updates - self._start[1]) / elapsed_s, self._settles)
 
 
 def slow_targets(share: float, updates_per_s: float, settles: float) -> str | None:
-    """Advice where target networks follow too slowly; None where they do not.
+    """Advice if target networks follow too slowly, else None.
 
     Values have the time constant ``1 / (share settles)`` updates, where ``settles`` is 1 - gamma^n.
     """

@@ -48,7 +48,7 @@ class AnyGpuReplay(Protocol):
 
     batch: Tensor
     generator: torch.Generator
-    is_copy: bool  # of replay elsewhere, so that the learner can do without
+    is_copy: bool  # a copy of replay elsewhere, which the learner can do without
 
     def pull(self) -> None: ...
 
@@ -91,7 +91,7 @@ class GpuReplay:
         self._chunk = max(1, min(_CHUNK_ROWS, self.rows_per_shard // 16))
         self._main, self._side_stream = main or DeviceStream(device), side_stream or DeviceStream(device, side=True)
         self._rows = torch.zeros((spec.num_shards * self.rows_per_shard, spec.layout.width), device=device)
-        self._side_stream.holds(self._rows)
+        self._side_stream.record_use(self._rows)
         self._staging = Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
         self._end = [0] * spec.num_shards
         self._floor = [0] * spec.num_shards
@@ -134,7 +134,7 @@ class GpuReplay:
             for shard, (_, end) in enumerate(windows):
                 self._copy(shard, min(end, self._end[shard] + self._chunk))
             self._publish(windows)
-            if all(here == end for here, (_, end) in zip(self._end, windows, strict=True)):
+            if all(copied == end for copied, (_, end) in zip(self._end, windows, strict=True)):
                 return
 
     def _copy(self, shard: int, end: int) -> None:
@@ -145,17 +145,15 @@ class GpuReplay:
         staged, capacity = self._staging.next(), ring.spec.rows_per_shard
         host, first = staged.numpy(), shard * ring.spec.stride_rows
         with ring.shard_locks(shard, shard):
-            for at, place, count in _pieces(begin, end, capacity):
-                np.copyto(host[at : at + count], ring.rows[first + place : first + place + count])
+            for at, row, count in _pieces(begin, end, capacity):
+                np.copyto(host[at : at + count], ring.rows[first + row : first + row + count])
         safe = ring.counters()[shard][0] - capacity  # read after the copy is complete
         torn = min(max(0, safe - begin), end - begin)
         if torn:
             self._floor[shard] = max(self._floor[shard], begin + torn)
         first = shard * self.rows_per_shard
-        for at, place, count in _pieces(begin + torn, end, self.rows_per_shard):
-            self._side_stream.copy(
-                self._rows[first + place : first + place + count], staged[torn + at : torn + at + count]
-            )
+        for at, row, count in _pieces(begin + torn, end, self.rows_per_shard):
+            self._side_stream.copy(self._rows[first + row : first + row + count], staged[torn + at : torn + at + count])
         self._staging.sent(self._side_stream.mark())
         self._end[shard] = end
 
@@ -188,8 +186,8 @@ class GpuReplay:
         torch.searchsorted(ends, self._random, right=True, out=self.shard)
         shifts, starts = self._windows[1:, self.shard]
         torch.add(self._random, shifts, out=self.logical)
-        place = torch.remainder(self.logical, self.rows_per_shard).add_(starts)
-        return torch.index_select(self._rows, 0, place, out=self.batch)
+        rows = torch.remainder(self.logical, self.rows_per_shard).add_(starts)
+        return torch.index_select(self._rows, 0, rows, out=self.batch)
 
     def settle(self) -> None:
         """Waits until all copies and draws are done, so that the memory may be freed."""
@@ -206,12 +204,12 @@ class GpuReplay:
 
 
 def _pieces(begin: int, end: int, capacity: int) -> list[tuple[int, int, int]]:
-    """Logical rows ``[begin, end)`` as (offset, place, count), split where a shard of ``capacity`` rows wraps."""
+    """Logical rows ``[begin, end)`` as (offset, row, count), split where a shard of ``capacity`` rows wraps."""
     pieces, at = [], begin
     while at < end:
-        place = at % capacity
-        count = min(end - at, capacity - place)
-        pieces.append((at - begin, place, count))
+        row = at % capacity
+        count = min(end - at, capacity - row)
+        pieces.append((at - begin, row, count))
         at += count
     return pieces
 
@@ -230,10 +228,10 @@ def fitted_gpu_replay(
         except torch.OutOfMemoryError:
             rows //= 2  # taken by another process in the meantime, or fragmented
             continue
-        held = f"replay is mirrored on {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} free memory"
+        note = f"replay is mirrored on {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} free memory"
         if rows < whole:
-            held += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
-        return gpu_replay, held
+            note += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
+        return gpu_replay, note
     return None, (
         f"batches are gathered on the host: a copy of replay needs {size(needed)}, {device} has {size(free_bytes)} free"
     )
@@ -267,8 +265,8 @@ class DeviceStream:
         with contextlib.nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream):
             to.copy_(source, non_blocking=True)
 
-    def holds(self, tensor: Tensor) -> None:
-        """Keeps memory of the current stream from other use, once it is freed, until this stream's work is done."""
+    def record_use(self, tensor: Tensor) -> None:
+        """Keeps memory of the current stream, once freed, from reuse until this stream's work is done."""
         if self._side_stream is not None:
             tensor.record_stream(self._side_stream)
 

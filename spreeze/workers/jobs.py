@@ -1,4 +1,4 @@
-"""The jobs of all workers: what each is told when its process starts, and the handles of its channels.
+"""The jobs of all workers: the settings that each process starts with, and the handles of its channels.
 
 A job names the function that does it, which is imported only in the worker's own process. A mode of another module may
 have jobs of its own.
@@ -26,7 +26,7 @@ class Job(Jsonable):
     code: ClassVar[str]
     """``module:function`` that does it, called with the worker's context and the job.
 
-    One that yields, when it is ready and after each of its turns, can take turns with others in one process.
+    A function that yields when it is ready and after each of its turns can share a process with others.
     """
 
 
@@ -46,11 +46,11 @@ class AnyLearnerJob(Job):
     """Monotonic time at which this session started; ``previous_wall_s`` is the wall time of earlier sessions."""
     previous_wall_s: float
     session: float
-    """Tells this session from all others of the run."""
+    """Identifies this session among all sessions of the run."""
     publishes_values: bool = False
     """True if the values of its networks are published beside its policy, for recorded episodes."""
     publish_updates: int | None = None
-    """Updates between two publications; None: they come by the clock."""
+    """Updates between two publications; None: by the clock."""
     wakeup: WakeupHandle | None = None
     """Wakeup by which samplers signal new rows or rollouts; None: it polls."""
     sampler_wakeups: tuple[WakeupHandle, ...] = ()
@@ -77,7 +77,7 @@ class AnyReplayJob(AnyLearnerJob):
     averages: tuple[ParametersHandle, ...] = ()
     """One for each group's learner; empty: this learner averages with none, or also with those of ``hosts``."""
     hosts: GossipHandle | None = None
-    """Messages of the learners of all hosts, to average with them; None: this host's are all."""
+    """Messages of the learners of all hosts, to average with them; None: only this host has learners."""
     loaded_rows: tuple[int, ...] = ()
     """Rows of each shard that came from an earlier session; empty: none."""
     returns: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -140,7 +140,7 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     policies: ParametersHandle
     states: ParametersHandle
     mix: MixSpec | None = None
-    """Parameter mixing with other learners; None: there are none."""
+    """Parameter mixing with other learners; None: it learns alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class EvaluatorJob(Job):
     target_return: float | None = None
     """Return at which the run's target is reached, if it has one."""
     room: int | None = None
-    """Environments that there may be at a time; None: as many as suit the task."""
+    """Most environments at a time; None: as many as suit the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class SamplerJob(AnySamplerJob):
     loaded_rows: int = 0
     """Rows of its shard that came from an earlier session."""
     stream: int | None = None
-    """Beside the seed, what its random numbers depend on; None: its index."""
+    """Number that, with the seed, determines its random numbers; None: its index."""
     policies: ParametersHandle | None = None
     """The memory by which it gets weights; None: files."""
     wakeup: WakeupHandle | None = None

@@ -27,7 +27,7 @@ from spreeze.workers.torch_devices import malloc_trim, resolve_device
 _POLL_S = 0.0005
 _POST_S = 0.25
 _VALUES_S = 5.0  # least time between two publications of values
-_HEALTH_S = 5.0  # least time between two looks at the networks
+_HEALTH_S = 5.0  # least time between two computations of ``health``
 FIRST_CHECKPOINT_S = 5.0
 """Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
 _LAST_PUBLICATION_S = 5.0  # longest wait for the disk to take the last weights of a run
@@ -71,7 +71,7 @@ class Feed:
     goes_back = False
     """True if it can go back to a checkpoint, once the return has fallen."""
     stepping_s = 0.0
-    """Time in which it did not learn but stepped environments, where it does that itself: it waited for data."""
+    """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
     broadcast_s = 0.0
     """Time spent sending weights to samplers that do not read the published ones (mode serial) [s]."""
 
@@ -89,7 +89,7 @@ class Feed:
         raise NotImplementedError
 
     def go_back(self, checkpoint: Checkpoint) -> str:
-        """Learns on from a checkpoint of this run, at half the learning rates; says what these are now."""
+        """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
         raise NotImplementedError
 
     def advance(self) -> bool:
@@ -97,7 +97,7 @@ class Feed:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Waits until samplers have written, or a little while where they tell nobody."""
+        """Waits until samplers signal new data, or briefly if they do not signal."""
         if self._wakeup is None:
             time.sleep(_POLL_S)
         else:
@@ -108,10 +108,10 @@ class Feed:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Reports, or raises, what was found since the last call."""
+        """Reports, or raises, problems since the last call."""
 
     def leave(self) -> None:
-        """Tells other learners that nothing more follows."""
+        """Tells other learners that this one has finished."""
 
     def _notify(self) -> None:
         """Wakes the samplers: batches were drawn, or a rollout was taken over."""
@@ -141,7 +141,7 @@ class Learner:
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
         self._unwritten = 0  # checkpoints in a row
-        self._checkpoints_asked, self._falls = context.count(words.CHECKPOINTS_ASKED), context.count(words.FALLS)
+        self._checkpoint_requests, self._falls = context.count(words.CHECKPOINT_REQUESTS), context.count(words.FALLS)
 
     def _now(self) -> dict[str, Any]:
         """Env steps and wall time of the run, without pauses."""
@@ -210,11 +210,11 @@ class Learner:
         if (falls := self._context.count(words.FALLS)) > self._falls:
             self._falls = falls
             self._go_back()
-        requests = self._context.count(words.CHECKPOINTS_ASKED)
-        asked = requests > self._checkpoints_asked
-        if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
-            self._checkpoints_asked = requests
-            if self._checkpoint() and asked:
+        requests = self._context.count(words.CHECKPOINT_REQUESTS)
+        requested = requests > self._checkpoint_requests
+        if requested or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
+            self._checkpoint_requests = requests
+            if self._checkpoint() and requested:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 
     def _go_back(self) -> None:
@@ -398,7 +398,7 @@ class Publisher:
                 offer, self._waiting, self._busy = self._waiting, None, True
             failure: str | None = None
             if self._values is not None and offer.values is not None:
-                with contextlib.suppress(Exception):  # first, so that whoever finds the weights finds them
+                with contextlib.suppress(Exception):  # first, so that a reader of the weights finds them
                     self._values.publish(offer.values[0](), offer.values[1], offer.epoch, offer.version)
             try:
                 self._store.publish(offer.arrays(), offer.meta, offer.epoch, offer.version)

@@ -117,17 +117,17 @@ def receive(line: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def install_fds(fds: Sequence[int], places: Sequence[int]) -> None:
+def install_fds(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Moves each descriptor to the number that the job knows it by; standard output and error come first.
 
     Raises:
         OSError: a number is already in use.
     """
-    above = max(*places, *fds) + 1
+    above = max(*numbers, *fds) + 1
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for fd in fds:
         os.close(fd)
-    for fd, number in zip(aside, places, strict=True):
+    for fd, number in zip(aside, numbers, strict=True):
         if number > 2 and os.path.exists(f"/dev/fd/{number}"):
             raise OSError(f"descriptor {number} is in use")
         os.dup2(fd, number, inheritable=number <= 2)

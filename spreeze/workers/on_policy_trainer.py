@@ -5,7 +5,7 @@ theta(j-1) collected; in rollout 0 there is nothing to learn, so theta(1) = thet
 baseline): D(j) is collected with theta(j), and then theta(j+1) is learned from it.
 
 Before the swap, everything that a later rollout depends on is stored in memory that outlives this process. The
-successor of a killed learner reads the state of the rollout and learns the same again, unless what follows is there.
+successor of a killed learner reads the state of the rollout and learns the same again, unless the next state is stored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Progress = Callable[[int], float]
 """Env steps of a learner -> share of the run that is over."""
 FINGERPRINTS = "fingerprints.jsonl"
 _AVERAGE = "policy_average/"
-"""Starts the names of the averaged weights among the arrays of a learner's state."""
+"""Prefix of the averaged weights' names among the arrays of a learner's state."""
 _MAX_SKIPPED_ROLLOUTS = 5
 
 
@@ -72,8 +72,8 @@ class OnPolicyTrainer:
         state = memory.states.read(rollouts.current)
         if state is None and rollouts.current > 0:
             raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
-        # Samplers may have what a predecessor handed over before it died: it is not learned again, for mixed with what
-        # others have by now it would be another policy of that number.
+        # Samplers may have the policy that a predecessor handed over before it died. It is not learned again: mixed
+        # with the others' present weights, it would be another policy with the same number.
         following = None if state is None else memory.states.read(rollouts.current + 1)
         latest = state if following is None else following
         if latest is not None:
@@ -137,7 +137,7 @@ class OnPolicyTrainer:
         mixer.statistics = start = algorithm.averaged_statistics()
         algorithm.learn(batch, progress)
         own = algorithm.averaged_statistics()
-        mixer.statistics = own + (mixer.statistics - start)  # what came with gradients is of before this rollout
+        mixer.statistics = own + (mixer.statistics - start)  # those of shared gradients are from before this rollout
         algorithm.set_parameters(mixer.mix(before, algorithm.parameters(), self._rollouts.current + 1))
         if not np.array_equal(mixer.statistics, own):
             algorithm.set_averaged_statistics(mixer.statistics)
@@ -158,7 +158,7 @@ class OnPolicyTrainer:
             )
 
     def swap(self) -> bool:
-        """Starts the next rollout if this one is full and learning is done; whether it did."""
+        """Starts the next rollout if this one is full and learning is done; returns whether it did."""
         current = self._rollouts.current
         if self._learned != current or not self._rollouts.full:
             return False
@@ -240,9 +240,9 @@ class OnPolicyTrainer:
 class RolloutAverage:
     """An exponential average of an on-policy algorithm's policy, one step after each rollout learned from.
 
-    With ``policy_average`` = 0 it is the newest policy. In u updates it keeps that to the power of u of itself, less at
-    first: after r rollouts no more than r / (9 + r), so that the first weights are soon forgotten. The running mean and
-    deviation of observations are averaged with the weights that were learned with them.
+    With ``policy_average`` = 0 it is the newest policy. Over u updates it keeps ``policy_average ** u`` of itself,
+    less at first: after r rollouts no more than r / (9 + r), so that the first weights are soon forgotten. The running
+    mean and deviation of observations are averaged with the weights that were learned with them.
     """
 
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
@@ -279,10 +279,10 @@ class RolloutAverage:
 
 
 def _found(parameters: VersionedParameters, current: int) -> Weights:
-    held = parameters.read(current)
-    if held is None:
+    weights = parameters.read(current)
+    if weights is None:
         raise WorkerError(f"the stored policy or learner state of rollout {current} is missing")
-    return held
+    return weights
 
 
 def sha256_of(arrays: Arrays, more: bytes = b"") -> str:

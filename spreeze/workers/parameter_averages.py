@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
-_GONE_AFTER = 4
-"""Averagings without news from another learner after which it counts as gone; speeds differ by less."""
+_SILENT_STEPS = 4
+"""Averaging steps without a message from another learner after which it is left out; speeds differ by less."""
 
 
 class PolicyAverage:
@@ -59,12 +59,12 @@ class PolicyAverage:
                 online.copy_(kept)
 
     def _parts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The average and the newest of each vector of parameters."""
+        """Pairs of the average and the newest vector of parameters."""
         newest = self._algorithm.policy_parameters
         return list(zip(torch.split(self.weights, [len(part) for part in newest]), newest, strict=True))
 
     def restore(self, weights: np.ndarray | None, updates: int) -> None:
-        """Continues a stored average; starts again at the present weights where there is none that fits."""
+        """Continues a stored average; restarts at the current weights if none fits."""
         fits = weights is not None and weights.shape == tuple(self.weights.shape)
         newest = torch.cat(self._algorithm.policy_parameters)
         self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else newest)
@@ -74,10 +74,10 @@ class PolicyAverage:
 class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
-    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that are the
-    units of what these read and say. It then takes the mean of these and of the newest of each other learner. Moments
-    of the optimizer stay its own. Nobody waits: a learner of which nothing new has come for ``_GONE_AFTER`` of these
-    steps, since it is dead, done or far slower, is left out until it sends again.
+    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that scale
+    their inputs and outputs. It then takes the mean of these and of the newest of each other learner. Moments
+    of the optimizer stay its own. No learner waits: one that has sent nothing for ``_SILENT_STEPS`` of these steps,
+    as it is dead, done or far slower, is left out until it sends again.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class PeerAverage:
         joins: bool = False,
         statistics: ReplayTrainer | None = None,
     ) -> None:
-        """``gossip`` is that of all learners, each a neighbour of each; running ``statistics`` are averaged too.
+        """``gossip`` connects every learner with every other; running ``statistics`` are averaged too.
 
-        One that ``joins`` others, which may have learned for long, takes the mean of theirs alone the first time.
+        A learner that ``joins`` a running group first takes the mean of the others alone.
         """
         self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
         self._statistics = statistics
         self._interval, self._due, self._version = interval, -1, 0
         self._newest: dict[int, tuple[np.ndarray, int]] = {}
-        """Number of another learner -> what it sent last, and the own version at which that was new."""
-        self._others = -1
+        """Number of another learner -> its last message, and the own version at which that arrived."""
+        self._num_others = -1
 
     def advance(self, updates: int) -> str | None:
-        """Averages if it is due after so many updates; a sentence when the number of others in the mean has changed."""
+        """Averages if that is due; returns a sentence if the number of other learners in the mean has changed."""
         if self._due < 0:
             self._due = updates + self._interval
         if updates < self._due:
@@ -127,14 +127,14 @@ class PeerAverage:
             if self._statistics is not None and len(units):
                 means_of = np.mean([as_float64(message[size:]) for message in every], 0)
                 self._statistics.set_averaged_statistics(means_of)
-        if len(others) == self._others:
+        if len(others) == self._num_others:
             return None
-        self._others = len(others)
-        plural = "" if self._others == 1 else "s"
-        return f"update {updates}: averages parameters with {self._others} other learner{plural}"
+        self._num_others = len(others)
+        plural = "" if self._num_others == 1 else "s"
+        return f"update {updates}: averages parameters with {self._num_others} other learner{plural}"
 
     def _living(self) -> list[np.ndarray]:
-        """The newest of each other learner that still sends."""
+        """Newest message of each other learner that still sends."""
         for message in self._gossip.receive():
             self._newest[message.sender] = message.parameters, self._version
-        return [found for found, since in self._newest.values() if self._version - since < _GONE_AFTER]
+        return [found for found, since in self._newest.values() if self._version - since < _SILENT_STEPS]

@@ -54,13 +54,13 @@ from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory,
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
 _LEAST_NEW_ROWS = 256
-"""Rows that the normaliser waits for: it adds up so many in the time of a few."""
+"""New rows that the normaliser waits for: adding this many takes no longer than adding a few."""
 _RAW_CLIP = 1e15
 """Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 _AVERAGE = "policy_average"
 _LEAST_BATCH = 32
 _PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
-"""Parts of an update that ``torch.compile`` fuses; between them stand the optimizers, each one kernel already."""
+"""Parts of an update that ``torch.compile`` fuses; the optimizers between them are one kernel each already."""
 
 
 class ReplayTrainer:
@@ -88,7 +88,7 @@ class ReplayTrainer:
         Samplers explore with the newest weights, or with the average too (``config.explore_average``).
 
         ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. One
-        of the same ``session`` tells of the same rows.
+        of the same ``session`` refers to the same rows.
         """
         device = resolve_device(learner.device)
         devices = DeviceSplit.parse(device)
@@ -142,9 +142,9 @@ class ReplayTrainer:
         self._session, self._rows_counted = session, list(loaded_rows)
         self._reward_clip = np.float32(REWARD_CLIP if scales else _RAW_CLIP)
         self.set_batch_size(learner.batch_size)
-        gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
+        gpus = {device for device in (self._device, self._actor_device) if device.type == "cuda"}
         # A waiting host yields its core: samplers need it.
-        self._copied = {place: torch.cuda.Event(blocking=True) for place in gpus}  # type: ignore[no-untyped-call]
+        self._copied = {gpu: torch.cuda.Event(blocking=True) for gpu in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.vector_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = self._times_back = 0
@@ -158,7 +158,7 @@ class ReplayTrainer:
 
     def set_parallel(self, parallel: Parallel | None) -> None:
         """Splits updates over two threads, or over one, from now on."""
-        # A network of one's own is one module, which two threads cannot run with parameters of their own.
+        # A custom network is one module, which two threads cannot run with parameters of their own.
         if not self._is_own_network:
             self.algorithm.set_parallel(parallel)
 
@@ -295,7 +295,7 @@ class ReplayTrainer:
         pinned = "cuda" in (self._device.type, self._actor_device.type)
         self.batch_rows = max(1, batch_size // self._layout.steps)
         self.batch_size = self.batch_rows * self._layout.steps
-        """Env steps of an update; with sequences there are fewer rows, each at least one."""
+        """Env steps of an update; with sequences each row has several."""
         self.algorithm.drop_buffers()
         self._host_batch: TransitionBatch | SequenceBatch | None = None
         self._frames: torch.Tensor | None = None
@@ -396,7 +396,7 @@ class ReplayTrainer:
         return 1
 
     def update_within_memory(self, most: int | None, on_shrink: Callable[[str], None]) -> int:
-        """``update``; again with less memory when the device runs out of it, of which ``on_shrink`` is told.
+        """``update``, repeated with less memory if the device runs out of it; ``on_shrink`` gets a report of that.
 
         Any other CUDA error leaves the device unusable and is raised.
         """
@@ -411,7 +411,7 @@ class ReplayTrainer:
             on_shrink(self.shrink())
 
     def kernels(self) -> int:
-        """Kernels of one update with its draw from GPU replay, which is taken for it; on a GPU as its profiler sees it.
+        """Kernels of one update with its draw from GPU replay, which this runs; on a GPU by its profiler.
 
         On a CPU, and where the profiler sees nothing, these are the operations that compute; a few of them are more
         than one kernel.
@@ -447,8 +447,8 @@ class ReplayTrainer:
             self._device_normalizer.apply(rows)
         if self._actor_obs is not None:
             layout = self._layout
-            there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
-            actor_batch = TransitionBatch(there[0], None, None, None, None, None, there[1])
+            observations = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
+            actor_batch = TransitionBatch(observations[0], None, None, None, None, None, observations[1])
         critic_s, actor_s = self.algorithm.update(self._split(rows, None), actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
@@ -462,8 +462,8 @@ class ReplayTrainer:
     def _scale_rewards(self) -> None:
         """Divides the batch's rewards by the scale of returns, and bounds them.
 
-        Rows whose reward is not finite, as earlier versions stored those beyond float32, give way to others of the
-        batch: else no batch with one of them would ever be learned from.
+        Rows whose reward is not finite (earlier versions stored rewards beyond float32) are replaced by others of the
+        batch: otherwise no update with one of them would be applied.
         """
         is_whole, bound = self._layout.sequence is not None, self._reward_clip
         reward = self._rows_np[:, self._layout.sequence_rewards if is_whole else self._layout.reward]
@@ -497,10 +497,10 @@ class ReplayTrainer:
         if self._actor_obs is None:
             return None
         torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._actor_obs)
-        there = self._actor_obs.to(self._actor_device, non_blocking=True)
+        observations = self._actor_obs.to(self._actor_device, non_blocking=True)
         if self._actor_device in self._copied:
             self._copied[self._actor_device].record(torch.cuda.current_stream(self._actor_device))
-        return TransitionBatch(there[0], None, None, None, None, None, there[1])
+        return TransitionBatch(observations[0], None, None, None, None, None, observations[1])
 
     def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch | SequenceBatch:
         layout, gamma = self._layout, self._gamma
@@ -546,7 +546,7 @@ class ReplayTrainer:
         return value if metric is None else value * self.return_scale**metric.return_power
 
     def health(self) -> dict[str, float]:
-        """``Algorithm.health`` on the rows of the latest update; nothing before one."""
+        """``Algorithm.health`` on the rows of the latest update; empty before the first."""
         if self.gather_s == 0.0:  # no rows were drawn since the start
             return {}
         launches = self._launches
@@ -637,7 +637,7 @@ class ReplayTrainer:
             self._rows_counted = [int(rows) for rows in state["counted"]["rows"]]
             self._returns_counted = np.array(state["counted"]["returns"])
         if self._prioritised is not None:
-            self._prioritised.begin_again(float(state.get("largest_error") or 1.0))
+            self._prioritised.reset_priorities(float(state.get("largest_error") or 1.0))
         self._set_times_back(int(state.get("times_back", 0)))
         self._renew_device_normalizer()
 
@@ -648,7 +648,7 @@ class ReplayTrainer:
         self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": self._rng.bit_generator.state})
 
     def _set_times_back(self, times: int) -> None:
-        """Halves the learning rates so many times."""
+        """Halves the learning rates ``times`` times."""
         self._times_back, share = times, 0.5**times
         if share == self.algorithm.lr_share:
             return
@@ -675,7 +675,7 @@ class DeviceNormalizer:
         self._normalizes = False
 
     def renew(self, normalizer: Normalizer | None, factor: float, bound: float) -> None:
-        """Takes over the statistics of observations, if there are any, and what rewards are multiplied by."""
+        """Takes over the statistics of observations, if there are any, and the factor and bound of rewards."""
         self._normalizes = normalizer is not None
         values, staged = [factor, -bound, bound], self._staging.next()
         size = len(self._mean)

@@ -30,7 +30,7 @@ from spreeze.workers.evaluator import turn_evaluation
 from spreeze.workers.jobs import BufferSamplerJob, RolloutSamplerJob, RolloutWorkerJob, SamplerJob
 
 _POLL_S = 0.0005
-"""Sleep of a sampler that the limiter or an unused rollout holds: shorter than an update, longer than a wakeup."""
+"""Sleep of a sampler blocked by the limiter or by an unused rollout: shorter than an update, longer than a wakeup."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 
 
@@ -86,7 +86,7 @@ class SamplerLoop:
         self._context, self._sink, self._collector, self._rng = context, sink, collector, rng
         self._limiter, self._kept, self._retuned = job.limiter, job.limiter.within(0.0, job.limiter.maximum), 0
         self._random = RandomActions(job.spec, rng)
-        self._is_told = job.policies is None
+        self._reads_files = job.policies is None
         """True if weights come as files, announced by a hint; else the policy is read at each turn."""
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)) if job.policies is None else job.policies.attach())
         self._hint = -1
@@ -135,7 +135,7 @@ class SamplerLoop:
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint
-        if hint != self._hint or not self._is_told:
+        if hint != self._hint or not self._reads_files:
             self._policy.refresh()
             if self._policy.current() is not None:
                 self._hint = hint
@@ -144,7 +144,7 @@ class SamplerLoop:
         """Uniform actions until learning has started or trained weights are there, then the policy's."""
         policy = self._policy.current()
         if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
-            if policy is not None and policy.state_dim:  # remembers, whoever acts
+            if policy is not None and policy.state_dim:  # its state also follows random actions
                 _, self._collector.state = policy.act(self._collector.obs, self._collector.state)
             return self._random.draw(self._collector.num_envs, self._collector.obs)
         actions, self._collector.state = policy.act(self._collector.obs, self._collector.state, self._rng)
@@ -165,9 +165,9 @@ def _collector(
     job: RolloutSamplerJob | BufferSamplerJob,
     rollouts: Rollouts,
     stack: contextlib.ExitStack,
-    **ways: bool,
+    **options: bool,
 ) -> RolloutCollector:
-    """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``ways`` are keyword arguments."""
+    """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``options`` are keyword arguments."""
     made = RolloutCollector(
         TaskSource(job.spec, context.run_dir, lambda: context.count(words.ENV_ARGS)),
         job.spec,
@@ -178,7 +178,7 @@ def _collector(
         on_progress=context.heartbeat,
         nan_policy=job.nan_policy,
         on_error=context.env_error,
-        **ways,
+        **options,
     )
     stack.enter_context(contextlib.closing(made))
     made.on_episode = context.episode
@@ -199,7 +199,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Itera
 def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterator[None]:
     """Fills the circular buffer, with the newest policy from rollout to rollout, until asked to stop.
 
-    The successor of a dead sampler starts new episodes, in the rollout that was begun.
+    The successor of a dead sampler starts new episodes, in the unfinished rollout.
     """
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
@@ -209,7 +209,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
 
 
 class _BufferSampler:
-    """Steps all environments into rollouts of its own, by the newest policy of each rollout's start."""
+    """Steps all environments into its own rollouts, with the newest policy at the start of each."""
 
     def __init__(
         self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource, learner: Wakeup
@@ -278,7 +278,7 @@ class MailboxClient:
 
 
 class _RolloutSampler:
-    """Steps those environments whose action is there, into rollouts that all samplers share."""
+    """Steps those environments whose action has arrived, into rollouts that all samplers share."""
 
     def __init__(
         self,
@@ -292,7 +292,9 @@ class _RolloutSampler:
         samplers = [handle.attach() for handle in job.sampler_wakeups]
         self._wakeup = samplers[job.index]
         # In step synchrony the others wait for the last sampler to take the step.
-        self._others = [wakeup for wakeup in samplers if wakeup is not self._wakeup] if job.step_synchronous else []
+        self._other_wakeups = (
+            [wakeup for wakeup in samplers if wakeup is not self._wakeup] if job.step_synchronous else []
+        )
         self._inference_workers = [handle.attach() for handle in job.inference_wakeups]
         self._learner = job.learner_wakeup.attach()
         self._policies = RolloutPolicy(rollouts, job.policies.attach())
@@ -308,8 +310,8 @@ class _RolloutSampler:
             stepped = self._envs.advance(self._policies)
         if stepped:
             columns = self._envs.columns
-            if self._others and columns.last_of_step:
-                for wakeup in self._others:
+            if self._other_wakeups and columns.last_of_step:
+                for wakeup in self._other_wakeups:
                     wakeup.notify()
             if columns.filled:
                 self._learner.notify()

@@ -101,7 +101,7 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
 
 
 def forget_memory(device: str) -> None:
-    """Gives back what earlier work of this process left on the GPUs, and starts a new ``peak_bytes``.
+    """Frees GPU memory that earlier work of this process left, and resets ``peak_bytes``.
 
     Objects that refer to each other hold their memory until Python looks for them.
     """
@@ -200,11 +200,11 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
         )
     on_gpu, on_cpu = "tf32" if precision == "tf32" else "ieee", "bf16" if precision == "bfloat16" else "ieee"
     backends: Any = torch.backends
-    places = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
-    before = [place.fp32_precision for place in places]
+    settings = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    before = [setting.fp32_precision for setting in settings]
     try:
-        for place, wanted in zip(places, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
-            place.fp32_precision = wanted
+        for setting, wanted in zip(settings, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
+            setting.fp32_precision = wanted
         if precision == "float32" and not gpus and largest >= _LEAST_FOR_ONEDNN and mkl_lacks_avx512():
             # Permission to round sends matmuls to oneDNN. It does not make use of it where it has no such kernel.
             backends.mkldnn.matmul.fp32_precision = "bf16"
@@ -212,20 +212,20 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
                 backends.mkldnn.matmul.fp32_precision = "ieee"
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
 
 
 @contextlib.contextmanager
 def open_device(
     learner: LearnerConfig, spec: EnvSpec, hidden_sizes: Sequence[int], rows: int
 ) -> Iterator[tuple[str, TwoThreads | None]]:
-    """Readies this process for updates of that many rows: precision and threads. Yields device and second thread.
+    """Prepares this process for updates of that many rows: precision and threads. Yields device and second thread.
 
     Networks must be created within this context.
 
     Raises:
-        ConfigError: the device, or its precision, is not there.
+        ConfigError: the device, or its precision, is not available.
     """
     device = resolve_device(learner.device)
     with (

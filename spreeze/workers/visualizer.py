@@ -56,7 +56,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             context.event("warning", text)
             return
         show = _Show(context, job, task)
-        stack.pop_all()  # the show closes it, or the one in its place
+        stack.pop_all()  # the show closes it, or its replacement
         stack.callback(show.close)
         show.run()
 
@@ -123,7 +123,7 @@ class _Show:
             self._rest(begin_s, time.process_time() - cpu_s)
 
     def _failed(self, error: Exception) -> None:
-        """Tells of a picture that failed, and rests before the next attempt."""
+        """Reports a failed picture, and pauses before the next attempt."""
         self._failures += 1
         if is_power_of_ten(self._failures):
             text = f"rendering failed{in_a_row(self._failures)}: {described(error)}"
@@ -132,7 +132,7 @@ class _Show:
         self._context.sleep(pause_s(self._failures))
 
     def close(self) -> None:
-        """Ends a clip that has begun where it is: of a short run it is the only one."""
+        """Finishes an unfinished clip early: in a short run it is the only one."""
         if self._clip is not None and self._clip.frames >= _LEAST_CLIP_S * self._clip_fps:
             try:
                 self._finish_clip(self._clip)

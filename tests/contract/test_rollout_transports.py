@@ -293,7 +293,7 @@ def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alo
 def test_a_reader_goes_round_and_uses_none_again_before_all_others():
     """As an epoch of PPO goes through its minibatches; where it is faster than the samplers it waits for them."""
     place = Memory(spec(3, 4, asynchronous=True))
-    source = RolloutReader(place.rollouts, M, goes_round=True)
+    source = RolloutReader(place.rollouts, M, cycles=True)
     for writer in (0, 1):
         place.fill(writer, rollouts=2)
     order = [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -309,7 +309,7 @@ def test_a_reader_goes_round_and_uses_none_again_before_all_others():
 @pytest.mark.parametrize("pattern", [[0], [0, 0, 0, 0, 1]])
 def test_a_sampler_that_is_dead_or_slow_takes_no_uses_from_the_rollouts_of_another(pattern):
     place = Memory(spec(3, 8, asynchronous=True))
-    source, uses = RolloutReader(place.rollouts, M, goes_round=True), {}
+    source, uses = RolloutReader(place.rollouts, M, cycles=True), {}
     for writer in (0, 1):
         place.fill(writer, rollouts=2)
     for turn in range(40):
@@ -324,7 +324,7 @@ def test_a_sampler_that_is_dead_or_slow_takes_no_uses_from_the_rollouts_of_anoth
 
 def test_a_reader_that_goes_round_waits_for_nobody_while_a_sampler_waits_for_it():
     place = Memory(spec(3, 4, asynchronous=True, least_uses=2))
-    source = RolloutReader(place.rollouts, M, goes_round=True)
+    source = RolloutReader(place.rollouts, M, cycles=True)
     place.fill(0, rollouts=2)
     while source.take() is not None:
         pass

@@ -1,15 +1,15 @@
-"""Other hosts, through Ray: placement, restarts and moving bytes are Ray's, all else is as on one machine.
+"""Other hosts, through Ray: Ray does placement, restarts and transfers; all else is as on one machine.
 
 In mode spreeze they have samplers; where learners mix they have whole runs, whose learners join those of this one.
 
 ``bridge`` (driver)  a worker process of the run, which holds the connection to Ray: it asks each host for chunks of
-                     rows, writes them into the run's replay, and hands out weights. A crash of Ray is its death alone.
+                     rows, writes them into the run's replay, and sends weights. A crash of Ray ends this process alone.
 ``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
 ``host``             the samplers of that host, or its run of samplers and a learner, under this package's own
                      supervisor; knows nothing of Ray.
 ``learner_bridge``   (driver) in place of the bridge where learners mix: gives each host a run, and carries messages
                      between this host's memory and the others'.
-``ray_nodes``        all that is called of Ray: joining a cluster, or making one on this machine; its nodes; actors.
+``ray_nodes``        all calls of Ray: joining a cluster, or making one on this machine; its nodes; actors.
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.
 
 *Flow.* At most two pulls are in progress to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4

@@ -40,11 +40,11 @@ _MOST_PULLS = 2  # Pulls in progress to one host: one is filled while the other 
 _LINGER_EACH_S, _MOST_LINGER_S = 0.05, 0.5
 """A chunk costs the driver CPU time, whatever its size. So with more hosts each waits longer to fill one."""
 _PACE = 0.8
-"""Least time between two pulls of one host, of that time: where the rate limiter binds, answers come at once."""
+"""Least time between two pulls of one host, as a share of that time: if the rate limiter binds, answers are quick."""
 _WAIT_S = 0.05
-_NODES_S = 1.0  # Between two looks at which nodes live.
+_NODES_S = 1.0  # Between two checks for living nodes.
 _PING_S = 5.0
-_SILENT_S = 5.0  # A host that has not answered for so long is named.
+_SILENT_S = 5.0  # A host that has not answered for this long is reported.
 _AGAIN_S = 0.5  # Between two pulls of a host that is not available.
 _REPLACE_S = 5.0  # Between two gateways on a host where one cannot work.
 _END_S = 2.0
@@ -68,14 +68,14 @@ class Host:
         self.gateway: RemoteGateway | None = None
         self.ledger = SequenceTracker()
         self.pulls: deque[tuple[Any, float]] = deque()
-        """(reference, when it was asked), oldest first; answers are taken in this order."""
+        """(reference, time of the request), oldest first; answers are taken in this order."""
         self.allowed = 0
         """Number of the row up to which the host may write, in the ledger's epoch."""
         self.calls: dict[str, tuple[Any, float]] = {}
         """Other calls in progress, at most one of each method."""
-        self.given: tuple[int, int] = (-1, -1)
-        """(epoch, version) of the weights that it was given last."""
-        self.given_s = 0.0
+        self.sent: tuple[int, int] = (-1, -1)
+        """(epoch, version) of the weights that were last sent to it."""
+        self.sent_s = 0.0
         self.resume_s = self.ping_s = self.requested_s = 0.0
         self.silent = False
         self._before = slots.tolist()  # Counters of earlier epochs, and of an earlier bridge.
@@ -92,7 +92,7 @@ class Host:
         return max(0, self.allowed - self.ledger.next_row)
 
     def count(self, facts: dict[str, Any]) -> None:
-        """Takes over the counters that the host tells."""
+        """Takes over the counters that the host sent."""
         slots = facts.get("slots")
         if isinstance(slots, dict):
             self._latest = [float(slots.get(name, 0.0)) for name in _SAMPLER]
@@ -104,7 +104,7 @@ class Host:
             if counted:
                 self._before[position] += self._latest[position]
                 self._latest[position] = 0.0
-        self.allowed, self.given = 0, (-1, -1)
+        self.allowed, self.sent = 0, (-1, -1)
 
     def _post(self) -> None:
         for position, counted in enumerate(_CUMULATIVE):
@@ -112,14 +112,14 @@ class Host:
 
     def post(self, **values: float) -> None:
         for name, value in values.items():
-            self.slots[_PLACE[name]] = value
+            self.slots[_SLOT_INDEX[name]] = value
 
     def total(self, name: str, counted: float) -> float:
         """A counter with what an earlier bridge had counted."""
-        return float(self._before[_PLACE[name]]) + counted
+        return float(self._before[_SLOT_INDEX[name]]) + counted
 
 
-_PLACE = {name: place for place, name in enumerate(SLOTS["host"])}
+_SLOT_INDEX = {name: index for index, name in enumerate(SLOTS["host"])}
 
 
 class Bridge:
@@ -130,12 +130,12 @@ class Bridge:
         self._secret = secrets.token_bytes(32)
         self._ring = ring = job.replay.attach()
         self._layout = ring.spec.layout
-        # Rows of all hosts go to these in turn, so that each keeps as much of the past, whoever comes and goes.
+        # Rows of all hosts go to these in turn, so that all keep equally old rows, whichever hosts come and go.
         self._sinks = [ShardWriter(ring, shard) for shard in range(job.first_shard, ring.spec.num_shards)]
         self._next_sink = 0
         self._hosts = [Host(index, context.status.slots(row)) for index, row in enumerate(job.host_rows)]
         for host in self._hosts:  # what an earlier bridge left in progress is lost
-            host.post(chunks_lost=host.total("chunks_lost", host.slots[_PLACE["pulls"]]), pulls=0.0, alive=0.0)
+            host.post(chunks_lost=host.total("chunks_lost", host.slots[_SLOT_INDEX["pulls"]]), pulls=0.0, alive=0.0)
             host._before = host.slots.tolist()
         self._learner = None if job.learner_wakeup is None else job.learner_wakeup.attach()
         self._weights = open_weights(Path(job.run_dir))
@@ -154,12 +154,12 @@ class Bridge:
         self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
 
     def turn(self) -> None:
-        """Looks at nodes and weights, waits a little for answers, takes what has arrived, and asks every host again."""
+        """Checks nodes and weights, waits a little for answers, takes those that arrived, and sends new requests."""
         self._context.heartbeat(Phase.WAIT)
         now = time.monotonic()
         if now - self._nodes_s >= _NODES_S:
             self._nodes_s = now
-            self._look(now)
+            self._check_nodes(now)
         self._read_weights()
         working = [host for host in self._hosts if host.gateway is not None]
         waiting: list[Any] = []
@@ -171,17 +171,17 @@ class Bridge:
             while host.pulls and host.pulls[0][0] in ready:
                 self._take(host, host.pulls.popleft()[0])
             for method in [method for method, (reference, _) in host.calls.items() if reference in ready]:
-                self._heard(host, method, *host.calls.pop(method))
+                self._take_answer(host, method, *host.calls.pop(method))
         working = [host for host in self._hosts if host.gateway is not None]
         self._allow(working)
         self._linger_s = min(_MOST_LINGER_S, max(LINGER_S, _LINGER_EACH_S * len(working)))
         for host in working:
-            self._ask(host, time.monotonic())
+            self._request(host, time.monotonic())
             self._report(host)
 
     # --- hosts come and go ---
 
-    def _look(self, now: float) -> None:
+    def _check_nodes(self, now: float) -> None:
         """Drops hosts whose node is dead, and gives new nodes a gateway."""
         living = {node.id: node for node in self._nodes.others()}
         for host in self._hosts:
@@ -204,7 +204,7 @@ class Bridge:
         self._drop(host)
 
     def _lose(self, host: Host) -> str:
-        """Counts what is in progress as lost; returns that in words."""
+        """Counts what is in progress as lost; returns a text about that."""
         count = len(host.pulls)
         for _ in range(count):
             host.ledger.lose()
@@ -223,15 +223,15 @@ class Bridge:
     # --- rows ---
 
     def _allow(self, hosts: list[Host]) -> None:
-        """Divides what the run's limiter allows among the hosts."""
+        """Divides the rows that the run's limiter allows among the hosts."""
         known = [host for host in hosts if host.ledger.epoch]
         room = self._job.limiter.room(*self._sinks[0].counts())
         most = 2 * MOST_CHUNK_BYTES // self._layout.row_bytes
         for host, more in zip(known, shares(room, [host.outstanding for host in known], most), strict=True):
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
-    def _ask(self, host: Host, now: float) -> None:
-        """Keeps two pulls in progress, and gives the host what it does not have yet."""
+    def _request(self, host: Host, now: float) -> None:
+        """Keeps two pulls in progress, and sends new weights and pings."""
         assert host.gateway is not None
         if now < host.resume_s:
             return
@@ -241,8 +241,8 @@ class Bridge:
                 self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed, "linger_s": self._linger_s}
             )
             host.pulls.append((host.gateway.pull(request), now))
-        if host.ledger.epoch and self._order is not None and host.given < self._order and "weights" not in host.calls:
-            host.given, host.given_s = self._order, self._published_s
+        if host.ledger.epoch and self._order is not None and host.sent < self._order and "weights" not in host.calls:
+            host.sent, host.sent_s = self._order, self._published_s
             host.calls["weights"] = (host.gateway.call("weights", self._shared), time.time())
         if now - host.ping_s >= _PING_S and "ping" not in host.calls:
             host.ping_s = now
@@ -252,11 +252,11 @@ class Bridge:
             self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; waiting for it")
 
     def _take(self, host: Host, reference: Any) -> None:
-        """Stores a chunk, or notes why there is none."""
+        """Stores a chunk, or handles its absence."""
         try:
             chunk = verify_chunk(self._secret, self._layout, self._nodes.answer(reference))
         except GatewayDied as error:
-            host.pulls.appendleft((reference, 0.0))  # it is in progress for good
+            host.pulls.appendleft((reference, 0.0))  # it is in progress for ever
             if host.node is not None and host.node.id not in {node.id for node in self._nodes.others()}:
                 self._died(host)
             else:
@@ -269,7 +269,7 @@ class Bridge:
                 host.silent = True
                 self._event("warning", f"{host.name} is not available, 1 chunk lost; waiting for it: {error}")
             return
-        self._hear(host, chunk.facts)
+        self._take_facts(host, chunk.facts)
         if chunk.epoch == 0:
             return
         before, known = host.ledger.epoch, host.ledger.admit(chunk)
@@ -290,8 +290,8 @@ class Bridge:
         if self._learner is not None and start > known:
             self._learner.notify()
 
-    def _hear(self, host: Host, facts: dict[str, Any]) -> None:
-        """Reports what a host tells besides its rows."""
+    def _take_facts(self, host: Host, facts: dict[str, Any]) -> None:
+        """Reports a host's events and failure."""
         for text in list(facts.get("events") or ())[:10]:
             self._event("warning", f"{host.name}: {clean(text, 300)}")
         if facts.get("failure"):
@@ -301,7 +301,7 @@ class Bridge:
             self._event("info", f"{host.name} is back")
 
     def _give_up(self, host: Host, why: str) -> None:
-        """Ends a gateway that cannot work; the next one is tried in a while."""
+        """Ends a gateway that cannot work; a new one is tried later."""
         if host.node is None:
             return
         if self._failed.get(host.node.id, (0.0, ""))[1] != why:
@@ -326,29 +326,29 @@ class Bridge:
             return
         self._hint = hint
 
-    def _heard(self, host: Host, method: str, reference: Any, requested_s: float) -> None:
-        """Takes the answer of a call that is no pull."""
-        came_s = time.time()
+    def _take_answer(self, host: Host, method: str, reference: Any, requested_s: float) -> None:
+        """Takes the answer to a call other than a pull."""
+        received_s = time.time()
         try:
             facts = verify_json(self._secret, b"answer", self._nodes.answer(reference))
         except TransportError:
-            host.given = (-1, -1) if method == "weights" else host.given
+            host.sent = (-1, -1) if method == "weights" else host.sent
             return
         if method == "ping" and "came_s" in facts:
             host.post(
-                clock_difference_s=(facts["came_s"] - requested_s + facts["went_s"] - came_s) / 2.0,
-                round_trip_s=max(0.0, came_s - requested_s - (facts["went_s"] - facts["came_s"])),
+                clock_difference_s=(facts["came_s"] - requested_s + facts["went_s"] - received_s) / 2.0,
+                round_trip_s=max(0.0, received_s - requested_s - (facts["went_s"] - facts["came_s"])),
             )
         elif method == "weights":
-            if tuple(facts.get("weights", ())) != host.given:
-                host.given = (-1, -1)  # its samplers had not begun
+            if tuple(facts.get("weights", ())) != host.sent:
+                host.sent = (-1, -1)  # its samplers had not begun
             else:
-                difference_s = float(host.slots[_PLACE["clock_difference_s"]])
-                host.post(weights_delay_s=max(0.0, facts["time_s"] - difference_s - host.given_s))
+                difference_s = float(host.slots[_SLOT_INDEX["clock_difference_s"]])
+                host.post(weights_delay_s=max(0.0, facts["time_s"] - difference_s - host.sent_s))
 
     def _report(self, host: Host) -> None:
         ledger = host.ledger
-        version = host.slots[_PLACE["policy_version"]]
+        version = host.slots[_SLOT_INDEX["policy_version"]]
         host.post(
             chunks=host.total("chunks", ledger.chunks),
             chunks_lost=host.total("chunks_lost", ledger.lost_chunks),

@@ -1,6 +1,6 @@
-"""The Ray actor on every other host: answers pulls with chunks, takes weights, tells its clock.
+"""The Ray actor on every other host: answers pulls with chunks, takes weights, reports its clock.
 
-Its methods take and return bytes, and raise nothing: a failure is told in the answer, so that Ray has no exception to
+Its methods take and return bytes, and raise nothing: the answer reports a failure, so that Ray has no exception to
 pickle. Ray runs ``pull`` and ``listen``, which wait, in one thread and the others in another one.
 """
 
@@ -21,8 +21,7 @@ PULL, CONTROL = "pull", "control"
 """Groups of methods, each with a thread of its own."""
 GROUPS = {PULL: 1, CONTROL: 1}
 LINGER_S = 0.1
-"""How long a pull waits for a chunk to have its least size where it does not say; one without any row waits no longer
-either."""
+"""Default time that a pull waits for a chunk to reach its least size; also the longest wait for a first row."""
 _MOST_LINGER_S = 1.0
 _POLL_S = 0.004
 _END_S = 3.0
@@ -32,7 +31,7 @@ class GatewayActor:
     """Has the samplers of its host. Ray makes it again, on the same host, if its process dies."""
 
     def __init__(self, secret: bytes, job: bytes) -> None:
-        """Starts the samplers of a sealed ``HostJob``, or the run of a ``HostRunJob``; neither for a mere look."""
+        """Starts the samplers of a sealed ``HostJob``, or the run of a ``HostRunJob``; neither for a survey."""
         self._secret = secret
         self._failure: str | None = None
         self._samplers: HostSamplers | None = None
@@ -67,7 +66,7 @@ class GatewayActor:
         except (SpreezeError, KeyError, TypeError, ValueError, AttributeError) as error:
             return self._no_rows({"failure": clean(f"{type(error).__name__}: {error}", 300)})
 
-    def _chunk(self, asked: dict[str, Any]) -> bytes:
+    def _chunk(self, request: dict[str, Any]) -> bytes:
         if self._samplers is not None and self._samplers.orphaned and not self._samplers.is_alive():
             self._start()
         samplers = self._samplers
@@ -77,9 +76,9 @@ class GatewayActor:
         outlet = samplers.outlet
         if outlet is None:
             return self._no_rows(samplers.facts())
-        if asked.get("epoch") == outlet.epoch:
-            outlet.allow(int(asked["allowed"]))
-        end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(asked.get("linger_s", LINGER_S))))
+        if request.get("epoch") == outlet.epoch:
+            outlet.allow(int(request["allowed"]))
+        end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(request.get("linger_s", LINGER_S))))
         while not outlet.fills_a_chunk and time.monotonic() < end:
             if outlet.waiting and outlet.quota_used:
                 break
@@ -93,14 +92,14 @@ class GatewayActor:
         return sign_chunk(self._secret, 0, 0, Taken([], []), facts)
 
     def weights(self, data: bytes) -> bytes:
-        """Takes one version of the weights, sealed; answers which one the samplers have now, and since when."""
+        """Takes one version of the weights, sealed; answers which one the samplers have now, and the time."""
 
         def taken() -> dict[str, Any]:
             samplers, sent = self._samplers, bytes(verify(self._secret, b"weights", data))
             order = (-1, -1) if samplers is None else samplers.take_weights(sent)
             return {"weights": list(order), "time_s": time.time()}
 
-        return self._told(taken)
+        return self._answer(taken)
 
     def listen(self, request: bytes) -> bytes:
         """The newest message of this host's learner, once it is newer than the request's, or none after a while.
@@ -108,8 +107,8 @@ class GatewayActor:
         The answer bears the name of the run's start for which it was asked.
         """
         try:
-            asked = verify_json(self._secret, b"listen", request)
-            start, (epoch, number) = str(asked["start"]), asked["after"]
+            fields = verify_json(self._secret, b"listen", request)
+            start, (epoch, number) = str(fields["start"]), fields["after"]
             run = None if self._run is None or self._run.start_name != start else self._run
             message, end = None, time.monotonic() + LINGER_S
             while run is None or (message := run.memory.newest(run.number, (int(epoch), int(number)))) is None:
@@ -131,7 +130,7 @@ class GatewayActor:
                 run.memory.put(message)
             return {}
 
-        return self._told(taken)
+        return self._answer(taken)
 
     def ping(self, request: bytes) -> bytes:
         """This host's clock, twice: when the request came and when the answer goes; and how its own run is.
@@ -140,15 +139,15 @@ class GatewayActor:
         """
         came_s = time.time()
 
-        def told() -> dict[str, Any]:
-            asked = verify_json(self._secret, b"ping", request)
-            of_run = {"failure": self._failure} if self._run is None else self._run.facts(asked.get("living", ()))
+        def status() -> dict[str, Any]:
+            fields = verify_json(self._secret, b"ping", request)
+            of_run = {"failure": self._failure} if self._run is None else self._run.facts(fields.get("living", ()))
             return {**of_run, "came_s": came_s, "went_s": time.time()}
 
-        return self._told(told)
+        return self._answer(status)
 
     def bandwidth(self, request: bytes) -> bytes:
-        """Returns as many zeros as requested, to time their way."""
+        """Returns as many zeros as requested, to time the transfer."""
         try:
             return bytes(min(1 << 26, int(verify_json(self._secret, b"bandwidth", request)["bytes"])))
         except (SpreezeError, KeyError, TypeError, ValueError):
@@ -156,7 +155,7 @@ class GatewayActor:
 
     def check(self, request: bytes) -> bytes:
         """Checks of this host for a task (``host.host_checks``), as JSON."""
-        return self._told(lambda: host_checks(verify_json(self._secret, b"check", request)))
+        return self._answer(lambda: host_checks(verify_json(self._secret, b"check", request)))
 
     def end(self, request: bytes) -> bytes:
         """Ends the samplers, or the run; the actor stays until Ray ends it."""
@@ -168,9 +167,9 @@ class GatewayActor:
                     started.end(_END_S)
             return {"ended": True}
 
-        return self._told(ended)
+        return self._answer(ended)
 
-    def _told(self, act: Callable[[], dict[str, Any]]) -> bytes:
+    def _answer(self, act: Callable[[], dict[str, Any]]) -> bytes:
         try:
             facts = act()
         except (SpreezeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:

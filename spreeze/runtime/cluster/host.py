@@ -1,7 +1,7 @@
-"""A host that works for a run elsewhere: it has samplers alone, or a whole run whose learner joins the other ones.
+"""A host that works for a run elsewhere: it has only samplers, or a whole run whose learner joins the others.
 
 Samplers have their memory, supervisor and weights here. A run (``HostRun``) inherits the memory for messages
-(``transport.gossip``), and leaves nothing behind: what it learned is in the others.
+(``transport.gossip``), and leaves nothing behind: its learning is in the other learners.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _TUNER = ("-m", "spreeze", "tune", "--json", "--no-learner")
 _TUNE_S = 180.0
 """Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
 _CHECK_STEPS = 300
-_FORSAKEN_S = 8.0
-"""Samplers end when nobody has requested their rows for so long, and a run when nobody has asked how it is: the driver
-is gone, or its run is paused. Then it waits to be asked."""
+_UNREQUESTED_S = 8.0
+"""Samplers end if their rows have not been requested for this long, a run if its status has not: the driver is gone, or
+its run is paused. They start again at the next request."""
 
 _TURN_S, _AGAIN_S = 0.2, 3.0
 _END_S = 1.0
@@ -72,15 +72,15 @@ class HostSamplers(threading.Thread):
     """
 
     def __init__(self, job: HostJob, seed: int) -> None:
-        """Starts nothing yet; ``seed`` gives other episodes than any other start of any host."""
+        """Starts nothing yet; ``seed`` differs at every start on any host, so that no episode repeats."""
         super().__init__(name="host-samplers", daemon=True)
         self._job, self._seed = job, seed
         self._ending = threading.Event()
         self.failure: str | None = None
         self.orphaned = False
-        """True once they ended because nobody requested rows."""
+        """True once they ended because rows were not requested."""
         self.requested_s = time.monotonic()
-        """When somebody did."""
+        """Time of the latest request."""
         self.outlet: RowReader | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
         self._events: deque[str] = deque(maxlen=_MOST_EVENTS)
@@ -189,7 +189,7 @@ class HostSamplers(threading.Thread):
         assert self._workers is not None
         self.requested_s = time.monotonic()
         while not self._ending.is_set():
-            if time.monotonic() - self.requested_s > _FORSAKEN_S:
+            if time.monotonic() - self.requested_s > _UNREQUESTED_S:
                 self.orphaned = True
                 return
             self._handle(self._workers.wait(_LOOK_S))
@@ -274,7 +274,7 @@ class HostRunJob(Jsonable):
     """Job of another host that has a run of its own."""
 
     arguments: tuple[str, ...]
-    """Arguments of ``python -m spreeze.train``: the task, the algorithm, and whom to join."""
+    """Arguments of ``python -m spreeze.train``: the task, the algorithm, and the run to join."""
     number: int
     """Number of its learner among those of all hosts, of which there are ``learners``."""
     learners: int
@@ -296,13 +296,13 @@ class HostRun(threading.Thread):
         self.number, self.memory = job.number, GossipMemory.create(job.learners, (job.number,))
         """Messages of all learners; they outlive the run here, which may begin anew."""
         self.start_name = secrets.token_hex(8)
-        """Tells this memory from those of earlier processes on this host."""
+        """Distinguishes this memory from those of earlier processes on this host."""
         self.failure: str | None = None
-        """Why it was given up."""
+        """Reason for giving it up."""
         self.starts = 0
         self.requested_s = time.monotonic()
-        """When the driver asked last."""
-        self._told: deque[str] = deque(maxlen=20)
+        """Time of the driver's latest request."""
+        self._events: deque[str] = deque(maxlen=20)
 
     def run(self) -> None:
         nonce = secrets.token_hex(8)
@@ -320,14 +320,14 @@ class HostRun(threading.Thread):
         messages = self.memory.handle(joined=True)
         failed_s: deque[float] = deque(maxlen=_MOST_FAILURES)
         while not self._ending.is_set():
-            if self._forsaken:
+            if self._unrequested:
                 self._ending.wait(_TURN_S)
                 continue
             self.starts += 1
-            said = folder / f"run-{self.starts}.txt"
-            place = ("--runs-dir", str(folder / "runs"), "--name", f"host-{self.starts}")
-            command = [sys.executable, "-m", "spreeze.train", *self._job.arguments, *place]
-            with open(said, "wb") as output:
+            output_path = folder / f"run-{self.starts}.txt"
+            location = ("--runs-dir", str(folder / "runs"), "--name", f"host-{self.starts}")
+            command = [sys.executable, "-m", "spreeze.train", *self._job.arguments, *location]
+            with open(output_path, "wb") as output:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -340,21 +340,21 @@ class HostRun(threading.Thread):
             mark(process.pid, nonce)
             if not self._watch(process):
                 continue
-            why = (said.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]
-            self._told.append(f"its run ended with code {process.returncode}: {clean(why, 200)}")
+            last_line = (output_path.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]
+            self._events.append(f"its run ended with code {process.returncode}: {clean(last_line, 200)}")
             failed_s.append(time.monotonic())
             if len(failed_s) == _MOST_FAILURES and failed_s[-1] - failed_s[0] < _WINDOW_S:
-                self.failure = clean(why, 300)
+                self.failure = clean(last_line, 300)
                 return
             self._ending.wait(_AGAIN_S)
 
     @property
-    def _forsaken(self) -> bool:
-        return time.monotonic() - self.requested_s > _FORSAKEN_S
+    def _unrequested(self) -> bool:
+        return time.monotonic() - self.requested_s > _UNREQUESTED_S
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
-        """Waits for the end of a run; False if it was brought about here, as asked or since nobody asks any more."""
-        while process.poll() is None and not self._forsaken and not self._ending.wait(_TURN_S):
+        """Waits for the end of a run; False if this process ended it, on request or because requests stopped."""
+        while process.poll() is None and not self._unrequested and not self._ending.wait(_TURN_S):
             pass
         if process.poll() is not None:
             return not self._ending.is_set()
@@ -374,7 +374,7 @@ class HostRun(threading.Thread):
     def facts(self, living: Iterable[int] = ()) -> dict[str, Any]:
         """Status of this host. ``living``: learners known to be alive. Each event is sent once."""
         self.requested_s = time.monotonic()
-        self.memory.hear(living)
-        events = [self._told.popleft() for _ in range(len(self._told))]
+        self.memory.note_alive(living)
+        events = [self._events.popleft() for _ in range(len(self._events))]
         learns = self.number in self.memory.living()
         return {"events": events, "failure": self.failure, "start": self.start_name, "learns": learns}

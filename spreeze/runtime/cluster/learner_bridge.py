@@ -4,8 +4,8 @@ Ray starts these runs and ends them (``host.HostRun``). Each host has the messag
 (``transport.gossip``). The bridge gives a host the newest messages of its learner's in-neighbours, and listens for its
 learner's own. One call of a kind is under way to each host: while it travels, a newer message replaces an older one.
 
-Presence travels apart from messages, which may be large: by a ping, four times a second, both sides say which learners
-are there. A learner of which nothing was heard for ``SILENT_S`` is left out of the graph, by whatever it was cut off.
+Presence is sent apart from messages, which may be large: by a ping, four times a second, both sides list the learners
+that are alive. A learner that has been silent for ``SILENT_S`` is left out of the graph, whatever the cause.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class _Host:
         self.silent = False
 
     def begin(self, start: str, epoch: int) -> None:
-        """Its memory for messages is new: ``epoch`` is here that of the first ones of its learner."""
+        """Starts anew with an empty memory for messages; ``epoch`` is that of its learner's first ones here."""
         self.start, self.epoch = start, epoch
-        self.heard = (-1, -1)
-        """(epoch, number) of its learner's newest message that has arrived, as it counts them."""
-        self.given: dict[int, tuple[int, int]] = {}
-        """Other learner -> (epoch, number) of its newest message that was given."""
+        self.received = (-1, -1)
+        """(epoch, number) of its learner's newest message that has arrived, in its own count."""
+        self.sent: dict[int, tuple[int, int]] = {}
+        """Other learner -> (epoch, number) of its newest message that was sent."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class _Host:
 
 
 class LearnerBridge:
-    """All other hosts, as far as there are learners for them."""
+    """All other hosts that have a learner."""
 
     def __init__(self, context: WorkerContext, job: LearnerBridgeJob, nodes: Nodes) -> None:
         self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
@@ -131,7 +131,7 @@ class LearnerBridge:
     # --- messages ---
 
     def _call(self, host: _Host, now: float) -> None:
-        """Keeps one call of each kind under way, as far as there is something to say."""
+        """Keeps one call of each kind in progress, if there is something to send."""
         living = self._memory.living()
         if "ping" not in host.calls and now - host.ping_s >= _PING_S:
             host.ping_s = now
@@ -139,14 +139,14 @@ class LearnerBridge:
         if not host.start:
             return
         if "listen" not in host.calls:
-            asked = {"start": host.start, "after": host.heard}
-            host.calls["listen"] = host.gateway.call("listen", sign_json(self._secret, b"listen", asked))
+            request = {"start": host.start, "after": host.received}
+            host.calls["listen"] = host.gateway.call("listen", sign_json(self._secret, b"listen", request))
         if "give" in host.calls:
             return
         peers = in_neighbours(self._job.topology, host.number, living)
-        found = [self._memory.newest(peer, host.given.get(peer, (-1, -1))) for peer in peers]
+        found = [self._memory.newest(peer, host.sent.get(peer, (-1, -1))) for peer in peers]
         if messages := [message for message in found if message is not None]:
-            host.given |= {message.sender: (message.epoch, message.number) for message in messages}
+            host.sent |= {message.sender: (message.epoch, message.number) for message in messages}
             data = seal_messages(self._secret, b"give " + host.start.encode(), messages)
             host.calls["give"] = host.gateway.call("give", data)
 
@@ -158,22 +158,22 @@ class LearnerBridge:
             if method == "listen":
                 self._store(host, answer)
             else:
-                self._hear(host, method, verify_json(self._secret, b"answer", answer))
+                self._take_facts(host, method, verify_json(self._secret, b"answer", answer))
         except GatewayDied as error:
             self._fail(host, str(error))
         except TransportError as error:
             host.resume_s = time.monotonic() + _AGAIN_S
-            host.given.clear()
+            host.sent.clear()
             if not host.silent:
                 self._event("warning", f"{host.name} is not available; waiting for it: {error}")
             host.silent = True
 
     def _store(self, host: _Host, answer: bytes) -> None:
-        """Stores what a host's learner says; a message of another learner or size is none of this run's."""
+        """Stores messages of a host's learner; another learner or size is a failure of the host."""
         for message in unseal_messages(self._secret, b"listen " + host.start.encode(), answer):
             size = self._parameters()
             if size is None:
-                return  # it will be asked for again
+                return  # it will be requested again
             if message.sender != host.number or len(message.parameters) != size:
                 self._fail(
                     host,
@@ -181,7 +181,7 @@ class LearnerBridge:
                     f"{host.number} of this run has {size}",
                 )
                 return
-            host.heard = message.epoch, message.number
+            host.received = message.epoch, message.number
             self._memory.put(message._replace(epoch=host.epoch + message.epoch))
 
     def _parameters(self) -> int | None:
@@ -190,12 +190,12 @@ class LearnerBridge:
             self._size = next((len(message.parameters) for message in newest if message is not None), None)
         return self._size
 
-    def _hear(self, host: _Host, method: str, facts: dict[str, Any]) -> None:
+    def _take_facts(self, host: _Host, method: str, facts: dict[str, Any]) -> None:
         for text in list(facts.get("events") or ())[:10]:
             self._event("warning", f"{host.name}: {clean(text, 300)}")
         if method == "give":
             if facts.get("failure"):
-                host.given.clear()
+                host.sent.clear()
             return
         if facts.get("failure"):
             self._fail(host, clean(facts["failure"], 300))
@@ -204,7 +204,7 @@ class LearnerBridge:
         if facts.get("start", "") != host.start:
             host.begin(str(facts["start"]), self._memory.newest_version(host.number)[0] + 1)
         if facts.get("learns"):
-            self._memory.hear((host.number,))
+            self._memory.note_alive((host.number,))
         else:
             self._memory.lose(host.number)
 

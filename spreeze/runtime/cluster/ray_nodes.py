@@ -1,4 +1,4 @@
-"""All that is called of Ray, which is imported only in the process that works with it: ``Nodes`` is its connection."""
+"""All calls of Ray, which is imported only in the process that uses it; ``Nodes`` is the connection."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def parse_address(text: str) -> ClusterAddress:
 
 
 def check_installed() -> None:
-    """A ConfigError that says what to install if Ray is not here."""
+    """Raises a ConfigError that names the package to install if Ray is missing."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "--cluster: Ray is not installed in this Python: pip install 'spreeze[cluster]', or remove --cluster: a "
@@ -83,7 +83,7 @@ def check_installed() -> None:
 
 
 def check_reachable(address: ClusterAddress) -> None:
-    """A ConfigError at once if no Ray head listens at the address, for which Ray itself would take a minute."""
+    """Raises a ConfigError at once if no Ray head listens at the address; Ray itself would take a minute."""
     if address.local or address.text == "auto":
         return
     host, _, port = address.text.rpartition(":")
@@ -141,7 +141,7 @@ class Nodes:
         return known and os.environ.get("RAY_AUTH_MODE") == "token"
 
     def others(self) -> list[Node]:
-        """Living nodes but the one of this process."""
+        """Living nodes except this process's own."""
         return [
             Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), clean(node.get("NodeManagerHostname"), 60))
             for node in self._ray.nodes()
@@ -171,7 +171,7 @@ class Nodes:
         return self._ray.put(data)
 
     def ready(self, references: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Waits for the first answer; returns all that are here."""
+        """Waits for the first answer; returns all that have arrived."""
         if not references:
             time.sleep(timeout_s)
             return []
@@ -181,7 +181,7 @@ class Nodes:
         return list(found)
 
     def answer(self, reference: Any, timeout_s: float = 5.0) -> bytes:
-        """An answer that is here.
+        """An answer that has arrived.
 
         Raises:
             GatewayDied: the actor will not come back.
@@ -198,16 +198,16 @@ class Nodes:
 def end_gateways(
     nodes: Nodes, gateways: Sequence[RemoteGateway], secret: bytes, timeout_s: float, beat: Callable[[], None]
 ) -> None:
-    """Asks gateways to end, waits for them up to ``timeout_s``, and drops them; Ray would too, a little later.
+    """Asks gateways to end, waits for them up to ``timeout_s``, and drops them, as Ray would a little later.
 
     ``beat`` is called while it waits.
     """
-    asked = [gateway.call("end", sign_json(secret, b"end", {})) for gateway in gateways]
+    requests = [gateway.call("end", sign_json(secret, b"end", {})) for gateway in gateways]
     end = time.monotonic() + timeout_s
-    while asked and time.monotonic() < end:
+    while requests and time.monotonic() < end:
         beat()
-        done = set(nodes.ready(asked, _END_TURN_S))
-        asked = [reference for reference in asked if reference not in done]
+        done = set(nodes.ready(requests, _END_TURN_S))
+        requests = [reference for reference in requests if reference not in done]
     for gateway in gateways:
         nodes.drop(gateway)
 
@@ -217,7 +217,7 @@ def connected(address: ClusterAddress) -> Iterator[Nodes]:
     """Joins a cluster, or makes one on this machine, which ends with the block.
 
     Raises:
-        ConfigError: Ray is not installed, or the cluster does not take us in.
+        ConfigError: Ray is not installed, or the cluster rejects us.
     """
     check_installed()
     check_reachable(address)
@@ -232,7 +232,7 @@ def connected(address: ClusterAddress) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def joined(text: str) -> Iterator[Nodes]:
-    """Joins the cluster at a Ray address; a ConfigError if it does not take us in."""
+    """Joins the cluster at a Ray address; a ConfigError if it rejects us."""
     import ray
 
     try:
@@ -267,7 +267,7 @@ def local_environment(folder: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_TMPDIR": str(folder),
-        # Ray would else take the address of a network for its own, and listen there.
+        # Otherwise Ray would take a network address as its own and listen there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 would starve samplers that a learner waits for
     }

@@ -1,4 +1,4 @@
-"""Survey of a cluster: its hosts in short before a run, and all about each for ``spreeze doctor``.
+"""Survey of a cluster: its hosts in short before a run, and details of each for ``spreeze doctor``.
 
 In a child process (``python -m spreeze.runtime.cluster.survey REQUEST``), which alone loads Ray: it may hang, and a
 process can join one cluster only.
@@ -35,7 +35,7 @@ from spreeze.runtime.cluster.ray_nodes import (
 from spreeze.runtime.launcher import child_environment
 from spreeze.transport.chunks import sign_json, verify_json
 
-_JOIN_S, _CHECK_S = 60.0, 150.0  # Longest time to join a cluster, and to look at all of its hosts.
+_JOIN_S, _CHECK_S = 60.0, 150.0  # Longest time to join a cluster, and to check all of its hosts.
 _START_S = 60.0
 _PINGS = 20
 _BANDWIDTH_BYTES = 1 << 24
@@ -44,11 +44,11 @@ _BANDWIDTH_BYTES = 1 << 24
 def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[str, Any]:
     """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is requested.
 
-    With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is asked as well
+    With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is checked as well
     (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured.
 
     Raises:
-        ConfigError: Ray is not installed, or the cluster does not take us in.
+        ConfigError: Ray is not installed, or the cluster rejects us.
     """
     check_installed()
     check_reachable(address)
@@ -84,7 +84,7 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
     return found
 
 
-def _look(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
+def _survey(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
     others, secret = nodes.others(), secrets.token_bytes(32)
     hosts: list[dict[str, Any]] = [{"address": node.address, "name": node.name} for node in others]
     if task is not None:
@@ -98,23 +98,23 @@ def _look(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    """All about one host; a TransportError if its gateway does not work."""
+    """Details of one host; a TransportError if its gateway does not work."""
 
-    def asked(method: str, facts: dict[str, Any], within_s: float) -> bytes:
+    def answer(method: str, facts: dict[str, Any], within_s: float) -> bytes:
         return nodes.answer(gateway.call(method, sign_json(secret, method.encode(), facts)), within_s)
 
-    asked("ping", {}, _START_S)
+    answer("ping", {}, _START_S)
     differences, trips = [], []
     for _ in range(_PINGS):
         began_s = time.time()
-        facts = verify_json(secret, b"answer", asked("ping", {}, _START_S))
+        facts = verify_json(secret, b"answer", answer("ping", {}, _START_S))
         ended_s = time.time()
         trips.append(ended_s - began_s - (facts["went_s"] - facts["came_s"]))
         differences.append((facts["came_s"] - began_s + facts["went_s"] - ended_s) / 2.0)
     began_s = time.monotonic()
-    size = len(asked("bandwidth", {"bytes": _BANDWIDTH_BYTES}, _START_S))
+    size = len(answer("bandwidth", {"bytes": _BANDWIDTH_BYTES}, _START_S))
     rate = size / (time.monotonic() - began_s)
-    checked = verify_json(secret, b"answer", asked("check", task, _CHECK_S))
+    checked = verify_json(secret, b"answer", answer("check", task, _CHECK_S))
     trip_s, difference_s = statistics.median(trips), statistics.median(differences)
     return checked | {"round_trip_s": trip_s, "clock_difference_s": difference_s, "bandwidth_bytes_per_s": rate}
 
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> None:
     request = json.loads(argv[0])
     try:
         with connected(ClusterAddress(*request["address"])) as nodes:
-            found = _look(nodes, request["task"])
+            found = _survey(nodes, request["task"])
     except SpreezeError as error:
         found = {"error": str(error)}
     sys.stdout.write("\n" + json.dumps(found) + "\n")

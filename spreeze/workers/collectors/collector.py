@@ -1,4 +1,4 @@
-"""The environments of one sampler: its counters, and what becomes of errors."""
+"""The environments of one sampler, its counters and its handling of errors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
     SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
 )
 _MOST_ERRORS, _WINDOW_STEPS = 20, 1000
-"""This many errors within so many env steps end the process."""
+"""This many errors within this many env steps end the process."""
 _RETURNS = SLOTS["sampler"].index("returns")
 """Slot of the number of returns; their sum and sum of squares follow it."""
 SLOW_S = 1.0
-"""Time of a step over all environments above which each single one is announced."""
+"""Time of a step of all environments [s] above which each environment has its own heartbeat."""
 
 OnError = Callable[[str, Exception, int], None]
 """Called to report an error: where it happened, the error, and the number of errors so far."""
@@ -140,7 +140,7 @@ class Collector:
             self._renew(index)
 
     def _renew(self, index: int) -> None:
-        """Replaces an environment by one of other arguments; keeps it where that cannot be made."""
+        """Replaces an environment by one with the new arguments; keeps it if the new one cannot be made."""
         self._on_progress(Phase.INIT)
         self._versions[index], task = self._version, None
         try:

@@ -3,7 +3,7 @@
 When an episode is over, each of its transitions is stored again with goals that the episode achieved, and with the
 rewards that the environment's ``compute_reward`` gives for these. So replay, reader and learner know nothing of goals.
 These rows are written little by little, at most k for each env step, so that the rows of a step are 1 + k once the
-first episode of each environment is over, and no burst of them holds up samplers or overwrites what is new.
+first episode of each environment is over, and no burst of them delays samplers or overwrites new rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, Ve
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 _STREAM = 17
-"""Tells the draws of goals from other draws of the same seeds."""
+"""Separates the draws of goals from other draws with the same seeds."""
 
 
 class GoalEpisode:
@@ -43,7 +43,7 @@ class GoalEpisode:
 
 
 class Relabelling:
-    """Makes rows of replay of an episode whose transitions have other goals."""
+    """Makes replay rows from an episode's transitions, relabelled with other goals."""
 
     def __init__(self, spec: EnvSpec, layout: RowLayout, goals: int, gamma: float, *, future: bool) -> None:
         """``goals`` for each transition: drawn from those achieved after it (``future``), or the episode's last."""
@@ -56,11 +56,11 @@ class Relabelling:
     def rows(self, episode: GoalEpisode, rewards: GoalRewards, rng: np.random.Generator) -> np.ndarray:
         """Rows [T k, W] float32 of the n-step transitions of T steps, each with its k goals.
 
-        A window ends with the episode, or where it terminates under the new goal. ``compute_truncated`` changes
-        nothing: the episode went on, and a step that is merely the last one has the value of what follows it.
+        A window ends with the episode, or where it terminates under the new goal. ``compute_truncated`` has
+        no effect: the episode went on, and a last step that does not terminate bootstraps from the next observation.
 
         Raises:
-            BadTransition: a reward is no finite number.
+            BadTransition: a reward is not finite.
             Exception: whatever the environment's functions raise.
         """
         layout, goals = self._layout, self.goals
@@ -77,7 +77,7 @@ class Relabelling:
             if not len(live):
                 break
             at = start[live] + age
-            achieved, infos = next_obs[at, self._achieved], [episode.info[place] for place in at.tolist()]
+            achieved, infos = next_obs[at, self._achieved], [episode.info[step] for step in at.tolist()]
             total[live] += self._gamma**age * rewards.rewards(achieved, goal[live], infos)
             over = rewards.terminated(achieved, goal[live], infos)
             ended[live] = np.array(episode.terminated)[at] if over is None else over
@@ -94,7 +94,7 @@ class Relabelling:
 
 
 class GoalRowWriter(VectorRowWriter):
-    """Writes rows of vector observations, and those with other goals after them."""
+    """Writes rows of vector observations, and after them the rows with other goals."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class GoalRowWriter(VectorRowWriter):
 
     def store(self, batch: StepBatch) -> None:
         obs, next_obs = self.obs, self._next_obs
-        super().store(batch._replace(kept=True))  # which exchanges the two; hindsight needs whole episodes
+        super().store(batch._replace(kept=True))  # swaps the two buffers; hindsight needs whole episodes
         for index, episode in enumerate(self._episodes):
             if index not in batch.broken:
                 episode.obs.append(obs[index].copy())
@@ -140,10 +140,10 @@ class GoalRowWriter(VectorRowWriter):
 
 
 class GoalCollector(TransitionCollector):
-    """N environments with goals; what ``compute_reward`` raises costs the other goals of its episode alone."""
+    """N environments with goals; an error in ``compute_reward`` costs only the episode's rows with other goals."""
 
     def __init__(self, *args: Any, her: str, goals: int, seeds: list[int], **options: Any) -> None:
-        """Args: ``her``: future or final; ``goals``: of each transition, beside its own."""
+        """Args: ``her``: future or final; ``goals``: number added to each transition."""
         self._her, self._goals = her, goals
         self._goal_rng = np.random.default_rng([*seeds, _STREAM])
         self._goal_rewards: WeakKeyDictionary[Task, GoalRewards] = WeakKeyDictionary()

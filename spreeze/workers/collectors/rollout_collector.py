@@ -1,4 +1,4 @@
-"""Steps environments and stores what they give as rollouts, the same bits whoever dies."""
+"""Steps environments and stores the transitions as rollouts, bit for bit the same even if processes die."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ class RolloutPolicy:
 
 
 class NewestPolicy:
-    """The newest published policy, for samplers that do not wait for anybody."""
+    """The newest published policy, for samplers that never wait."""
 
     def __init__(self, weights: ParameterSource) -> None:
         self._weights = weights
-        self._held: tuple[int, int] | None = None
+        self._order: tuple[int, int] | None = None
         self._policy: Policy | None = None
 
     @property
     def version(self) -> int:
         """Updates of the learner when it published this policy."""
-        return self._held[1] if self._held else 0
+        return self._order[1] if self._order else 0
 
     def refresh(self) -> None:
-        weights = self._weights.read_latest(self._held)
+        weights = self._weights.read_latest(self._order)
         if weights is not None:
             self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
-            self._held = weights.order
+            self._order = weights.order
 
     def current(self) -> Policy | None:
         return self._policy
@@ -86,16 +86,16 @@ class RolloutCollector(Collector):
         """Makes the environments and brings each to its state in the rollout storages.
 
         Without ``replays`` each starts a new episode instead; the one before is truncated. So does an environment that
-        is not the same with the same seed and actions, or whose episode is longer than the log.
+        the same seed and actions do not reproduce, or whose episode is longer than the log.
 
         Raises:
             WorkerError: too many errors.
         """
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
-        # Where the arguments have changed, an episode may have begun with others than it would have again.
+        # If the arguments have changed, the current episode may have begun with the old ones.
         self._step_synchronous, self._replays = step_synchronous, replays and not self._version
-        self._said = False
+        self._restart_reported = False
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
@@ -105,7 +105,7 @@ class RolloutCollector(Collector):
         self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
         state_dim = rollouts.spec.state_dim
         self._state: State = (np.zeros((num_envs, state_dim), np.float32),) if state_dim else ()
-        """The policy's, before the next step of each environment."""
+        """The policy's state before the next step of each environment."""
         try:
             for index in range(num_envs):
                 on_progress(Phase.INIT)
@@ -117,19 +117,19 @@ class RolloutCollector(Collector):
             raise
 
     def _restore(self, index: int) -> None:
-        """Restores an environment; where that is not possible, starts a new episode, and says so once a process."""
+        """Restores an environment, or starts a new episode and reports that, once per process."""
         if self._replays:
             if (why := self._repeated(index)) is None:
                 return
-            if not self._said:
-                self._said = True
+            if not self._restart_reported:
+                self._restart_reported = True
                 text = f"{why}; a new episode begins in its place, so this run does not repeat exactly"
                 self._on_error(f"environment {self._first + index} of {self._spec.env_id}", WorkerError(text), 1)
         self.columns.abandon(index)
         self._reset(index)
 
     def _repeated(self, index: int) -> str | None:
-        """Repeats an environment's current episode by its actions; why it cannot go on from there, or None."""
+        """Replays an environment's current episode from its actions; returns why it cannot continue, or None."""
         env = self._first + index
         actions = self._rollouts.played(env)
         if actions is None:
@@ -152,7 +152,7 @@ class RolloutCollector(Collector):
         return None
 
     def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
-        """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
+        """Replays the current episode; returns True if it ended, None if the environment raised."""
         try:
             self._begin(index)
             for action in self._tasks[index].unscale_action(actions):
@@ -279,17 +279,17 @@ def reset_seed(seed: int, env: int, episode: int) -> int:
 
 class ActionNoise:
     def __init__(self, seed: int, env: int, noise_dim: int, numbers: int) -> None:
-        """Draws noise for so many ``numbers`` of an action from a standard normal, else uniformly from [0, 1)."""
+        """Draws the first ``numbers`` values of a step from a standard normal, the others uniformly from [0, 1)."""
         self._key = (seed, env)
         self._noise_dim, self._numbers = noise_dim, numbers
-        self._held: tuple[int, int] | None = None
+        self._block_key: tuple[int, int] | None = None
         self._block = np.zeros((0, noise_dim), np.float32)
 
     def at(self, episode: int, step: int) -> np.ndarray:
         """Noise float32 [Z] of a step; valid until the next call."""
         number, row = divmod(step, _BLOCK_STEPS)
-        if self._held != (episode, number):
-            self._held = (episode, number)
+        if self._block_key != (episode, number):
+            self._block_key = (episode, number)
             # The generator increments the first word; the other two identify the block.
             rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
             normal = rng.standard_normal((_BLOCK_STEPS, self._numbers), np.float32)

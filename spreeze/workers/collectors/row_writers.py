@@ -1,4 +1,4 @@
-"""Rows of replay from env steps: of vectors, and of images, each of which is stored once."""
+"""Replay rows from env steps, of vectors and of images; each image is stored once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Sequences for policies with memory, in replay (R2D2: Kapturowski et al. 2019).
 
 The steps of an environment, one episode after the other, are a stream of slots, cut into sequences of T. So each step
-is in one sequence, however short episodes are, and a row of replay stands for T env steps. An episode that is cut off
-takes one slot more, for its last observation, by which the step before it is learned from. Before each sequence come
-the b slots that lead to it: over these a learner only computes the state. The policy's state before the first of them
+is in one sequence, however short episodes are, and a row of replay stands for T env steps. A truncated episode
+takes one more slot, for its last observation, from which the step before it bootstraps. Each sequence is preceded by
+the b slots that lead to it, over which a learner only computes the state. The policy's state before the first of them
 is stored.
 """
 
@@ -18,7 +18,7 @@ from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 
 class SequenceRowWriter(VectorRowWriter):
-    """Writes a row where T more slots of an environment are full."""
+    """Writes a row whenever T more slots of an environment are full."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, gamma: float) -> None:
         super().__init__(spec, num_envs, sink, 1, gamma)

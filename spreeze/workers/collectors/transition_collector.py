@@ -1,4 +1,4 @@
-"""Steps environments and stores what they give as rows of replay."""
+"""Steps environments and stores the transitions as replay rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnP
 from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
 
 _REWARD_STEPS, _FIRST_REWARDS = 128, 4096
-"""Steps whose rewards are added up at once, and the number of steps up to which a fourth of them are: 0.1 ms a time."""
+"""Steps whose rewards are added up together (0.1 ms); a fourth of them until this many rewards are counted."""
 _ALL = slice(None)
 
 
 class TransitionCollector(Collector):
-    """N environments stepped together; with ``make_vector`` they are one, and an error ends all its episodes."""
+    """N environments stepped together; with ``make_vector`` as one, where an error ends all episodes."""
 
     rows_per_step = 1
     """Most rows that one env step writes."""
@@ -57,7 +57,7 @@ class TransitionCollector(Collector):
         self._block_steps = _REWARD_STEPS // 4
         self._make_vector, self._seed = make_vector, seeds[0]
         self.keeps_rows = True
-        """False: the rows of the next step are dropped, but for images, sequences and goals, which need each other."""
+        """False: the rows of the next step are dropped, except of images, sequences and goals: these need all rows."""
         self._running = np.zeros((2, num_envs))
         """Return and length of each current episode of a vector environment."""
         self._later_seeds = np.random.default_rng(seeds)

@@ -5,5 +5,5 @@
 ``episode_recorder``
     keeps the numbers of three of them, and the values of their states.
 ``episode_redraw``
-    makes their pictures, when somebody looks.
+    draws their pictures on demand.
 """

@@ -1,8 +1,8 @@
-"""The recorder of an evaluation's episodes: what the page's player shows of the best, the median and the worst one.
+"""Records the best, the median and the worst episode of an evaluation for the page's player.
 
-It only listens: the evaluation plays the same steps with it or without. Pictures are drawn when somebody looks
-(``episode_redraw``), from the seed and the actions, so training pays nothing for them. Where a repeated episode would
-be another one, which the first recorded evaluation tries, they are drawn while it is played, for a share of the time.
+It is passive: the evaluation plays the same steps with or without it. Pictures are drawn on demand
+(``episode_redraw``), from the seed and the actions, so they cost training nothing. If an episode does not repeat, which
+the first recorded evaluation tests, they are drawn while it is played, within a share of the time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_OBS = 64
 """Columns of an observation that are stored."""
 _MOST_INFO, _MOST_NAME = 16, 60
 _MOST_HELD_BYTES = 64_000_000
-"""Numbers of one evaluation in memory; episodes beyond are not recorded."""
+"""Memory for the numbers of one evaluation; further episodes are not recorded."""
 _DRAWING_SHARE = 0.2
 """Share of an evaluation's time for pictures where they cannot be drawn later."""
 _TRIED_STEPS, _TRIED_S = 200, 2.0
@@ -76,7 +76,7 @@ class EpisodeRecorder:
         self._held_bytes, self._fps = 0, 30.0
         self._values: tuple[Weights, Weights] | None = None
         """Values of the current evaluation, and the weights that they were published with."""
-        self._begun_s = self._drawing_s = 0.0
+        self._started_s = self._drawing_s = 0.0
         self.repeats: bool | None = None
         """True if the same seed and actions give the same rewards again; None: not tried, or it cannot be."""
         self.draws = False
@@ -96,16 +96,16 @@ class EpisodeRecorder:
         found = open_values(group_folder(self._run_dir, group)).read_latest()
         self._values = None if found is None or found.epoch < weights.epoch else (found, weights)
         self._tapes.clear()
-        self._held_bytes, self._drawing_s, self._begun_s, self.note = 0, 0.0, time.monotonic(), ""
+        self._held_bytes, self._drawing_s, self._started_s, self.note = 0, 0.0, time.monotonic(), ""
 
-    def on_step(self, place: int, task: Task, step: EnvStep) -> None:
-        """Takes an env step of the episode at ``place`` of the evaluation's seeds."""
+    def on_step(self, position: int, task: Task, step: EnvStep) -> None:
+        """Takes an env step of the episode at this position in the evaluation's seeds."""
         if step.action is None:
             self._fps = task.render_fps
-            self._tapes[place] = _Tape()
-        tape = self._tapes.get(place)
+            self._tapes[position] = _Tape()
+        tape = self._tapes.get(position)
         if tape is None or self._held_bytes > _MOST_HELD_BYTES:
-            self._tapes.pop(place, None)
+            self._tapes.pop(position, None)
             return
         numbers = _numbers(step.obs, self._spec)
         tape.obs.append(numbers)
@@ -118,13 +118,13 @@ class EpisodeRecorder:
             self._draw(tape, task)
 
     def _draw(self, tape: _Tape, task: Task) -> None:
-        begun_s = time.monotonic()
-        if self._drawing_s > _DRAWING_SHARE * (begun_s - self._begun_s) + 0.5:
+        started_s = time.monotonic()
+        if self._drawing_s > _DRAWING_SHARE * (started_s - self._started_s) + 0.5:
             self.note = f"no pictures: drawing takes more than {_DRAWING_SHARE:.0%} of the evaluation"
             return
         tape.frames.append(frame_record(len(tape.rewards), jpeg(task.render())))
         self._held_bytes += len(tape.frames[-1])
-        self._drawing_s += time.monotonic() - begun_s
+        self._drawing_s += time.monotonic() - started_s
 
     def health(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> dict[str, float]:
         """Means over an evaluation's episodes, before ``keep``: metrics of actions and values, as far as known."""
@@ -138,29 +138,29 @@ class EpisodeRecorder:
         gamma = None if self._values is None else self._values[0].meta.get("gamma")
         begins, ends = (
             self._values_of(
-                np.stack([tape.obs[:-1][place] for _, tape in found]),
-                np.stack([tape.actions[place] for _, tape in found]).astype(np.float32).reshape(len(found), -1),
+                np.stack([tape.obs[:-1][step] for _, tape in found]),
+                np.stack([tape.actions[step] for _, tape in found]).astype(np.float32).reshape(len(found), -1),
             )
-            for place in (0, -1)
+            for step in (0, -1)
         )
         if gamma is not None and len(begins):
-            came = [
+            discounted = [
                 start_return(np.array(tape.rewards), gamma, None if episode.terminated else float(value))
                 for (episode, tape), value in zip(found, ends, strict=True)
             ]
-            numbers |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(came))}
+            numbers |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(discounted))}
         return numbers
 
     def _played(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> list[tuple[Episode, _Tape]]:
         """The episodes that are on tape from beginning to end."""
         played = {episode.seed: episode for episode in episodes}
-        found = [(played[seeds[place]], tape) for place, tape in self._tapes.items() if seeds[place] in played]
+        found = [(played[seeds[position]], tape) for position, tape in self._tapes.items() if seeds[position] in played]
         return [(episode, tape) for episode, tape in found if len(tape.rewards) == episode.length]
 
     def keep(
         self, episodes: Sequence[Episode], seeds: Sequence[int], record: Mapping[str, Any], *, tries: bool = True
     ) -> bool:
-        """Writes the best, the median and the worst of an evaluation's episodes, and deletes what is too much.
+        """Writes the best, the median and the worst of an evaluation's episodes, and deletes surplus recordings.
 
         ``tries``: it may try, once, whether an episode repeats.
 
@@ -176,11 +176,11 @@ class EpisodeRecorder:
         drew = self.draws
         found.sort(key=lambda pair: pair[0].episode_return)
         chosen: dict[int, list[str]] = {}
-        for kind, place in zip(KINDS, (len(found) - 1, (len(found) - 1) // 2, 0), strict=True):
-            chosen.setdefault(place, []).append(kind)
-        names = sorted({name for place in chosen for info in found[place][1].infos for name in info})[:_MOST_INFO]
+        for kind, index in zip(KINDS, (len(found) - 1, (len(found) - 1) // 2, 0), strict=True):
+            chosen.setdefault(index, []).append(kind)
+        names = sorted({name for index in chosen for info in found[index][1].infos for name in info})[:_MOST_INFO]
         key = EvaluationKey(record["wall_s"], record["env_steps"], record["updates"], record["group"])
-        kept = [self._recorded(*found[place], kinds, names) for place, kinds in chosen.items()]
+        kept = [self._recorded(*found[index], kinds, names) for index, kinds in chosen.items()]
         if tries and not self._tried:
             self._tried = True
             with contextlib.suppress(Exception):  # there can be no second environment
@@ -188,8 +188,8 @@ class EpisodeRecorder:
         drawn = any(tape.frames for _, tape in found)
         recording = Recording(key=key, facts=self._facts(record, names, drawn=drawn), episodes=tuple(kept))
         replace_bytes(self._run_dir / FOLDER / f"{key.id}.npz", packed(recording))
-        for place, kinds in chosen.items():
-            if frames := found[place][1].frames:
+        for index, kinds in chosen.items():
+            if frames := found[index][1].frames:
                 replace_bytes(frames_path(self._run_dir, key, kinds[0]), b"".join(frames))
         prune(self._run_dir, self._config.keep_episodes, 1e6 * self._config.keep_episodes_mb)
         return self.draws and not drew
@@ -254,7 +254,7 @@ class EpisodeRecorder:
         self.draws = not self.repeats
 
     def make_task(self) -> Task:
-        """An environment for evaluations: one that draws where pictures have to be made while it is played."""
+        """An environment for evaluations; one that draws, if pictures are made while it is played."""
         if self.draws:
             try:
                 return open_task(self._spec, "rgb_array", whole_games=True)
@@ -264,7 +264,7 @@ class EpisodeRecorder:
 
 
 def _numbers(obs: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    """The numbers of an observation [O]; of one with images those beside them."""
+    """The numbers of an observation [O], without its images."""
     if spec.frames is None:
         return obs.reshape(-1)
     count = spec.vector_dim - spec.mask_dim
@@ -278,8 +278,8 @@ def _obs_names(spec: EnvSpec) -> list[str]:
     """A name for each number of an observation, by its part where it has several."""
     names = [f"observation {column}" for column in range(spec.vector_dim)]
     for line in spec.obs_layout if spec.frames is None else ():
-        place, _, text = line.partition(" ")
-        start, _, stop = place.partition(":")
+        columns, _, text = line.partition(" ")
+        start, _, stop = columns.partition(":")
         if start.isdigit() and stop.isdigit():
             part = text.split(" ")[0][:_MOST_NAME]
             count = int(stop) - int(start)
@@ -301,14 +301,14 @@ def _info_numbers(info: Any) -> dict[str, float]:
     return found
 
 
-# --- values, by what a learner publishes beside its policy (``Algorithm.value_snapshot``) ---
+# --- values, from the networks that a learner publishes beside its policy (``Algorithm.value_snapshot``) ---
 
 
 def step_values(values: Weights, policy: Weights, obs: np.ndarray, action: np.ndarray, spec: EnvSpec) -> np.ndarray:
     """Values float32 [T] in the unit of the task's rewards: V of each state, or Q of the state and the action.
 
     Args:
-        values: what was published beside ``policy``.
+        values: the value networks published beside ``policy``.
         policy: weights that the episode was played with, whose normaliser of observations is taken.
         obs: [T, O], the states that the actions were chosen in.
         action: [T, A], as the environment took them.

@@ -1,8 +1,8 @@
-"""Pictures of a recorded episode, drawn again from its seed and its actions, for the page that asks.
+"""Draws pictures of a recorded episode from its seed and its actions, on request of the page.
 
 ``python -m spreeze.workers.episodes.episode_redraw RUN ID KIND`` writes them as they are made, so that a player can
-show the first ones while the last are drawn; ``main`` tells of a start ahead. Rewards and observations are compared
-with the recorded ones at each env step: where an episode does not repeat, the pictures end, and a sentence says so.
+show the first ones while the last are drawn; ``main`` can also be started ahead. Rewards and observations are compared
+with the recorded ones at each env step: if an episode does not repeat, the pictures end with a message.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _SIDE = 400
 """Pixels of a picture's longer side."""
 _QUALITY = 75
 _MOST_FRAMES = 600
-"""Pictures of one episode; a longer one has one for more env steps."""
+"""Most pictures of one episode; a longer episode has more env steps per picture."""
 _LONGEST_S = 300.0
 _URGENT_S = 10.0
-"""Time at normal priority: somebody has clicked and looks. At low priority beside a run that uses all cores, two to
-four env steps a second would be drawn."""
+"""Time at normal priority, while a viewer waits. At low priority, beside a run that uses all cores, two to four env
+steps a second would be drawn."""
 _LONGEST_WAIT_S = 120.0
 """Time for which a process that was started ahead waits."""
 _TOLERANCE = 1e-6
-"""Relative difference up to which a number counts as the recorded one."""
+"""Relative difference up to which a number counts as equal to the recorded one."""
 
 
 def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:
@@ -96,7 +96,7 @@ def _same(obs: np.ndarray, recorded: np.ndarray) -> bool:
 
 
 def drawing_task(run_dir: Path) -> Task:
-    """The run's task, which draws pictures; what its constructor raises."""
+    """The run's task with rendering; raises what its constructor raises."""
     return new_task(partial(open_task, spec_from(read_json(run_dir / "env.json")), "rgb_array", whole_games=True))
 
 
@@ -160,7 +160,7 @@ class _Ended(Exception):
 
 
 def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[bytes]:
-    begun_s, size, urgent = time.monotonic(), 0, True
+    started_s, size, urgent = time.monotonic(), 0, True
     for same, step in replay(task, episode):
         if not same:
             raise _Ended(
@@ -171,17 +171,17 @@ def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[byt
             continue
         data = frame_record(step, jpeg(task.render()))
         size += len(data)
-        if urgent and time.monotonic() - begun_s > _URGENT_S:
+        if urgent and time.monotonic() - started_s > _URGENT_S:
             urgent = False
             lower_priority(LOW_PRIORITY)
-        if size > MOST_FRAME_BYTES or time.monotonic() - begun_s > _LONGEST_S:
+        if size > MOST_FRAME_BYTES or time.monotonic() - started_s > _LONGEST_S:
             most = f"{MOST_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
             raise _Ended(f"the pictures end at step {step:,}: they take more than {most}")
         yield data
 
 
 def _prepared(run_dir: Path) -> Task | None:
-    """The run's task after its first picture, which takes longest; None if that fails, as drawing will tell."""
+    """The run's task after its first picture, which takes longest; None if that fails: drawing reports the error."""
     with contextlib.suppress(Exception):
         task = drawing_task(run_dir)
         task.reset(seed=0)
@@ -198,7 +198,7 @@ def _wait_for_arguments() -> list[str]:
 
 
 def _draw_later(run_dir: Path | None) -> None:
-    """Loads the packages and prepares the task of a run, if one is named; then draws the episode that is asked for."""
+    """Loads the packages and prepares the task of a run, if one is named; then draws the requested episode."""
     from PIL import Image  # noqa: F401
 
     from spreeze.envs import single_env  # noqa: F401
@@ -206,9 +206,9 @@ def _draw_later(run_dir: Path | None) -> None:
     task = None if run_dir is None else _prepared(run_dir)
     if not (arguments := _wait_for_arguments()):
         return
-    asked, text, kind = arguments
-    make_task = drawing_task if task is None or Path(asked) != run_dir else lambda _: task
-    draw(Path(asked), EvaluationKey.parse(text), kind, make_task)
+    directory, text, kind = arguments
+    make_task = drawing_task if task is None or Path(directory) != run_dir else lambda _: task
+    draw(Path(directory), EvaluationKey.parse(text), kind, make_task)
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Episodes played in lockstep: one policy call a step for several environments, and the score of what came."""
+"""Episodes played in lockstep, with one policy call a step for several environments, and their score."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spreeze.types import EnvSpec
 
 _SLOW_START_S = 5.0  # start time above which fewer environments are used in parallel [s]
 _LARGE_BYTES, _KEPT_FREE = 50_000_000, 3
-"""No further environment is made where one takes so much memory and less than so many times as much is left."""
+"""No further environment is made if one takes this much memory and less than this many times as much is left."""
 MAX_STEPS = 10_000
 """Length limit of an episode if the environment has none."""
 
@@ -50,7 +50,7 @@ class Episode(NamedTuple):
     terminated: bool
     """True if the MDP ended, False if time ran out."""
     success: bool | None = None
-    """``info["is_success"]`` at its end; None if the environment does not say."""
+    """``info["is_success"]`` at its end; None if the environment does not report it."""
 
 
 class Score(NamedTuple):
@@ -69,9 +69,9 @@ def score(episodes: Sequence[Episode]) -> Score:
 
 
 def success_rate(episodes: Sequence[Episode]) -> float | None:
-    """Share of the episodes that were a success, of those that say so."""
-    told = [episode.success for episode in episodes if episode.success is not None]
-    return sum(told) / len(told) if told else None
+    """Share of successes among the episodes that report success."""
+    outcomes = [episode.success for episode in episodes if episode.success is not None]
+    return sum(outcomes) / len(outcomes) if outcomes else None
 
 
 def seed_list(first_seed: int, episodes: int) -> range:
@@ -114,8 +114,8 @@ def run_episodes(
     added to ``tasks``, which the caller closes. An environment that raises or gives a bad transition loses its episode
     and is replaced; without ``on_error`` the error is raised.
 
-    ``room`` is how many environments there may be; there are fewer, too, where a second one cannot be made or its
-    start or its memory would cost too much. The policy's batch has the same size all the same.
+    ``room`` is the largest number of environments. There are fewer if a second one cannot be made, starts too slowly
+    or takes too much memory. The policy's batch size stays the same.
 
     Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
     episodes start as there are environments, the next ones start when all of these are over, and a round cut by a stop
@@ -135,13 +135,13 @@ def run_episodes(
 
 
 def _fill(pool: list[Task], count: int, make_task: Callable[[], Task], heartbeat: Callable[[], object]) -> None:
-    """Makes environments until there are ``count``, as long as they come soon and there is memory for them."""
+    """Makes environments until there are ``count``, as long as they start quickly and fit into memory."""
     while len(pool) < count:
         heartbeat()
         began_s, before_bytes = time.monotonic(), memory_limits().usable_bytes
         try:
             task = make_task()
-        except Exception:  # there can be only so many
+        except Exception:  # no more are possible
             return
         try:
             task.reset(seed=0)
@@ -174,7 +174,7 @@ class _Env:
 
     def __init__(self, row: int, task: Task) -> None:
         self.row, self.task = row, task
-        self.place, self.total, self.length = -1, 0.0, 0
+        self.position, self.total, self.length = -1, 0.0, 0
 
 
 class _Lockstep:
@@ -197,7 +197,7 @@ class _Lockstep:
         self._next = 0
         self._done: dict[int, Episode] = {}
         self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
-        self._gone: set[int] = set()  # rows whose environment could not be made again
+        self._lost_rows: set[int] = set()  # rows whose environment could not be made again
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
         self._obs, self._state = ObsBuffer(count, spec), State()
@@ -217,23 +217,23 @@ class _Lockstep:
         return self._episodes(before=self._next)
 
     def _episodes(self, *, before: int) -> list[Episode]:
-        return [self._done[place] for place in sorted(self._done) if place < before]
+        return [self._done[position] for position in sorted(self._done) if position < before]
 
     def _begin(self, env: _Env) -> bool:
-        """Starts the next seed's episode; False if none is left, or its environment is gone."""
-        while self._next < len(self._seeds) and env.row not in self._gone:
-            env.place, env.total, env.length = self._next, 0.0, 0
+        """Starts the next seed's episode; False if none is left, or its environment is lost."""
+        while self._next < len(self._seeds) and env.row not in self._lost_rows:
+            env.position, env.total, env.length = self._next, 0.0, 0
             begin_episode(self._state, env.row)
             self._next += 1
             self._heartbeat()
             try:
-                obs = env.task.reset(seed=int(self._seeds[env.place]))
+                obs = env.task.reset(seed=int(self._seeds[env.position]))
                 self._obs.start(env.row, obs)
             except Exception as error:
                 self._lose(env, error)
                 continue
             if self._on_step is not None:
-                self._on_step(env.place, env.task, EnvStep(obs, None))
+                self._on_step(env.position, env.task, EnvStep(obs, None))
             return True
         return False
 
@@ -248,11 +248,11 @@ class _Lockstep:
         env.total += reward
         env.length += 1
         if self._on_step is not None:
-            self._on_step(env.place, env.task, EnvStep(obs, action, reward))
+            self._on_step(env.position, env.task, EnvStep(obs, action, reward))
         if not (terminated or truncated or env.length >= self._limit):
             return True
-        self._done[env.place] = Episode(
-            int(self._seeds[env.place]), env.total, env.length, terminated, env.task.success
+        self._done[env.position] = Episode(
+            int(self._seeds[env.position]), env.total, env.length, terminated, env.task.success
         )
         return False
 
@@ -260,19 +260,19 @@ class _Lockstep:
         """Ends the episode without a result and replaces its environment."""
         if self._on_error is None:
             raise error
-        self._on_error(env.place, env.length, error)
-        old, env.length = self._pool.pop(env.row - sum(row < env.row for row in self._gone)), 0
+        self._on_error(env.position, env.length, error)
+        old, env.length = self._pool.pop(env.row - sum(row < env.row for row in self._lost_rows)), 0
         close_in_time(old.close)
         try:
             env.task = new_task(self._make_task)
         except Exception as failure:
-            self._gone.add(env.row)
-            if len(self._gone) < len(self._envs):
+            self._lost_rows.add(env.row)
+            if len(self._lost_rows) < len(self._envs):
                 return
             if not self._done:
                 raise
-            while self._next < len(self._seeds):  # nobody is left to play them
+            while self._next < len(self._seeds):  # no environment is left
                 self._on_error(self._next, 0, failure)
                 self._next += 1
         else:
-            self._pool.insert(env.row - sum(row < env.row for row in self._gone), env.task)
+            self._pool.insert(env.row - sum(row < env.row for row in self._lost_rows), env.task)

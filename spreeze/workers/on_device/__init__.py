@@ -5,5 +5,5 @@
 ``device_collector``, ``device_actor``
     step the environments, and choose their actions.
 ``device_replay``, ``device_rollout``
-    keep what they give, on the device.
+    store the transitions, on the device.
 """

@@ -1,7 +1,7 @@
 """Exploring actions on the learner's device, by the parameters that it trains: no copy of them is made.
 
-The distributions are those of ``inference.heads`` for actions that are numbers. Noise comes from a generator of its
-own, so that how often somebody acts changes no update.
+The distributions are those of ``inference.heads`` for actions that are numbers. Noise has its own
+generator, so that the number of actions does not affect updates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DeviceActor:
         return torch.rand((rows, self._actions), generator=self._generator, device=self.device) * 2.0 - 1.0
 
     def act(self, obs: Tensor) -> Tensor:
-        """Actions [N, A] for observations [N, O], in [-1, 1] but those of on-policy algorithms, which are as drawn."""
+        """Actions [N, A] for observations [N, O], in [-1, 1]; those of on-policy algorithms are as sampled."""
         out = self._outputs(obs if self._scale is None else scaled(obs, self._scale))
         noise = torch.randn((len(obs), self._actions), generator=self._generator, device=self.device)
         if self._kind == "gaussian":

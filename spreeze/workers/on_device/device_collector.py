@@ -1,4 +1,4 @@
-"""Steps environments on the learner's device, and tells the host once in a while what happened there.
+"""Steps environments on the learner's device, and reports to the host at intervals.
 
 Rows go from the environments to replay or to a rollout within the device. Beside them a log keeps reward and ends of
 the last steps; every ``BLOCK`` steps the host reads it in one copy and counts env steps, episodes and returns as other
@@ -28,7 +28,7 @@ from spreeze.workers.on_device.device_actor import DeviceActor
 BLOCK = 64
 """Steps of all environments between two reads of the log; reading costs the device a pause of its work."""
 _NAMED = 8
-"""Environments that a message names at most, beside the first."""
+"""Most environments named in a message, beside the first."""
 _GOOD, _ENDED, _BAD_REWARD, _BAD_OBS = 1, 2, 4, 8
 
 
@@ -42,7 +42,7 @@ class DeviceSink(Protocol):
         """Reads from the device what the host has to know."""
 
     def forget(self) -> None:
-        """The environments begin anew."""
+        """Drops unfinished data, since all environments were reset."""
 
 
 class DeviceCollector(Collector):
@@ -91,7 +91,7 @@ class DeviceCollector(Collector):
             stepped = perf_counter()
             self.counts.env_s += stepped - chosen
             self._store(actions, step, version)
-        self.counts.env_steps += self.num_envs  # as far as is known; the log has what was stored
+        self.counts.env_steps += self.num_envs  # an estimate, which the log corrects
         written = perf_counter()
         self.counts.write_s += written - stepped
         if self._at == BLOCK:
@@ -99,15 +99,15 @@ class DeviceCollector(Collector):
             self.counts.env_s += perf_counter() - written
 
     def _store(self, actions: Tensor, step: DeviceStep, version: int) -> None:
-        fit, seen = torch.isfinite(step.reward), torch.isfinite(step.next_obs).all(1)
+        reward_ok, obs_ok = torch.isfinite(step.reward), torch.isfinite(step.next_obs).all(1)
         if step.obs is not step.next_obs:
-            seen = seen & torch.isfinite(step.obs).all(1)
-        good = step.valid & fit & seen & ~self._sick
+            obs_ok = obs_ok & torch.isfinite(step.obs).all(1)
+        good = step.valid & reward_ok & obs_ok & ~self._sick
         ended = (step.terminated | step.truncated) & good
         code = good * _GOOD + ended * _ENDED
-        self._code_log[self._at] = code + (~fit * _BAD_REWARD + ~seen * _BAD_OBS) * ~self._sick
+        self._code_log[self._at] = code + (~reward_ok * _BAD_REWARD + ~obs_ok * _BAD_OBS) * ~self._sick
         self._reward_log[self._at] = step.reward
-        self._sick |= ~(fit & seen)
+        self._sick |= ~(reward_ok & obs_ok)
         self._sink.store(self.obs, actions, step, good, ended, version)
         self.obs, self._at = step.obs, self._at + 1
 

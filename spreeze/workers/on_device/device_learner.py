@@ -72,7 +72,7 @@ class Sampling:
         self.slots = context.status.slots(job.envs.row)
         self._base = self.slots.tolist()  # a restarted learner goes on counting
         # Another stream of random numbers after a restart, so that no episode is repeated.
-        again = int(self._base[_ENV_STEPS]) % 2**31
+        seed_offset = int(self._base[_ENV_STEPS]) % 2**31
 
         def make(seed: int) -> DeviceTask:
             if spec.import_module is not None:
@@ -83,7 +83,7 @@ class Sampling:
 
         self.collector = DeviceCollector(
             make, job.envs.num_envs, sink, actor, returns,
-            seed=job.envs.seed + again, nan_policy=job.envs.nan_policy, on_error=context.env_error,
+            seed=job.envs.seed + seed_offset, nan_policy=job.envs.nan_policy, on_error=context.env_error,
             on_progress=context.heartbeat,
         )  # fmt: skip
         stack.callback(self.collector.close)
@@ -91,8 +91,8 @@ class Sampling:
         family, physics = family_of(spec.env_id), ""
         if family is not None and family.own_args is not None:
             physics = f"; evaluations use Gymnasium's engine on the CPU, whose physics differ from {family.prefix}'s"
-        here = f"{job.envs.num_envs} environments, their rows and the updates are on {actor.device}, in this process"
-        context.event("info", here + physics)
+        text = f"{job.envs.num_envs} environments, their rows and the updates are on {actor.device}, in this process"
+        context.event("info", text + physics)
 
     def step(self, version: int, *, uniform: bool = False) -> None:
         self._context.heartbeat(Phase.STEP)
@@ -145,7 +145,7 @@ class DeviceReplayFeed(ReplayFeed):
         if not self.began and self._rows.total_committed() >= self._job.limiter.learning_starts:
             self._sampling.settle(updates)  # some steps may have given no row
         if self._rows.inserted != known:
-            self._take_in()
+            self._count_new()
             self._actor.scale_by(self.trainer.normalizer)
         start = perf_counter()
         self.stepping_s = self._sampling.stepping_s
@@ -204,7 +204,7 @@ class _RolloutSink:
         self._rollout.store(obs, actions, self._actor.log_prob, step, good, ended)
 
     def settle(self) -> None:
-        """Nothing: the host knows where the rollout ends."""
+        """Does nothing: the host knows where the rollout ends."""
 
     def forget(self) -> None:
         """Starts the rollout anew."""

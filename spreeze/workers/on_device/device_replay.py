@@ -1,7 +1,8 @@
-"""Replay that lives on the learner's device alone: whoever steps environments there writes rows by one copy.
+"""Replay on the learner's device only: the collector there writes rows with one copy.
 
-It has what a learner asks of the ring in shared memory and of its reader (``transport``), and draws like ``GpuReplay``.
-The number of rows stays on the device, so that neither writing nor drawing waits; the host learns it in ``settle``.
+It has the methods of the ring in shared memory and of its reader (``transport``) that a learner uses, and draws like
+``GpuReplay``. The number of rows stays on the device, so that neither writing nor drawing waits; the host reads it in
+``settle``.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class DeviceReplay:
     """The newest ``capacity`` rows; ``write`` appends, ``draw`` reads."""
 
     is_copy = False
-    """Nothing is left to draw from without it."""
+    """It is the only replay."""
 
     def __init__(self, layout: RowLayout, capacity: int, batch_size: int, device: torch.device, seed: int) -> None:
         """Allocates the memory; a ResourceError where the device has no room."""
         self.spec, self.capacity = SimpleNamespace(layout=layout), capacity
-        try:  # the last row takes what is not stored
+        try:  # the last row receives the rows that are not stored
             self._rows = torch.zeros((capacity + 1, layout.width), device=device)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -50,10 +51,10 @@ class DeviceReplay:
 
     def write(self, rows: Tensor, stored: Tensor, version: int) -> None:
         """Appends those of ``rows`` [M, W] that are ``stored`` [M]; ``version`` is that of the policy."""
-        place = (self._end + stored.cumsum(0) - 1).remainder_(self.capacity)
-        place = torch.where(stored, place, self.capacity)
-        self._rows.index_copy_(0, place, rows)
-        self._versions.index_fill_(0, place, version)
+        slots = (self._end + stored.cumsum(0) - 1).remainder_(self.capacity)
+        slots = torch.where(stored, slots, self.capacity)
+        self._rows.index_copy_(0, slots, rows)
+        self._versions.index_fill_(0, slots, version)
         self._end += stored.sum()
 
     # --- as the ring ---
@@ -81,23 +82,23 @@ class DeviceReplay:
         return [self.inserted]
 
     def refresh(self) -> None:
-        """Nothing: a draw always sees all rows."""
+        """Does nothing: a draw always sees all rows."""
 
     pull = wait = refresh
 
     def newer(self, shard: int, begin: int, columns: slice) -> tuple[np.ndarray, int]:
-        """Columns of the newest rows after ``begin``, no more than some, and where they end (waits for the device)."""
+        """Columns of at most ``_COUNTED`` newest rows after ``begin``, and their end (waits for the device)."""
         count = min(self.inserted - begin, _COUNTED, self.capacity)
-        places = torch.arange(self.inserted - count, self.inserted, device=self._rows.device) % self.capacity
-        return self._rows[places, columns].cpu().numpy(), self.inserted
+        slots = torch.arange(self.inserted - count, self.inserted, device=self._rows.device) % self.capacity
+        return self._rows[slots, columns].cpu().numpy(), self.inserted
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         raise TransportError("replay on a device is drawn from there")
 
     def last_lag_age(self, version_now: int) -> tuple[float, float]:
         """Mean policy lag and age of the latest draw (waits for the device)."""
-        age = (self._end - 1 - self._place).remainder(self.capacity).float().mean()
-        return version_now - float(self._versions[self._place].float().mean()), float(age)
+        age = (self._end - 1 - self._drawn).remainder(self.capacity).float().mean()
+        return version_now - float(self._versions[self._drawn].float().mean()), float(age)
 
     # --- as GPU replay ---
 
@@ -110,13 +111,13 @@ class DeviceReplay:
     def set_batch_size(self, batch_size: int) -> None:
         self.batch = torch.zeros((batch_size, self._layout.width), device=self._rows.device)
         """[B, W], the rows of the latest draw."""
-        self._place = torch.zeros(batch_size, dtype=torch.int64, device=self._rows.device)
+        self._drawn = torch.zeros(batch_size, dtype=torch.int64, device=self._rows.device)
 
     def draw(self) -> Tensor:
         """Draws rows uniformly with replacement into ``batch`` [B, W]; zeros before the first row."""
-        held = self._end.clamp(1, self.capacity)
-        self._place.random_(generator=self.generator).remainder_(held)
-        return torch.index_select(self._rows, 0, self._place, out=self.batch)
+        size = self._end.clamp(1, self.capacity)
+        self._drawn.random_(generator=self.generator).remainder_(size)
+        return torch.index_select(self._rows, 0, self._drawn, out=self.batch)
 
 
 class DeviceRows:
@@ -133,7 +134,7 @@ class DeviceRows:
         self._ages = torch.arange(n_step, device=device).unsqueeze(1)
 
     def store(self, obs: Tensor, actions: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
-        """Adds a step; where not ``good`` [N] there was none, and what is unfinished there is dropped."""
+        """Adds a step; where not ``good`` [N] there was none, and unfinished transitions are dropped."""
         n, slot = self._n, self._slot
         self._obs[slot], self._action[slot], self._reward[slot] = obs, actions, step.reward
         if n == 1:
@@ -160,5 +161,5 @@ class DeviceRows:
         self._replay.settle()
 
     def forget(self) -> None:
-        """Drops what is unfinished: the environments begin anew."""
+        """Drops unfinished transitions, since all environments were reset."""
         self._length.zero_()

@@ -1,6 +1,6 @@
 """Rollouts on the learner's device: collected there, and learned from without a copy to the host.
 
-Advantages are those of ``losses.advantages``, in torch. A step that gave no transition, as a reset or a bad value, has
+Advantages are those of ``losses.advantages``, in torch. A step without a transition (a reset, a bad value) has
 advantage 0 and its own value as the target.
 """
 
@@ -32,7 +32,7 @@ class DeviceRollout:
         return self.at == self.steps
 
     def store(self, obs: Tensor, action: Tensor, log_prob: Tensor, step: Any, good: Tensor, ended: Tensor) -> None:
-        """Adds a ``DeviceStep``; values where it is not ``good`` [N] are not finite, perhaps."""
+        """Adds a ``DeviceStep``; where it is not ``good`` [N], values may not be finite."""
         t = self.at
         self.obs[t], self.next_obs[t], self.action[t] = obs.nan_to_num(0.0, 0.0, 0.0), step.next_obs, action
         self.log_prob[t], self.reward[t] = log_prob, torch.where(good, step.reward, 0.0)

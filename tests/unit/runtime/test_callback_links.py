@@ -76,15 +76,15 @@ def test_changed_arguments_add_up_and_wrong_requests_are_told(tmp_path):
         arguments = EnvironmentArguments(plan, run_dir, lambda level, text: events.append((level, text)))
         for text in ('["length=20"]', '["length=30", "x=1"]'):
             send_request(run_dir.path, "env-args", text)
-            arguments.look()
+            arguments.poll()
         assert arguments.version == 2
         assert json.loads((run_dir.path / CHANGED_ARGS).read_text()) == ["length=30", "x=1"]
         for text in ("{", "3", '["nonsense"]', '["id=3"]', "[3]"):
             send_request(run_dir.path, "env-args", text)
-            arguments.look()
+            arguments.poll()
         plan.spec.env_id = "vector:CartPole-v1"
         send_request(run_dir.path, "env-args", '["length=20"]')
-        arguments.look()
+        arguments.poll()
         assert arguments.version == 2
         assert [level for level, _ in events] == ["info", "info", *["warning"] * 6]
         assert EnvironmentArguments(plan, run_dir, print).version == 1  # a resume continuing with them

@@ -170,7 +170,7 @@ def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_f
 
 @pytest.mark.warm
 def test_samplers_that_nobody_asks_for_rows_end_and_begin_again_when_somebody_does(job, monkeypatch):
-    monkeypatch.setattr("spreeze.runtime.cluster.host._FORSAKEN_S", 0.5)
+    monkeypatch.setattr("spreeze.runtime.cluster.host._UNREQUESTED_S", 0.5)
     with gateway(job) as there:
         stream = Stream(there, job.layout)
         stream.until(50)
@@ -332,7 +332,7 @@ class Scene:
             for host in self.bridge._hosts:  # as if the pace were over already
                 host.requested_s = 0.0
                 if host.gateway is not None:
-                    self.bridge._ask(host, time.monotonic())
+                    self.bridge._request(host, time.monotonic())
 
     def stored(self):
         """(epoch, number) of every row in the ring."""
@@ -491,7 +491,7 @@ def test_pulls_of_a_host_are_paced_and_wait_longer_with_more_hosts(scene):
     there.requests.clear()
     bridge._hosts[0].requested_s = now = time.monotonic()
     for later_s, count in ((0.05, 0), (0.09, 1), (0.12, 1), (0.18, 2), (0.27, 2)):
-        bridge._ask(bridge._hosts[0], now + later_s)
+        bridge._request(bridge._hosts[0], now + later_s)
         assert len(there.requests) == count
     assert {request["linger_s"] for request in there.requests} == {0.1}
 

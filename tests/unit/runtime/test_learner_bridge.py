@@ -219,7 +219,7 @@ def test_a_host_whose_driver_is_gone_ends_its_run_and_begins_again_when_it_is_as
     lasting = tmp_path / "lasting"
     lasting.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
     lasting.chmod(0o700)
-    monkeypatch.setattr(host, "_FORSAKEN_S", 0.5)
+    monkeypatch.setattr(host, "_UNREQUESTED_S", 0.5)
     monkeypatch.setattr(host, "sys", SimpleNamespace(executable=str(lasting)))
 
     def runs():

@@ -273,7 +273,7 @@ def test_metrics_that_cannot_be_stored_are_told_at_once_and_at_the_end(tmp_path,
 def test_missing_figures_of_a_gpu_are_told_when_they_begin_and_end(made):
     for trouble in (None, "GPU 0 does not respond (lost?)", "the driver has not answered for 4 s", None, "x", None):
         made._utilisation = SimpleNamespace(trouble=trouble, close=lambda: None)
-        made._tell_trouble()
+        made._report_trouble()
     assert made.notes == [
         "warning: GPU metrics are missing: GPU 0 does not respond (lost?)",
         "GPU metrics are available again",

@@ -112,7 +112,7 @@ def test_a_successor_of_a_dead_writer_and_a_restarted_learner_go_on_with_every_r
         put(ShardWriter(ring, 0), 20, 10)
         assert set(batch(reader, rng, 1000)) == set(range(30))
         again = PrioritisedReader(ring, 1.0)
-        again.begin_again(reader.largest_error)
+        again.reset_priorities(reader.largest_error)
         assert set(batch(again, rng, 1000)) == set(range(30))
         assert again.importance_weights(1.0).min() == 1.0
         assert again.largest_error == 5.0
