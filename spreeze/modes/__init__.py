@@ -1,8 +1,8 @@
 """Assembly of the modes that ``config/modes.py`` declares: workers, and channels between them.
 
 A data path is a function that fills an ``Assembly``: ``replay``, ``paced_rollouts`` or ``buffer`` (asynchronous). The
-data flow of a mode selects it; a mode with its own data path names a module. ``assets/docs/architecture.md`` draws what
-flows where.
+data flow of a mode selects it; a mode with its own data path names a module. ``assets/docs/architecture.md`` draws the
+data flows.
 
 *tianji* (TianJi, arXiv 2502.20190): the learners of several groups start with equal parameters. The rate limiter keeps
 the samples per insert of mode serial (Eq. 3). On-policy algorithms use each row once, from two alternating rollouts,
@@ -23,8 +23,8 @@ any timing, and across a resume, with a learner on the CPU and no learning rate 
 inference workers, the default, an env step costs half as much.
 
 The successor of a killed sampler replays the actions of its episodes; if an observation differs, because the
-environment is not deterministic, it starts new ones and says so. A step that raises or returns NaN is not stored (see
-``workers.collectors``). ``tests/support/hts_theory.py`` models the cost of waiting.
+environment is not deterministic, it starts new ones and reports that. A step that raises or returns NaN is not stored
+(see ``workers.collectors``). ``tests/support/hts_theory.py`` models the cost of waiting.
 
 *impact* (IMPACT): each step records policy version and log-probability, so the algorithm can correct for any lag. A
 restarted sampler starts new episodes.
@@ -46,7 +46,7 @@ from spreeze.runtime.supervisor import run_workers
 
 
 def assemble(run: Assembly) -> None:
-    """Puts the workers of a run together, whatever its mode.
+    """Assembles the workers of a run of any mode.
 
     Raises:
         ResourceError: there is no room for its memory, or there are too few descriptors.

@@ -1,8 +1,8 @@
 """A circular buffer: samplers -> rollouts in shared memory -> learner, each at its own pace (IMPACT).
 
-The algorithm says how many slots the buffer has, how often the learner uses a rollout (``slots``, ``uses``), and
-whether a sampler waits before it writes over one that was used too rarely (``least_uses``, by default half of
-``uses``, rounded down). The learner waits when all that is there is used up. Weights reach the samplers in shared
+The algorithm sets the number of slots of the buffer, the uses of a rollout (``slots``, ``uses``), and whether a sampler
+waits before it overwrites one with too few uses (``least_uses``, by default half of ``uses``, rounded down). The
+learner waits when all stored rollouts are used up. Weights reach the samplers in shared
 memory, and the evaluator by files and a pointer.
 """
 
@@ -18,7 +18,7 @@ from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import BufferLearnerJob, BufferSamplerJob
 
 _POLICIES = 3
-"""Versions of the policy in shared memory: while one is written or read, another newer one may be written."""
+"""Versions of the policy in shared memory: while one is written or read, a newer one may be written."""
 
 
 class BufferData(Data):

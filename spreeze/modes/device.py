@@ -1,7 +1,7 @@
 """Mode *device*: one process steps the environments, keeps replay or a rollout, and learns, all on one device.
 
-Its environments are an engine's whose observations are tensors (``envs.on_device``). Evaluator and visualizer are
-processes of their own, as in other modes, and the learner is restarted as there; replay, which is the device's, is then
+Its environments come from an engine whose observations are tensors (``envs.on_device``). Evaluator and visualizer are
+processes of their own, as in other modes, and the learner is restarted as there; its replay on the device is then
 collected again.
 """
 
@@ -39,7 +39,7 @@ def assemble(run: Assembly) -> None:
     run.data.append(DeviceData(run, row, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
     by_counts = config.stop.env_steps is not None or config.stop.updates is not None
     fields = run.learner_fields(0)
-    if by_counts:  # what is learned then does not depend on the clock
+    if by_counts:  # learning then does not depend on the clock
         fields |= {"stop": dataclasses.replace(config.stop, seconds=None)}
     envs = DeviceEnvs(
         num_envs=plan.device_envs,

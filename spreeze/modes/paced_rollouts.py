@@ -4,14 +4,14 @@ With a lag of 0 rollout and learning take turns: the synchronous baseline.
 
 *Several learners* (GALA, arXiv 1906.04585; TianJi), each with samplers of its own: the seed of its environments is
 ``run.seed`` + its number. All start with the same parameters. After an update each sends its parameters to its
-out-neighbours, takes the mean with what has arrived from its in-neighbours, and continues; it waits only for one of
-which nothing came for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
+out-neighbours, takes the mean with the messages of its in-neighbours, and continues; it waits only for one that
+has sent nothing for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. In mode tianji each takes the mean of all parameters every
 ``learner.average_interval`` updates; each policy is published and evaluated. Learners of other hosts may be in the
 ring (``--cluster``): a run on each host, which starts with a neighbour's parameters.
 
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
-steps of one size of either. The mean of n such steps goes 1/sqrt(n) as far as one step from all rows would. So the
+steps of one size of either. The mean of n such steps is 1/sqrt(n) as long as one step from all rows would be. So the
 learning rate is multiplied by sqrt(n) (``gala.scale_lr``), but not to above 4e-3, where learners fall back
 (``assets/figures.md``). Learners keep samplers of their own, also on small tasks: that costs no env steps, and a crash
 of an environment ends no learner.
@@ -42,8 +42,8 @@ from spreeze.workers.jobs import OnPolicyLearnerJob, RolloutSamplerJob, RolloutW
 from spreeze.workers.roles import Address, RestartLimit
 
 _LIMIT = RestartLimit(failures=20, window_s=60.0, quarantine_s=None, backoff_s=0.05, max_delay_s=1.0)
-"""The others learn on without a learner that fails, so it may fail more often than a learner that is alone."""
-_MOST_LR = 4e-3  # Learning rate to which the number of learners may raise one.
+"""The others continue without a learner that fails, so it may fail more often than a single learner."""
+_MOST_LR = 4e-3  # Learning rate up to which the number of learners may raise it.
 
 
 class RolloutData(Data):
@@ -147,7 +147,7 @@ def assemble(run: Assembly) -> None:
 
 
 def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearnerJob:
-    """The job of a learner that nobody wakes, and that is alone."""
+    """The job of a learner without wakeups and without other learners."""
     plan, lag = run.plan, run.plan.lag or 0
     return OnPolicyLearnerJob(
         **run.learner_fields(group),
@@ -211,7 +211,7 @@ class LearnerSpread:
         self._named_s = [-math.inf] * plan.learners
 
     def measured(self, groups: tuple[GroupSample, ...], now_s: float, recorder: Recorder) -> tuple[GroupSample, ...]:
-        """The groups with what is known of all of them together, as numbers of the first one's learner."""
+        """The groups with facts on all of them together, as numbers of the first one's learner."""
         found = self._sizes()
         returns = [sampler["episode_return"] for group in groups for sampler in group.samplers if sampler["episodes"]]
         means = [
@@ -226,9 +226,9 @@ class LearnerSpread:
         return (first, *groups[1:])
 
     def _sizes(self) -> dict[str, float]:
-        """The radius and its bounds; a bound is unknown where the learners do not gossip.
+        """The radius and its bounds; a bound is unknown if the learners do not gossip.
 
-        Both propositions start with equal parameters. After a resume the radius that was measured first comes on top:
+        Both propositions start with equal parameters. After a resume the radius measured first is added:
         mixing never makes it larger.
         """
         memory, board = self._memory, self._memory.board
@@ -242,7 +242,7 @@ class LearnerSpread:
         numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
         both = zip(board["norms"], numbers, strict=True)
         latest = [norms[np.arange(number - NORMS + 1, number + 1) % NORMS] for norms, number in both]
-        if self._lockstep:  # the slots of what came after that number hold other updates
+        if self._lockstep:  # slots after that number hold other updates
             latest = [norms[NORMS // 2 :] for norms in latest]
         largest, staleness = float(board["largest"].max()), float(board["staleness"].max())
         bound = asynchronous_bound(largest, self._gala.topology, self._learners, staleness)

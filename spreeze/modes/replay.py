@@ -1,8 +1,8 @@
 """Groups of replay: samplers -> shared-memory replay -> learner, ``run.learners`` times.
 
-Each learner has samplers, replay, weights and checkpoints of its own. Where a mode does not average them, it learns
+Each learner has samplers, replay, weights and checkpoints of its own. If the mode does not average them, it learns
 like a separate run with the seed ``run.seed`` + its number, and groups exchange nothing. Else all learners start with
-the same parameters, and each takes the mean of its own and the others' now and then, through memory of the supervisor,
+the same parameters, and each takes the mean of its own and the others' at intervals, through memory of the supervisor,
 so that the death of a learner stops no other (``parameter_averages.PeerAverage``).
 """
 
@@ -25,8 +25,8 @@ from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 _HOST_LEAD_ROWS = 2048
-"""Rows that other hosts may insert where samplers of this machine already wait: so hosts come first, and cores here are
-left to the learner, as long as what hosts have in progress covers what is drawn."""
+"""Rows that other hosts may insert when samplers of this machine already wait: so hosts come first, and local cores are
+left to the learner, as long as the hosts' rows in progress cover those drawn."""
 
 
 class ReplayData(Data):
@@ -50,7 +50,7 @@ class ReplayData(Data):
         fill_with_synthetic_rows(self.ring, spec)
 
     def forget(self) -> None:
-        """Another number of samplers must not spend what the one before saved up."""
+        """Resets the counts: another number of samplers must not use the credit of the one before."""
         self.ring.begin_learning()
 
 
@@ -132,7 +132,7 @@ def demonstrated(plan: RunPlan, ring: ReplayRing) -> ReturnSums:
 
 
 def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
-    """The bridge by which rows of other hosts come."""
+    """Adds the bridge that receives rows of other hosts."""
     plan, config, limiter = run.plan, run.plan.config, _limiter(run.plan, ring)
     assert config.cluster.address is not None
     host = HostJob(
@@ -166,9 +166,9 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
 
 
 def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
-    """The limiter in rows: its bounds are per env step, and learning starts after so many env steps.
+    """The limiter in rows: its bounds are per env step, and learning starts after that many env steps.
 
-    A sequence is one row, of as many env steps for both sides.
+    A sequence is one row, of equally many env steps for both sides.
 
     Until an environment's first episode is over, an env step is one row; that lasts no longer than the time limit.
     """

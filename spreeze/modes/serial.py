@@ -2,7 +2,7 @@
 
 They take turns. Off-policy, each step of the environments is followed by the updates that are due: one per env step, as
 serial trainers do (samples per insert = batch size), kept within the configured band. On-policy, a rollout is
-collected, then learned from. What is learned does not depend on the clock.
+collected, then learned from. Learning does not depend on the clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spreeze.transport.weights import LocalHandle, LocalParameters
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, SamplerJob
 from spreeze.workers.roles import RestartLimit
 
-_PUBLISH_S = 1.0  # Least time between two publications, since who reads them has to wait for its turn.
+_PUBLISH_S = 1.0  # Least time between two publications, since their readers have to wait for their turn.
 _NO_RESTART = RestartLimit(failures=1, window_s=1.0, quarantine_s=None)
 """No worker is started again: its work would not repeat."""
 
@@ -39,7 +39,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 
 
 def assemble(run: Assembly) -> None:
-    """One learner and one sampler, which no clock guides; on-policy with several samplers, as in mode hts."""
+    """One learner and one sampler, independent of the clock; on-policy with several samplers, as in mode hts."""
     run.in_one_process = run.plan.samplers == 1
     own = paced_rollouts if run.plan.config.on_policy is not None else replay
     own.assemble(run)

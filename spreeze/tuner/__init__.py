@@ -17,7 +17,7 @@ rollout   E, for on-policy modes; rows and minibatches stay about as configured,
           learning. Asynchronous modes: U, with at most 20 uses of a rollout; N and K stay as configured
 ========  ==================================================================================================
 
-*Search* (``search``; ``measure`` does the measuring, ``answer`` words the choice).
+*Search* (``search``; ``measure`` measures, ``answer`` explains the choice).
 
 1. Memory limits replay, batch size, samplers and environments. A pinned setting that does not fit is rejected.
 2. Learners alone, if the mode has such knobs: devices and numbers of threads in the same turns, with growing batch
@@ -26,8 +26,8 @@ rollout   E, for on-policy modes; rows and minibatches stay about as configured,
 3. Whole runs with these learners: numbers of samplers without a rate limit. A model of shared cores predicts all
    combinations of learner, batch size, samplers and samples per insert. Scores within 3 % are ties, which the knobs
    decide. Finally the choice and its neighbours are measured together.
-4. Whole runs, for all other knobs: one step by each in the same turns. Where the cores are busy and none is better,
-   that is all; else each is varied in turn around the choice.
+4. Whole runs, for all other knobs: one step by each in the same turns. If the cores are busy and no step is better,
+   the search ends; else each knob is varied in turn around the choice.
 
 Steps 3 and 4 alternate between candidates in many short windows and compare turn by turn, since the speed of a shared
 machine changes within seconds. A change needs a gain of 5 %, or 10 % if it changes rollouts. Settings that affect

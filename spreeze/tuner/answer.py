@@ -1,4 +1,4 @@
-"""The answer of a search: each choice with its reason, and notes on what it changes."""
+"""The explanation of a search's result: each choice with its reason, and notes on its effects."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from spreeze.tuner.search import Search
 
 _MOST_RUNNERS = 3
-_ROOM = 2.0  # The upper bound is this many times what was measured, so that the learner is not held back by chance.
+_ROOM = 2.0  # The upper bound is this many times the measured value, so that chance does not slow the learner.
 
 
 class Answer:
-    """Words for what a search has found; it measures nothing."""
+    """Explains the results of a search; measures nothing."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
@@ -49,7 +49,7 @@ class Answer:
         return {name: found[name] for name in problem.configured if name in found}
 
     def _unmeasured(self, knob: Knob) -> Choice:
-        """The value of a knob about which nothing could be measured."""
+        """The value of a knob for which nothing could be measured."""
         search = self._search
         problem, value = search.problem, search.chosen.setting[knob.name]
         if knob.name in problem.pins:
@@ -66,21 +66,21 @@ class Answer:
         runners = (
             search.runners.get(knob.name, ()) if knob.varied_last or not search.expected else self._next_best(knob)
         )
-        what, remark = knob.text(value), knob.remark(problem, chosen.setting)
+        text, remark = knob.text(value), knob.remark(problem, chosen.setting)
         if knob.figures:
-            what += ": " + knob.figures.format(
+            text += ": " + knob.figures.format(
                 updates_per_s=chosen.updates_per_s * chosen.in_a_run,
                 env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
             )
         if knob.name in problem.pins:
-            return Choice(value, what + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
+            return Choice(value, text + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
         parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
         if knob.name == RATIO and value != problem.configured[RATIO]:
             parts = [self._gain()]
         if knob.name == BATCH and problem.objective != "return":
             parts = []
         parts += [remark] if remark else []
-        reason = f"{what}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else what
+        reason = f"{text}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else text
         return Choice(value, reason, runners_up=runners)
 
     def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
@@ -134,7 +134,7 @@ class Answer:
         return best_runners((expected_best | measured_best).items())
 
     def _gain(self) -> str:
-        """Effect of the chosen lower bound of samples per insert: as the rows say where both were measured."""
+        """Effect of the chosen lower bound of samples per insert; as measured, if both values were."""
         search = self._search
         configured = search.problem.configured[RATIO]
         settings = (search.centre, search.centre.replace(RATIO, configured))
@@ -149,7 +149,7 @@ class Answer:
         )
 
     def _upper_bound(self) -> Choice:
-        """Samples per insert above which the learner waits; raised where it would wait at the measured rates."""
+        """Samples per insert above which the learner waits; raised if it would wait at the measured rates."""
         search = self._search
         problem, setting = search.problem, search.chosen.setting
         batch, configured = setting[BATCH], max(problem.configured[RATIO_MAX], setting[RATIO])
@@ -179,7 +179,7 @@ class Answer:
         search = self._search
         low, configured = search.chosen.setting[RATIO], search.problem.configured
         if search.problem.balanced:
-            return  # the mode keeps the ratio, and says so
+            return  # the mode keeps the ratio, and reports that
         if RATIO not in search.problem.pins and low != configured[RATIO]:
             search.notes.append(
                 f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({self._gain()}): "

@@ -1,8 +1,8 @@
-"""The tuner beside an on-policy run, whose storages have the sizes that are to be chosen.
+"""The tuner beside an on-policy run, whose storage sizes are among the choices.
 
-The run begins with what it would have without the tuner. Candidates are measured in processes of their own; while one
-takes its turn, the run's workers stand still. A choice of other sizes takes effect by starting the workers again, with
-the networks, optimizers and statistics of the last update.
+The run begins with the settings that it would have without the tuner. Candidates are measured in processes of their
+own; during a turn, the run's workers are suspended. A choice of other sizes takes effect by a restart of the workers,
+with the networks, optimizers and statistics of the last update.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from spreeze.tuner.problem import ROLLOUT_SAMPLERS, Setting, TuningProblem
 
 
 def rollouts_at_first(problem: TuningProblem, config: Config) -> Setting | None:
-    """The setting with which an on-policy run begins that is tuned meanwhile; None where it is tuned before."""
+    """The first setting of an on-policy run that is tuned while it trains; None if it is tuned before."""
     flow = config.data_flow
     alone = config.run.learners == 1 and not flow.mixes_parameters and not flow.averages_parameters
-    apart = config.mode.starts_processes and not config.mode.module and config.cluster.address is None
-    if config.on_policy is None or not (config.tuning.while_training and alone and apart):
+    separable = config.mode.starts_processes and not config.mode.module and config.cluster.address is None
+    if config.on_policy is None or not (config.tuning.while_training and alone and separable):
         return None
     return fit_rollout(problem, problem.configured)
 
@@ -37,12 +37,12 @@ class BesideRunTuner(TunerThread):
 
     begins = "the tuner measures in processes of its own, in turns with this run; what it learns meanwhile stays"
 
-    def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
         tuning = self._tuning
 
         @contextlib.contextmanager
         def alone() -> Iterator[None]:
-            """Stops the workers meanwhile; a run that the user has paused is waited for, and stays paused."""
+            """Suspends the workers; waits for the end of the user's pause, and preserves one that begins."""
             while is_paused(run) and not self._ended.stop_requested:
                 time.sleep(PAUSE_S)
             workers.signal_all(signal.SIGSTOP)
@@ -55,7 +55,7 @@ class BesideRunTuner(TunerThread):
         problem = tuning.problem()
         ends_s = AWAKE() + problem.targets.budget_s
         measurer = tuning.measurer(problem, ends_s, alone=alone, interrupts=self._ended)
-        return tuning.search(problem, measurer, beside)
+        return tuning.search(problem, measurer, note)
 
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         changes = record is not None and any(record["choice"][name] != self._first[name] for name in record["choice"])

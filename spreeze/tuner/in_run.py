@@ -1,7 +1,8 @@
-"""The tuner on the workers of a run while they train: nothing waits for it, and what is learned meanwhile stays.
+"""The tuner on the workers of a run while they train: nothing waits for it, and no training is lost.
 
-The run begins with what it would have without the tuner. Then the same search as before a run puts its candidates in
-force in turn, for a fraction of a second each, and in the end its choice. Samplers that the choice does not need rest.
+The run begins with the settings that it would have without the tuner. Then the same search as before a run applies
+its candidates in turn, for a fraction of a second each, and in the end its choice. Samplers that the choice does not
+need rest.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from spreeze.tuner.trials import REPLAY, Stopping, TrialFailed, Windows
 
 _CHANGEABLE = {BATCH, THREADS, SAMPLERS, RATIO, RATIO_MAX}
 _DECIDED_BEFORE = {DEVICE, PRECISION, ENVS, CAPACITY}
-"""Knobs that the workers change while they run, and those whose value follows from facts."""
+"""Knobs that running workers can change, and those whose value follows from facts."""
 _NO_LIMIT = 1e9
 """Samples per insert up to which the learner of a candidate never waits."""
 _UPDATES_S, _FIRST_STEPS_S = 10.0, 25.0
 """Longest time to a candidate's second update, and to the first env step of every sampler."""
-_LOOK_S, PAUSE_S = 0.002, 0.2
+_WATCH_S, PAUSE_S = 0.002, 0.2
 
 
 def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
-    """True if the workers of a run can change all that is to be chosen: one learner on a processor, its samplers."""
+    """True if the running workers can change all knobs to choose: one learner on a processor, and its samplers."""
     flow, pin = config.data_flow, problem.pin(DEVICE)
     return (
         config.tuning.while_training
@@ -72,7 +73,7 @@ def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
     """The setting with which the run begins, and the most samplers that may be chosen.
 
     Raises:
-        ConfigError: memory has no room for what is pinned.
+        ConfigError: the pinned values do not fit into memory.
     """
     problem = dataclasses.replace(problem, room=find_memory_plan(problem))
     assert problem.room is not None
@@ -96,7 +97,7 @@ class _RunWindows(Windows):
         usable_cores: float,
         interrupts: Stopping,
     ) -> None:
-        """``base`` has a value for what a candidate does not say."""
+        """``base`` has the values that a candidate does not set."""
         super().__init__(usable_cores, interrupts)
         self.run, self.edge_s, self._worker_pids, self.base = run, REPLAY.edge_s, pids, base
         self._rows_per_step = run.plan.config.replay.rows_per_step
@@ -106,38 +107,38 @@ class _RunWindows(Windows):
     def _pid(self) -> int:
         return int(self.run.status.control(self._learner)[words.PID])
 
-    def put(self, setting: Setting, most: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
-        """Puts a setting in force, with that upper bound of samples per insert; all samplers rest where it names none.
+    def apply(self, setting: Setting, most: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
+        """Applies a setting, with ``most`` samples per insert; all samplers rest if it names none.
 
         With samplers the rate limiter counts anew: what they inserted before earns no updates. Unless it ``keeps_all``,
         rows beyond those of the ``base`` are dropped: unthrottled samplers of a fast environment would fill replay.
         """
         kept = 0.0 if keeps_all else self.base[RATIO]
-        whole, group, rows = Setting({**self.base, **setting}), self.run.status.group(0), self._rows_per_step
+        full, group, rows = Setting({**self.base, **setting}), self.run.status.group(0), self._rows_per_step
         group[words.SLOWED_SHARE] = 0
         group[words.ACTIVE_SAMPLERS] = setting.get(SAMPLERS, 0)
-        ratios = (whole[RATIO] / rows, most / rows, kept / rows)
-        self.run.status.retune(RetunedSettings(whole[BATCH], whole[THREADS], *ratios))
+        ratios = (full[RATIO] / rows, most / rows, kept / rows)
+        self.run.status.retune(RetunedSettings(full[BATCH], full[THREADS], *ratios))
         for data in self.run.data if SAMPLERS in setting else ():
             data.forget()
 
     def _prepare(self, setting: Setting) -> None:
-        """Puts a candidate in force and waits for its second update: the first one allocates."""
+        """Applies a candidate and waits for its second update: the first one allocates."""
         self._learner_pid = self._pid()
-        self.put(setting)
+        self.apply(setting)
         first, end = self._mark(), AWAKE() + _UPDATES_S
         while self._mark() < first + 2:
-            self._look(_LOOK_S)
+            self._watch(_WATCH_S)
             if AWAKE() > end:
-                self.put(self.base)
+                self.apply(self.base)
                 raise TrialFailed(f"no second update within {_UPDATES_S:.0f} s", starved=True)
 
-    def _look(self, seconds: float) -> None:
+    def _watch(self, seconds: float) -> None:
         self._sleep(seconds)
         while is_paused(self.run):
             self._sleep(PAUSE_S)
         if self._pid() != self._learner_pid:
-            self.put(self.base)  # before the new learner reads what its predecessor died of
+            self.apply(self.base)  # before the new learner reads the setting that its predecessor died of
             raise TrialFailed("the learner was restarted", starved=True)
 
     def _sleep(self, seconds: float) -> None:
@@ -155,10 +156,10 @@ class _RunWindows(Windows):
 
     def wait_for_samplers(self) -> None:
         """Waits for the first env step of every sampler, as long as they may take to start."""
-        self.put(self.base.replace(SAMPLERS, self.run.plan.samplers))
+        self.apply(self.base.replace(SAMPLERS, self.run.plan.samplers))
         samplers, end = [spec for spec in self.run.specs.values() if spec.role.steps], AWAKE() + _FIRST_STEPS_S
         while AWAKE() < end and any(self.run.slots(spec)["env_steps"] <= 0 for spec in samplers):
-            self._look(0.1)
+            self._watch(0.1)
 
 
 class RunMeasurer(Measurer):
@@ -172,7 +173,7 @@ class RunMeasurer(Measurer):
         self._helper, self._windows = None, windows
 
     def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
-        """All candidates once a round, forward and backward in turn, so that drift meets all alike."""
+        """All candidates once a round, forward and backward in turn, so that drift affects all equally."""
         found = [TrialResult(stage=JOINT, setting=setting) for setting in dict.fromkeys(settings)]
         settle_s, window_s = REPLAY.pace.divided(within_s, len(found))
         for number in range(REPLAY.pace.repeats):
@@ -197,7 +198,7 @@ class RunMeasurer(Measurer):
 
 
 class Ended:
-    """The wish to stop, of the user or because the run is over."""
+    """Stop condition of the tuner: the user's request, or the end of the run."""
 
     def __init__(self, interrupts: Stopping) -> None:
         self._interrupts, self.run_ended = interrupts, threading.Event()
@@ -212,13 +213,13 @@ class TunerThread:
 
     begins = ""
     """Line for the user at the beginning."""
-    _told: Collection[str] = ()
-    """Knobs whose change the user is told; empty: all."""
+    _reported_knobs: Collection[str] = ()
+    """Knobs whose changes are reported to the user; empty: all."""
 
     def __init__(self, tuning: Tuning, first: Setting, on_record: Callable[[dict[str, Any]], RunPlan]) -> None:
         """``first`` is in force when the run begins.
 
-        ``on_record`` hears, in the supervisor's thread, of the result, and returns the plan of a run with it.
+        ``on_record`` gets the result in the supervisor's thread, and returns the plan of a run with it.
         """
         self._tuning, self._first, self._on_record = tuning, first, on_record
         tuning.listener = dataclasses.replace(tuning.listener, say=lambda text: None)
@@ -228,7 +229,7 @@ class TunerThread:
         self._thread: threading.Thread | None = None
 
     def begin(self, run: Assembly, workers: RunWorkers) -> None:
-        """Begins to measure for a run with these workers."""
+        """Starts measuring for a run with these workers."""
         self._notes.put(self.begins)
         self._thread = threading.Thread(target=self._run, args=(run, workers), name="tuner", daemon=True)
         self._thread.start()
@@ -250,7 +251,7 @@ class TunerThread:
         return self._follow_up(record, None if record is None else self._on_record(record))
 
     def end(self) -> None:
-        """Ends the measurements; what is in force stays."""
+        """Ends the measurements; the settings in force stay."""
         self._ended.run_ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -258,8 +259,8 @@ class TunerThread:
     def _run(self, run: Assembly, workers: RunWorkers) -> None:
         record, start = None, AWAKE()
         try:
-            with only_tuner(self._notes.put, self._ended) as beside:
-                record = self._measured(run, workers, beside)
+            with only_tuner(self._notes.put, self._ended) as note:
+                record = self._measured(run, workers, note)
         except (KeyboardInterrupt, TrialFailed) as stopped:
             self._notes.put(f"not tuned: {str(stopped) or 'the run ended first'}")
         except (SpreezeError, OSError) as error:
@@ -269,20 +270,20 @@ class TunerThread:
             self._found.put(record)
         if record is not None:
             first, chosen = self._first, {**self._first, **record["choice"]}
-            told = self._told or chosen.keys()
-            moved = [name for name in chosen if name in told and chosen[name] != first[name]]
+            reported = self._reported_knobs or chosen.keys()
+            moved = [name for name in chosen if name in reported and chosen[name] != first[name]]
             changes = [f"{name} {first[name]} -> {chosen[name]}" for name in moved]
-            what = ", ".join(changes) or "what the run began with is the choice"
+            text = ", ".join(changes) or "what the run began with is the choice"
             if record["fell_back"]:
-                what = f"no choice, so what the run began with stays: {next(iter(record['notes']), 'see Autotune')}"
-            self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {what}")
+                text = f"no choice, so what the run began with stays: {next(iter(record['notes']), 'see Autotune')}"
+            self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {text}")
 
-    def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
         """The tuner's record."""
         raise NotImplementedError
 
     def _conclude(self, record: dict[str, Any] | None) -> None:
-        """Puts the choice in force, or what the run began with, where the workers can change it."""
+        """Applies the choice, or else the first setting, if the workers can change it."""
 
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         """The choice that follows from a record, with the plan of a run with it."""
@@ -293,10 +294,10 @@ class InRunTuner(TunerThread):
     """Measures on the workers of a run."""
 
     begins = "the tuner measures on the running workers; what they learn meanwhile stays"
-    _told = _CHANGEABLE
+    _reported_knobs = _CHANGEABLE
     _windows: _RunWindows | None = None
 
-    def _measured(self, run: Assembly, workers: RunWorkers, beside: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
         tuning, first, cores = self._tuning, self._first, self._tuning.machine.cores.usable
         self._windows = windows = _RunWindows(run, workers.pids, first, cores, self._ended)
         windows.wait_for_samplers()
@@ -306,7 +307,7 @@ class InRunTuner(TunerThread):
         # The watchers run, and are measured with the rest.
         problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
         ends_s = AWAKE() + problem.targets.budget_s
-        return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), beside)
+        return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), note)
 
     def _chosen(self, record: dict[str, Any] | None) -> Setting:
         return Setting(self._first if record is None else {**self._first, **record["choice"]})
@@ -314,7 +315,7 @@ class InRunTuner(TunerThread):
     def _conclude(self, record: dict[str, Any] | None) -> None:
         if self._windows is not None:
             chosen = self._chosen(record)
-            self._windows.put(chosen, most=chosen[RATIO_MAX], keeps_all=True)
+            self._windows.apply(chosen, most=chosen[RATIO_MAX], keeps_all=True)
 
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         return TunerChoice(self._chosen(record)[SAMPLERS])

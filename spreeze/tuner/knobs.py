@@ -45,7 +45,7 @@ from spreeze.tuner.problem import (
 )
 
 HEADROOM = 0.9
-"""Share of free memory that may be planned for: the load grows after a measurement."""
+"""Share of free memory that a plan may use: memory use grows after a measurement."""
 LEAST_BATCH = 128
 """Objective ``return`` takes no smaller batch unless it is pinned or the profile has one (``assets/figures.md``)."""
 _LEAST_FITTED_BATCH = 32
@@ -55,14 +55,14 @@ _RATIO_STEP = 4.0
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MOST_MEASURED = 8  # Numbers of samplers measured on one machine.
 _MOST_KINDS = 6  # Kinds of learner (device, precision, threads) measured at most.
-_ROWS_OFF = 0.25  # A rollout's rows may differ from the configured ones by this share, where they do not divide.
+_ROWS_OFF = 0.25  # A rollout's rows may differ by this share from the configured ones, if these do not divide.
 
 
 # --- learner ---
 
 
 def check_pins(problem: TuningProblem) -> None:
-    """Rejects a pin that no measurement is needed to reject.
+    """Rejects pins that are invalid without any measurement.
 
     Raises:
         ConfigError: with the limit that it breaks.
@@ -111,8 +111,8 @@ def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:
     """Powers of two and the configured batch, from the least that may be chosen up to what replay allows; or the pin.
 
-    Nothing else bounds them: a batch that the device's memory does not hold, or whose update takes too long, is found
-    so by measuring, and larger ones are left out then.
+    Nothing else bounds them: a batch that exceeds the device's memory, or whose update takes too long, is found by
+    measuring, and larger ones are then left out.
     """
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
@@ -120,7 +120,7 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     if problem.objective in ("sampling", "updates"):
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
-    # A profile that asks for a smaller batch knows its task.
+    # A profile with a smaller batch was made for its task.
     least = min(LEAST_BATCH, configured) if problem.objective == "return" else _LEAST_FITTED_BATCH
     return sorted(batch for batch in ladder if least <= batch <= most) or [most]
 
@@ -168,7 +168,7 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
 
 
 def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
-    """Numbers of samplers to measure, at most eight: the fewest, the most, then what lies between."""
+    """Numbers of samplers to measure, at most eight: the fewest, the most, then those between."""
     counts = sampler_counts(problem, setting)
     last = len(counts) - 1
     steps = sorted({counts[round(last * one / (_MOST_MEASURED - 1))] for one in range(_MOST_MEASURED)})
@@ -222,7 +222,7 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
     """Divides memory between learner, replay and samplers.
 
     Raises:
-        ConfigError: what is pinned does not fit, or nothing does; the message names the limit.
+        ConfigError: the pinned values do not fit, or nothing does; the message names the limit.
     """
     limits: list[str] = []
     free = int(problem.memory_bytes * HEADROOM) - problem.learner_bytes
@@ -300,7 +300,7 @@ def _envs_per_sampler(problem: TuningProblem) -> Choice:
 
 
 def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
-    """Replay capacity: as pinned or configured, less where memory or shared memory say so."""
+    """Replay capacity: as pinned or configured, less if memory or shared memory requires it."""
     pinned, row, wanted = CAPACITY in problem.pins, max(problem.row_bytes, 1), problem.configured[CAPACITY]
     name, bound = "memory", left if pinned else int(left * _REPLAY_SHARE)
     if problem.shared_memory_bytes is not None and problem.shared_memory_bytes * HEADROOM < bound:
@@ -335,11 +335,11 @@ def _rollout_envs(setting: Setting) -> int:
 
 
 def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """The setting with the interval that keeps the configured rows; None where none does, or memory has no room."""
+    """The setting with the interval that keeps the configured rows; None if none does, or memory is too small."""
     samplers, each = setting[ROLLOUT_SAMPLERS], setting[ROLLOUT_ENVS]
-    asked = setting.get(INFERENCE_WORKERS)
-    workers = None if asked is None else min(asked, samplers)
-    if min(samplers, each) < 1 or (workers != asked and INFERENCE_WORKERS in problem.pins):
+    configured_workers = setting.get(INFERENCE_WORKERS)
+    workers = None if configured_workers is None else min(configured_workers, samplers)
+    if min(samplers, each) < 1 or (workers != configured_workers and INFERENCE_WORKERS in problem.pins):
         return None
     if samplers % setting.get(LEARNERS, 1):
         return None
@@ -364,7 +364,7 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
 
 
 def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """Setting with fewer environments of each sampler where so many would leave a rollout too short."""
+    """Setting with fewer environments per sampler if so many would make a rollout too short."""
     found = fit_rollout(problem, setting)
     while found is None and setting[ROLLOUT_ENVS] > 1 and ROLLOUT_ENVS not in problem.pins:
         setting = setting.replace(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2)
@@ -378,8 +378,8 @@ def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
     return _fit_fewer(problem, setting)
 
 
-def _samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
-    cores, learners = max(1, math.floor(problem.cores + 1e-9)), here.get(LEARNERS, 1)
+def _samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
+    cores, learners = max(1, math.floor(problem.cores + 1e-9)), current.get(LEARNERS, 1)
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
     found = (
         (learners, 2 * learners, 4 * learners) if learners > 1 else (cores, cores - 1, cores + 1, 2 * cores, cores // 2)
@@ -388,11 +388,11 @@ def _samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
 
 
 def _keeps_free(problem: TuningProblem) -> bool:
-    """True if cores stay free by the number of samplers alone: only of rollouts of any age a governor rests some."""
+    """True if only the number of samplers keeps cores free: a governor rests some only with rollouts of any age."""
     return problem.targets.leave_free > 0.0 and problem.full_name(USES) is None
 
 
-def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
+def learner_counts(problem: TuningProblem, current: Setting) -> Iterable[int]:
     """Numbers of learners that mix: at least two, around what the cores hold, more where environments wait."""
     cores = max(2, math.floor(problem.cores + 1e-9))
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
@@ -402,8 +402,8 @@ def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
 
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
     name = problem.full_name(MINIBATCHES)
-    same = name is None or setting[name] == problem.configured[name]
-    return "as configured, since they affect learning" if same else "as many as divide the rows"
+    is_configured = name is None or setting[name] == problem.configured[name]
+    return "as configured, since they affect learning" if is_configured else "as many as divide the rows"
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
@@ -433,7 +433,7 @@ KNOBS = (
         name=DEVICE,
         where=lambda data_flow: data_flow.lag is None,
         trial=LEARNER,
-        candidates=lambda problem, here: [one.name for one in _devices(problem)],
+        candidates=lambda problem, current: [one.name for one in _devices(problem)],
         words="learner on {}",
         usual="cpu",
         precedence=2,
@@ -486,12 +486,17 @@ KNOBS = (
         label="envs",
         fixed=True,
         precedence=1,
-        candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
+        candidates=lambda problem, current: [
+            current[ROLLOUT_ENVS] * 2,
+            current[ROLLOUT_ENVS] // 2,
+            current[ROLLOUT_ENVS] * 4,
+            1,
+        ],
         figures=_RATE,
     ),
     Knob(
         name=INFERENCE_WORKERS,
-        candidates=lambda problem, here: (0, 1, 2),
+        candidates=lambda problem, current: (0, 1, 2),
         fit=_fit_fewer,
         words="inference workers {}",
         label="inference",
@@ -524,14 +529,14 @@ def _suits(knob: Knob, data_flow: DataFlow) -> bool:
 
 
 def knob_names(data_flow: DataFlow) -> tuple[str, ...]:
-    """Names of the knobs of a mode, as it names them or else by the table; ``algorithm.FIELD`` as it stands there."""
+    """Names of the knobs of a mode: its own, or else those of the table, with ``algorithm.FIELD`` unresolved."""
     if data_flow.knobs is not None:
         return data_flow.knobs
     return tuple(knob.name for knob in KNOBS if data_flow.tunable and _suits(knob, data_flow))
 
 
 def _full_name(name: str, config: Config) -> str | None:
-    """The setting that a knob is for; None where the chosen algorithm has no such field."""
+    """The setting of a knob; None if the chosen algorithm has no such field."""
     part, field = name.split(".")
     if part != "algorithm":
         return name
@@ -544,18 +549,18 @@ def tunable_settings(config: Config) -> tuple[str, ...]:
 
 
 def ordered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
-    """Knobs as they are varied and decide ties: by their ``precedence``, those that facts decide last."""
+    """Knobs in the order in which they are varied and decide ties: by ``precedence``, those decided by facts last."""
     return tuple(sorted(knobs, key=lambda knob: (knob.trial == FACTS, knob.precedence)))
 
 
-def _host_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
+def _host_samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
     cores = max(1, math.floor(problem.cores + 1e-9))
     more = [cores * many for many in (2, 4, 8) if many <= _sharing(problem)]
     return [count for count in (cores, cores - 1, cores + 1, cores // 2, *more) if 1 <= count <= _MOST_HOST_SAMPLERS]
 
 
 def fit_host(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """The setting of a host without a learner; None where memory has no room for it."""
+    """The setting of a host without a learner; None if it does not fit into memory."""
     fits = _group_bytes(problem, setting[SAMPLERS], setting[ENVS]) <= HEADROOM * problem.memory_bytes
     return setting if fits else None
 
@@ -570,7 +575,7 @@ def host_knobs() -> tuple[Knob, ...]:
             trial=JOINT,
             fit=fit_host,
             figures=_RATE,
-            candidates=lambda problem, here: [here[ENVS] * 2, here[ENVS] * 4, here[ENVS] // 2 or 1],
+            candidates=lambda problem, current: [current[ENVS] * 2, current[ENVS] * 4, current[ENVS] // 2 or 1],
         ),
     )
 
@@ -579,7 +584,7 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
     """The knobs of the chosen mode, those of ``--import`` last, each under the full name of its setting.
 
     Raises:
-        ConfigError: a declared knob is none, names no setting, or nobody has declared it.
+        ConfigError: a declared knob is not a ``Knob``, names no setting, or is not declared.
     """
     own, named = _declared_by(config.env.import_module), knob_names(config.data_flow)
     table = {knob.name: knob for knob in (*KNOBS, *own)}

@@ -33,21 +33,21 @@ _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 REPEATS = 3
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
 _START_S, _GPU_START_S = 0.2, 6.0
-"""Start and warm-up of one measurement, about, until one is measured: on a GPU context, libraries and kernels."""
+"""Assumed start and warm-up of a measurement until one is known: on a GPU context, libraries and kernels."""
 _SLOW_UPDATE_S = 0.25  # Larger batches are left out once an update takes longer.
 _OVERTIME = 0.5
-"""Share of its time by which measuring updates alone may overrun. From then on, on a machine so busy, a candidate with
-one repeat gets no further ones."""
+"""Share of its time by which measuring updates alone may overrun. On a machine that busy, a candidate with one
+repeat then gets no further ones."""
 _LOADING_S, _DEADLINE_S, _GRACE_S = 40.0, 10.0, 2.0
 _GPU_DEADLINE_S = 25.0  # On a GPU a measurement includes the start of CUDA.
 
 
 class Measurer:
-    """Measures settings in fresh child processes, in turns; all of these have ended when its ``with`` block has.
+    """Measures settings in fresh child processes, in turns; all of them end with its ``with`` block.
 
     ``learner`` and ``joint`` measure settings in the order of their importance, within about ``within_s`` seconds: they
     shorten their windows, then leave out the last settings. A crash, a hang or missing memory is a result with
-    ``failure``. ``on_result`` hears each result once, as soon as it is known, and all of them are returned. Both raise
+    ``failure``. ``on_result`` gets each result once, as soon as it is known, and all of them are returned. Both raise
     KeyboardInterrupt when the user asks to stop.
     """
 
@@ -80,7 +80,7 @@ class Measurer:
         self.step_us: float | None = None
         """Time of one env step, None if not known; windows are long enough for some."""
         self._start_s: dict[str, float] = {}
-        """By device: what came before the first repeat of the newest measurement of updates alone."""
+        """By device: time before the first repeat of the newest measurement of updates alone."""
 
     def __enter__(self) -> Self:
         if self._helper is not None:
@@ -100,7 +100,7 @@ class Measurer:
     def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
         """Measures the mode's real workers. Several trials start together and take turns, as far as memory allows."""
         if self._helper is not None:
-            self._helper.close()  # what it loaded takes memory, and updates alone are known by now
+            self._helper.close()  # its libraries take memory, and updates alone are measured by now
         shared: dict[Setting, list[TrialResult]] = {}
         for setting in dict.fromkeys(settings):
             candidate = TrialResult(stage=self._kind.stage, setting=setting)
@@ -121,9 +121,9 @@ class Measurer:
         return found
 
     def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
-        """Every candidate once a round, forward and backward in turn, so that drift meets all alike.
+        """Every candidate once a round, forward and backward in turn, so that drift affects all equally.
 
-        Where the budget ends while trials start, the last ones are left out.
+        If the budget ends while trials start, the last ones are left out.
         """
         with contextlib.ExitStack() as stack:
             trials: list[Trial] = []
@@ -149,13 +149,13 @@ class Measurer:
                 if self.seconds_left() < 0.0:
                     break
             for trial in trials:
-                for candidate in list(trial.candidates):  # the budget is overdrawn: what they have has to do
+                for candidate in list(trial.candidates):  # the budget is overdrawn: their results so far must suffice
                     trial.finish(candidate)
 
     # --- updates alone ---
 
     def learner(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
-        """Measures updates alone, on synthetic rows, in rounds so that drift of the machine meets all alike.
+        """Measures updates alone, on synthetic rows, in rounds so that drift of the machine affects all equally.
 
         Larger batches are left out once an update takes too long.
         """
@@ -164,13 +164,13 @@ class Measurer:
         waiting, done = list(everyone), []
         for _ in range(REPEATS):
             for candidate in list(waiting):
-                spent_s, measured = AWAKE() - start, bool(candidate.updates_per_s)
-                late = spent_s > within_s or _too_slow(candidate, everyone)
+                elapsed_s, measured = AWAKE() - start, bool(candidate.updates_per_s)
+                late = elapsed_s > within_s or _too_slow(candidate, everyone)
                 if late and not measured and candidate is not everyone[0]:
                     waiting.remove(candidate)
                     continue
-                if not measured or spent_s <= (1.0 + _OVERTIME) * within_s:
-                    self._take_turn(candidate, self._repeat_s(waiting, within_s - spent_s))
+                if not measured or elapsed_s <= (1.0 + _OVERTIME) * within_s:
+                    self._take_turn(candidate, self._repeat_s(waiting, within_s - elapsed_s))
                     if not candidate.failure and len(candidate.updates_per_s) < REPEATS:
                         continue
                 waiting.remove(candidate)
@@ -179,7 +179,7 @@ class Measurer:
         return done
 
     def _repeat_s(self, candidates: Sequence[TrialResult], left_s: float) -> float:
-        """Length of a repeat with which all that are left are done in time, their starts included."""
+        """Length of a repeat with which all remaining candidates finish in time, starts included."""
         starts, repeats = 0.0, 0
         for candidate in candidates:
             device, missing = candidate.setting[DEVICE], REPEATS - len(candidate.updates_per_s)
@@ -197,7 +197,7 @@ class Measurer:
         except ConfigError as error:
             return candidate.fail(str(error))
         assert self._helper is not None
-        answer = self._helper.run_turn(
+        result = self._helper.run_turn(
             UpdateTurn(
                 learner=config.learner,
                 algorithm=dataclasses.asdict(config.algorithm),
@@ -208,12 +208,12 @@ class Measurer:
                 deadline_s=_GPU_DEADLINE_S if slow else _DEADLINE_S,
             )
         )
-        if "start_s" in answer:  # the newest: only the first one on a GPU has to make the context
-            self._start_s[device] = answer["start_s"]
-        candidate.updates_per_s += tuple(answer.get("updates_per_s", ()))
-        candidate.memory_bytes = max(answer.get("memory_bytes") or 0, candidate.memory_bytes or 0) or None
-        if answer.get("failure"):
-            candidate.fail(answer["failure"], starved=bool(answer.get("starved")))
+        if "start_s" in result:  # the newest: only the first one on a GPU has to make the context
+            self._start_s[device] = result["start_s"]
+        candidate.updates_per_s += tuple(result.get("updates_per_s", ()))
+        candidate.memory_bytes = max(result.get("memory_bytes") or 0, candidate.memory_bytes or 0) or None
+        if result.get("failure"):
+            candidate.fail(result["failure"], starved=bool(result.get("starved")))
 
 
 def starts_slowly(device: str) -> bool:
@@ -222,7 +222,7 @@ def starts_slowly(device: str) -> bool:
 
 
 def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
-    """True if a smaller batch already took too long in the same place."""
+    """True if a smaller batch of the same kind of learner already took too long."""
     setting = candidate.setting
     return any(
         other.updates_per_s
@@ -234,9 +234,9 @@ def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
 
 
 class UpdateHelper:
-    """One process that has loaded what a learner needs, and measures in forks of itself.
+    """A process that has loaded a learner's libraries, and measures in forks of itself.
 
-    A helper that dies is started again for the next turn.
+    A helper that dies is restarted for the next turn.
     """
 
     def __init__(self, plan: RunPlan, memory_cap_bytes: int, interrupts: Stopping) -> None:
@@ -255,7 +255,7 @@ class UpdateHelper:
         self._unusable: dict[str, Any] | None = None
 
     def start(self) -> None:
-        """Starts the helper, so that it can load while something else is done; the first turn waits for it."""
+        """Starts the helper, so that it loads in the background; the first turn waits for it."""
         if self._process is not None:
             return
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the helper lives)
@@ -283,15 +283,15 @@ class UpdateHelper:
     def run_turn(self, turn: UpdateTurn) -> dict[str, Any]:
         """Result of one turn; the helper's death or silence is a failure of this measurement.
 
-        A measurement that was stopped in the meantime (Ctrl-Z), or slept with the machine, is taken again.
+        A measurement during which the process was stopped (Ctrl-Z) or the machine slept is repeated.
         """
         while True:
             slept_s = AWAKE.slept_s
-            found = self._answer(turn)
+            found = self._result_of(turn)
             if AWAKE.slept_s == slept_s:
                 return found
 
-    def _answer(self, turn: UpdateTurn) -> dict[str, Any]:
+    def _result_of(self, turn: UpdateTurn) -> dict[str, Any]:
         if self._unusable is not None:
             return self._unusable
         self.start()
@@ -302,13 +302,13 @@ class UpdateHelper:
                 return loaded
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer tells
+        with contextlib.suppress(BrokenPipeError):  # it has died, as the missing line will show
             self._process.stdin.write(json.dumps(turn.to_json()).encode() + b"\n")
             self._process.stdin.flush()
         return self._line(turn.deadline_s + _GRACE_S)
 
     def _line(self, within_s: float) -> dict[str, Any]:
-        """The helper's next line; a failure, and the end of the helper, where none comes.
+        """The helper's next line; if none comes, a failure, which ends the helper.
 
         Raises:
             KeyboardInterrupt: the user asked to stop.

@@ -34,14 +34,14 @@ from spreeze.tuner.problem import (
 BATCH_HALF_WORTH = 96.0
 """B0 (transitions): the batch at which an update has half of its greatest worth.
 
-It depends on the task and on how late a return is meant: fits give 7 for early returns of easy tasks and some hundred
-for late ones of Walker2D (``tests/slow``). Nothing known before a run tells which, so this is the value that loses
-least where it is wrong. With ``knobs.LEAST_BATCH``, whatever the truth between 7 and 250: nothing where an update's
+It depends on the task and on the stage of training: fits give 7 for early returns of easy tasks and some hundred for
+late ones of Walker2D (``tests/slow``). It cannot be known before a run, so this is the value that loses least when
+wrong. With ``knobs.LEAST_BATCH``, whatever the truth between 7 and 250: nothing where an update's
 time grows with its batch (a processor: a < 100 b), and at most a factor of 1.2 where it hardly does (a GPU). A B0 of 16
 loses up to 1.9 there, one of 250 up to 1.4.
 """
 UPDATES_PER_STEP = 2.0
-"""R (updates per env step): the ratio at which an update has half of the worth it has on fresh data; fitted too."""
+"""R (updates per env step): the ratio at which an update has half of its worth on fresh data; also fitted."""
 
 FORMULAS = {
     "return": f"U * B / (B + {BATCH_HALF_WORTH:g}) * E / (E + U / {UPDATES_PER_STEP:g})",
@@ -70,7 +70,7 @@ def formula(problem: TuningProblem) -> str:
 
 
 def learner_score(objective: str, batch_size: int, updates_per_s: float) -> float:
-    """Worth of a learner before the samplers are known; all that run are equal where only env steps count."""
+    """Worth of a learner before the samplers are known; all that run are equal if only env steps count."""
     if objective == "sampling":
         return float(updates_per_s > 0.0)
     return updates_per_s * (batch_size / (batch_size + BATCH_HALF_WORTH) if objective == "return" else 1.0)
@@ -92,7 +92,7 @@ def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
 
 
 SUPERVISOR_CORES = 0.03
-"""Cores that the supervisor takes: two samples a second, with their metrics."""
+"""Cores that the supervisor takes, for two samples of all metrics a second."""
 
 
 def watcher_cores(config: Config) -> float:
@@ -102,7 +102,7 @@ def watcher_cores(config: Config) -> float:
 
 
 def share_in_a_run(problem: TuningProblem, cpu_share: float | None) -> float:
-    """Share of measured rates that a run keeps: watchers take cores that are idle, and what these lack from all others.
+    """Share of measured rates that a run keeps: watchers take idle cores first, then a share of all others.
 
     ``cpu_share`` is the share of the cores that learner and samplers keep busy; None counts as all.
     """
@@ -126,7 +126,7 @@ TIE = 0.03
 """Scores this near to the best one count as equal to it."""
 _CPU_ERROR = 1e-6
 _OVER_TARGET = 1e-3
-"""Share of its score that a setting over the processor target keeps: it is taken only where nothing else is."""
+"""Share of its score that a setting over the processor target keeps: it is chosen only if nothing else is left."""
 
 
 def ratio_bound(problem: TuningProblem, batch_size: int) -> float:
@@ -142,7 +142,7 @@ def ratio_bound(problem: TuningProblem, batch_size: int) -> float:
 def worth(
     problem: TuningProblem, setting: Setting, updates_per_s: float, env_steps_per_s: float, cpu_share: float | None
 ) -> Scored:
-    """Score of a setting from its rates, the learner held to the upper bound of samples per insert."""
+    """Score of a setting from its rates, with the learner limited to the upper bound of samples per insert."""
     objective, in_a_run = problem.objective, share_in_a_run(problem, cpu_share)
     if objective == ROLLOUT:
         score = env_steps_per_s
@@ -162,7 +162,7 @@ def worth(
 
 
 def measured_worth(problem: TuningProblem, result: TrialResult) -> Scored:
-    """Score of what was measured; 0 for a failed candidate."""
+    """Score of a measured setting; 0 for a failed candidate."""
     return worth(problem, result.setting, result.updates, result.env_steps, result.cpu)
 
 
@@ -275,16 +275,16 @@ def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], resul
     return Sharing(problem.cores, physical, costs, *zip(*sorted(points), strict=True)) if points else even
 
 
-def gains(problem: TuningProblem, results: Iterable[TrialResult], here: TrialResult) -> dict[Setting, float]:
+def gains(problem: TuningProblem, results: Iterable[TrialResult], current: TrialResult) -> dict[Setting, float]:
     """Each other setting's score over that of ``here``: the median over their turns.
 
-    What slows one turn on a shared machine slows all settings in it, so a ratio scatters less than either score.
+    Load on a shared machine slows all settings of a turn, so a ratio scatters less than either score.
     """
-    own, found = _turn_scores(problem, here), {}
-    for one in results:
-        ratios = [a / b for a, b in zip(_turn_scores(problem, one), own, strict=False) if a > 0.0 and b > 0.0]
-        if ratios and one.setting != here.setting:
-            found[one.setting] = statistics.median(ratios)
+    own, found = _turn_scores(problem, current), {}
+    for result in results:
+        ratios = [a / b for a, b in zip(_turn_scores(problem, result), own, strict=False) if a > 0.0 and b > 0.0]
+        if ratios and result.setting != current.setting:
+            found[result.setting] = statistics.median(ratios)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The tuner's input and measurements as plain values, and what a knob is."""
+"""The tuner's input and measurements as plain values, and the definition of a knob."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spreeze.config.schema import TuningConfig
 from spreeze.metrics import median, spread
 
 SCHEMA = 6
-"""Version of what ``Search.as_json`` gives."""
+"""Version of the format of ``Search.as_json``."""
 
 DEVICE, PRECISION = "learner.device", "learner.precision"
 BATCH, THREADS = "learner.batch_size", "learner.threads"
@@ -35,7 +35,7 @@ class Setting(dict[str, Any]):
     __slots__ = ("_hash",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__({name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
+        super().__init__({name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
         self._hash = hash(frozenset(self.items()))
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -125,7 +125,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Choice:
-    """One knob: its value, the reason in one sentence, and what came next."""
+    """The choice of one knob: its value, the reason in one sentence, and the runners-up."""
 
     value: Any
     reason: str
@@ -149,12 +149,12 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningProblem:
-    """Facts of the machine and the task, what is configured, what is pinned, what is wanted."""
+    """Facts of the machine and the task; configured values, pins and the objective."""
 
     knobs: tuple[Knob, ...]
     """Knobs to choose; they decide ties and are varied in this order."""
     configured: Setting
-    """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
+    """Value of each knob in defaults, profile and the user's settings; None if not known yet."""
     pins: frozenset[str] = frozenset()
     """Knobs that stay as configured: set by the user, or ``kept``."""
     kept: frozenset[str] = frozenset()
@@ -168,9 +168,9 @@ class TuningProblem:
     memory_bytes: int
     """Main memory that may still be taken."""
     sampler_bytes: int
-    """A process that steps environments, with its first one."""
+    """Memory of a process that steps environments, with its first one."""
     env_bytes: int
-    """Each further environment."""
+    """Memory of each further environment."""
     learner_bytes: int = 500_000_000
     physical_cores: int | None = None
     shared_memory_bytes: int | None = None
@@ -182,7 +182,7 @@ class TuningProblem:
     step_cpu_share: float = 1.0
     """Share of a core that stepping an environment takes; less where it waits, for hardware or a server."""
     row_bytes: int = 1
-    """One transition in replay."""
+    """Size of a transition in replay."""
     learning_starts: int = 0
     samplers: int = 1
     """Sampler processes beside the learner that a run without the tuner has, where none are configured."""
@@ -197,7 +197,7 @@ class TuningProblem:
     """Filled in by ``search.tune``, for modes with replay."""
 
     def full_name(self, name: str) -> str | None:
-        """The setting that ``algorithm.FIELD`` stands for; None where the algorithm has no such field."""
+        """The setting that ``algorithm.FIELD`` stands for; None if the algorithm has no such field."""
         return next((one for one in self.configured if one.endswith(name.removeprefix("algorithm"))), None)
 
     @property
@@ -211,7 +211,7 @@ class TuningProblem:
         return ROLLOUT if self.stage == ROLLOUT else self.targets.objective
 
     def pin(self, name: str) -> Any:
-        """Configured value that stays; None where the tuner chooses."""
+        """Configured value of a pinned knob; None if the tuner chooses."""
         return self.configured[name] if name in self.pins else None
 
     def pinned_by(self, name: str) -> str:
@@ -228,7 +228,7 @@ def _nearest(problem: TuningProblem, name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Knob:
-    """One setting that the tuner chooses; all that the tuner has to know about it.
+    """A setting that the tuner chooses, with all that the tuner needs to know about it.
 
     A module that ``--import`` names may declare knobs of its own, as ``KNOBS``: one row for each, with a name and
     candidates at least. Such a knob is varied after all others, around the choice, and takes another value only for a
@@ -237,33 +237,33 @@ class Knob:
 
     name: str
     """The setting, ``section.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
-    candidates: Callable[[TuningProblem, Setting], Iterable[Any]] = lambda problem, here: ()
-    """Values worth trying, the most promising first, from the facts and what the other knobs stand at."""
+    candidates: Callable[[TuningProblem, Setting], Iterable[Any]] = lambda problem, current: ()
+    """Values worth trying, the most promising first, from the facts and the values of the other knobs."""
     trial: str = JOINT
-    """``LEARNER``: the learner alone tells; ``JOINT``: everything has to run; ``FACTS``: nothing has to be measured."""
+    """``LEARNER``: measured on the learner alone; ``JOINT``: on all workers; ``FACTS``: not measured."""
     fit: Callable[[TuningProblem, Setting], Setting | None] = lambda problem, setting: setting
-    """The setting with what has to follow from this knob; None where memory, cores or other knobs forbid it."""
+    """The setting with all values that follow from this knob; None if memory, cores or other knobs forbid it."""
     words: str = ""
     """Text of a value in a sentence, such as ``{} sampler{s}``; by default name and value."""
     label: str = ""
-    """``column``, where that is not the last word of the name."""
+    """``column``, if not the last word of the name."""
     usual: Any = None
     """A line of results omits this value."""
     where: Callable[[DataFlow], bool] | None = None
-    """The data flows in which it is tuned, where a mode names no knobs.
+    """The data flows in which it is tuned, if a mode names no knobs.
 
     None: those that read the setting, or the asynchronous ones for a setting of the algorithm.
     """
     precedence: int = 0
-    """Knobs with the least decide ties first and are varied first (``knobs.ordered``); equal ones in display order."""
+    """Knobs with the lowest value decide ties and are varied first (``knobs.ordered``); equal ones in display order."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
-    """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
+    """Among equal scores the value that minimises this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
     """Remark on the chosen value."""
     figures: str = ""
     """Rates of the choice, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
     fixed: bool = False
-    """A resumed run keeps the value that it has: what is stored depends on it."""
+    """A resumed run keeps its value, since its stored data depend on it."""
     varied_last: bool = False
     """Varied by its candidates around the choice of the other knobs. Set by ``knobs_of``, not by a row of the table."""
 
@@ -275,21 +275,21 @@ class Knob:
     def text(self, value: Any) -> str:
         return self.words.format(value, s="" if value == 1 else "s") if self.words else f"{self.name} {value}"
 
-    def neighbours(self, problem: TuningProblem, here: Setting) -> list[Setting]:
-        """Settings that differ from ``here`` in this knob and what follows from it."""
+    def neighbours(self, problem: TuningProblem, current: Setting) -> list[Setting]:
+        """Settings that differ from ``current`` in this knob and in values that follow from it."""
         if self.name in problem.pins:
             return []
-        found = [self.fit(problem, here.replace(self.name, value)) for value in self.candidates(problem, here)]
-        return list(dict.fromkeys(one for one in found if one is not None and one != here))
+        found = [self.fit(problem, current.replace(self.name, value)) for value in self.candidates(problem, current)]
+        return list(dict.fromkeys(setting for setting in found if setting is not None and setting != current))
 
 
 def spread_of(rows: Iterable[TrialResult]) -> float:
-    """The greatest spread of some rows; infinite where one has no spread, or there are none."""
+    """The greatest spread of some rows; infinite if a row has no spread, or there are none."""
     return max((math.inf if row.spread is None else row.spread for row in rows), default=math.inf)
 
 
 def setting_text(problem: TuningProblem, setting: Setting) -> str:
-    """A setting in one line; what goes without saying is left out."""
+    """A setting in one line; values that are ``usual`` are left out."""
     knobs = {knob.name: knob for knob in problem.knobs}
     names = [name for name in problem.configured if name in setting]
     return ", ".join(knobs[name].text(setting[name]) for name in names if setting[name] != knobs[name].usual)

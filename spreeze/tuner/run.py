@@ -1,4 +1,4 @@
-"""The tuner at work: facts, results of earlier tunings, one tuner at a time, and the settings layer that comes out."""
+"""Runs the tuner: facts, results of earlier tunings, one tuner at a time, and the resulting settings layer."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ _NOT_MEASURED = (
     "algorithm_share",
     "step_us",
     "while_training",
-)  # Settings of the tuner that say how it measures, not what is best.
-_BUSY_CORES = 0.1  # Load of other programs that is worth a word.
+)  # Settings of the tuner that affect how it measures, not which setting is best.
+_BUSY_CORES = 0.1  # Load of other programs that is worth reporting.
 _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
 no more than the second share of what they kept then."""
-_LOAD_LOOK_S = 1.0  # Time to check whether the machine is quieter now [s].
+_LOAD_CHECK_S = 1.0  # Time to check whether the machine is quieter now [s].
 _MOST_TRIES, _TRY_AGAIN_S = 3, 86_400.0
-"""A result that is provisional for another reason than load is measured again so often, then once a day."""
+"""A result that is provisional for another reason than load is measured again this often, then once a day."""
 _SAME_STEP, _OWN_STEP_US = 2.0, 20.0
-"""A result holds while an env step takes less than this many times what it took then, and more than one part in so
-many, both with what the sampler itself takes for a step: of an environment that takes 10 us, twice that is noise. A
-bound around the stored time, not steps of a scale: there noise would cross one."""
+"""A result holds while the time of an env step is within this factor of the stored one, including the sampler's share:
+for an environment that takes 10 us, twice that is noise. The bounds are relative to the stored time, since noise could
+cross those of a fixed scale."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class TunerCallbacks:
     say: Callable[[str], None]
     on_row: OnResult = lambda row: None
     before: Callable[[], None] = lambda: None
-    """Called once, before anything is measured; not where the answer is known."""
+    """Called once, before anything is measured; not if the result is known."""
 
 
 class Tuning:
@@ -124,12 +124,12 @@ class Tuning:
         self._free_bytes = memory_limits().usable_bytes
 
     def problem(self) -> TuningProblem:
-        """The choices to make, with the memory that was free at first; a ConfigError about a knob that is none."""
+        """The choices to make, with the memory that was free at first; a ConfigError about an invalid knob."""
         found = (self.settings, self.probe, self.machine, self._free_bytes)
         return problem_of(*found, samplers_only=self.samplers_only)
 
     def known(self) -> dict[str, Any] | None:
-        """The record of an earlier tuning that still holds."""
+        """The record of an earlier tuning that is still valid."""
         say = self.listener.say
         record = _load(self._path, self._key, self.settings, say)
         if record is None:
@@ -139,18 +139,18 @@ class Tuning:
             self._tries = (record["tries"] or 1) + 1 if record["provisional"] else 1
             return None
         say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
-        for text in (*record["limits"], *record["notes"]):  # free memory and load may be others now
+        for text in (*record["limits"], *record["notes"]):  # free memory and load may have changed
             say(f"  {clean(text)}")
         return {**record, "reused": True}
 
     def measured(self, *, spent_s: float, fresh: bool) -> dict[str, Any]:
-        """Measures in processes of its own, and stores the record; ``spent_s`` of the budget are over.
+        """Measures in processes of its own, and stores the record; ``spent_s`` of the budget are used up.
 
-        Another tuner that measures at the moment is waited for; what it finds counts, unless ``fresh``.
+        Waits for another tuner that is measuring now; its result counts, unless ``fresh``.
         """
         seen_s = _changed_s(self._path)
         self.listener.before()
-        with only_tuner(self.listener.say, self.interrupts) as beside:
+        with only_tuner(self.listener.say, self.interrupts) as note:
             if not fresh and _changed_s(self._path) != seen_s and (record := self.known()) is not None:
                 return record
             start, problem, config = AWAKE(), self.problem(), self.settings.config
@@ -158,7 +158,7 @@ class Tuning:
                 f"tuning for {self.probe.spec.env_id} on this machine ({config.tuning.budget_s:.0f} s at most):"
             )
             measurer = self.measurer(problem, start + config.tuning.budget_s - spent_s)
-            return self.search(problem, measurer, beside, spent_s=spent_s)
+            return self.search(problem, measurer, note, spent_s=spent_s)
 
     def measurer(self, problem: TuningProblem, ends_s: float, **more: Any) -> Measurer:
         """Measures in processes of its own, all done at ``ends_s``; ``more`` as for a ``Measurer``."""
@@ -175,32 +175,32 @@ class Tuning:
         )
 
     def search(
-        self, problem: TuningProblem, measurer: Measurer, beside: str | None, *, spent_s: float = 0.0
+        self, problem: TuningProblem, measurer: Measurer, note: str | None, *, spent_s: float = 0.0
     ) -> dict[str, Any]:
-        """Searches by what ``measurer`` measures; stores and returns the record. ``beside`` is a note to add to it."""
+        """Searches with ``measurer``; stores and returns the record, with a ``note`` if there is one."""
         start, say = AWAKE(), self.listener.say
         load, cores = ExternalLoad(self.machine.cores.ids), self.machine.cores.usable
         measurer.step_us = self.probe.step_us_median
 
-        def others() -> float | None:
-            # Of cores with a quota, what others do there need take nothing from us.
+        def other_cores() -> float | None:
+            # Under a quota, other programs on these cores need not take anything from this one.
             return load.cores() if cores >= len(self.machine.cores.ids) else None
 
-        def heard(result: TrialResult) -> None:
+        def on_result(result: TrialResult) -> None:
             say(result_line(problem, result))
             self.listener.on_row(result)
 
         try:
             with measurer:
-                search = tune(problem, measurer, heard, busy=lambda: _is_busy(others(), self.machine))
+                search = tune(problem, measurer, on_result, busy=lambda: _is_busy(other_cores(), self.machine))
         except OSError as error:  # the system has no process, descriptor or disk left
-            search = Search(problem, measurer, heard)
+            search = Search(problem, measurer, on_result)
             search.fall_back(f"nothing could be measured: {error}")
             search.conclude()
         seconds = AWAKE() - start + spent_s
         say(f"  measured in {seconds:.0f} s")
-        record = self._record(search, others(), seconds)
-        record["notes"] += [beside] if beside is not None else []
+        record = self._record(search, other_cores(), seconds)
+        record["notes"] += [note] if note is not None else []
         with contextlib.suppress(OSError):  # the next tuning measures again
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, record | {"checksum": cache_key(record)})
@@ -218,7 +218,7 @@ class Tuning:
             notes.append(
                 f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now"
             )
-        # What was not measured keeps the source that it has, profile or default.
+        # Values that were not measured keep their source, profile or default.
         chosen = found["choice"]
         if search.fell_back:
             chosen = {name: value for name, value in chosen.items() if value != _configured(config, name, machine)}
@@ -249,10 +249,10 @@ class Tuning:
 def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``.
 
-    ``fresh`` measures even if the answer is known. ``spent_s``, the age of this process, is part of the budget.
+    ``fresh`` measures even if a result is stored. ``spent_s``, the age of this process, is part of the budget.
 
     Raises:
-        SpreezeError: nothing could be measured, or a pinned value that cannot work.
+        SpreezeError: nothing could be measured, or a pinned value cannot work.
         KeyboardInterrupt: the user asked to stop.
     """
     record = None if fresh else tuning.known()
@@ -261,14 +261,14 @@ def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[L
     return layer_of(record), record
 
 
-# --- how far a result holds ---
+# --- validity of a result ---
 
 LOAD, BATTERY, ROWS = "load", "battery", "rows"
 """Causes that make a result provisional."""
 
 
 def _is_busy(other_cores: float | None, machine: Machine) -> bool:
-    """True if other programs take so much that what is measured does not hold without them."""
+    """True if other programs take so much that measurements are not valid without them."""
     return other_cores is not None and other_cores >= max(_BUSY_CORES, _BUSY_SHARE * machine.cores.usable)
 
 
@@ -277,7 +277,7 @@ def _load_text(other_cores: float, machine: Machine) -> str:
 
 
 def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict[str, str]:
-    """Why a result is provisional: cause -> sentence; empty for one that holds."""
+    """Why a result is provisional: cause -> sentence; empty for a final one."""
     found = {}
     if search.doubts:
         found[ROWS] = "; ".join(search.doubts)
@@ -289,7 +289,7 @@ def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict
 
 
 def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts: Stopping) -> str | None:
-    """Why a result of the same key has to be measured again; None while it holds, or as long as nothing is better."""
+    """Why a result of the same key has to be measured again; None while it is valid, or no better one can be had."""
     then, now = record["env_step_us_median"], probe.step_us_median
     ratio = 1.0 if not now or not then else (now + _OWN_STEP_US) / (then + _OWN_STEP_US)
     if (then is None) != (now is None) or not 1.0 / _SAME_STEP < ratio < _SAME_STEP:
@@ -298,11 +298,11 @@ def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts
     causes = set(record["provisional"] or ()) - {BATTERY}  # a result on mains has another key
     if LOAD in causes:
         load = ExternalLoad(machine.cores.ids)
-        end_s = time.monotonic() + _LOAD_LOOK_S
+        end_s = time.monotonic() + _LOAD_CHECK_S
         while time.monotonic() < end_s:
             if interrupts.stop_requested:
                 raise KeyboardInterrupt
-            time.sleep(min(0.1, _LOAD_LOOK_S))
+            time.sleep(min(0.1, _LOAD_CHECK_S))
         now_cores = load.cores()
         return "the machine is quieter now" if now_cores <= _QUIETER * record["other_programs_cores"] else None
     tries, age_s = record["tries"] or 1, time.time() - (record["measured_s"] or 0.0)
@@ -317,7 +317,7 @@ def problem_of(
     """Tuning problem from the settings and the facts; ``samplers_only`` for a host without a learner.
 
     Raises:
-        ConfigError: a knob of the mode or of ``--import`` is not declared as it has to be.
+        ConfigError: a knob of the mode or of ``--import`` is not declared correctly.
     """
     config = settings.config
     knobs = host_knobs() if samplers_only else knobs_of(config)
@@ -369,7 +369,7 @@ def problem_of(
 
 
 def _configured(config: Config, name: str, machine: Machine) -> Any:
-    """Value of a run without the tuner; None where that is not known yet."""
+    """Value of a run without the tuner; None if not known yet."""
     part, item = name.split(".")
     owner = (config.on_policy or config.algorithm) if part == config.run.algo else getattr(config, part)
     value = getattr(owner, item)
@@ -379,7 +379,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
 
 
 def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dict[str, Any]:
-    """The values of a mode whose learners are to be chosen: at least two to start with, each with a sampler."""
+    """The values for a mode whose number of learners is chosen: at least two at first, each with a sampler."""
     cores, samplers = max(2, min(int(usable), MOST_LEARNERS)), values[ROLLOUT_SAMPLERS]
     learners = values[LEARNERS]
     if LEARNERS not in pins:
@@ -414,7 +414,7 @@ _SPEED = ("overlap", "gpu_replay", "updates_per_launch", "compile", "device", "t
 
 
 def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
-    """Everything that a result depends on but for the time of an env step, which is never twice the same."""
+    """Everything that a result depends on, except the time of an env step, which always varies."""
     untimed = dataclasses.replace(probe, step_us_median=None, step_cv=None, step_cpu_share=1.0)
     config, problem = settings.config, problem_of(settings, untimed, machine, 0, samplers_only=samplers_only)
     # Learning rates, discounts and other floats do not change how long anything takes.
@@ -428,7 +428,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "mode": config.run.mode,
         "battery": machine.power_source == "battery",
         "packages": probe.packages,
-        "physical_cores": problem.physical_cores,  # of two usable ones perhaps one, by whatever pins this process
+        "physical_cores": problem.physical_cores,  # two usable cores may be one, if this process is pinned
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs,
         "tuning": {name: one for name, one in dataclasses.asdict(config.tuning).items() if name not in _NOT_MEASURED},
@@ -446,7 +446,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
 
 
 def check_tunable(config: Config) -> None:
-    """Rejects a mode in which nothing is to choose.
+    """Rejects a mode without anything to choose.
 
     Raises:
         ConfigError: the mode declares no knob for that kind of algorithm, or several learners are requested.
@@ -484,7 +484,7 @@ def cache_key(facts: dict[str, Any]) -> str:
 
 
 def _changed_s(path: Path) -> float | None:
-    """When a file was last written; None without one."""
+    """Time at which a file was last written; None without one."""
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return None
@@ -496,7 +496,7 @@ def layer_of(record: dict[str, Any]) -> Layer:
 
 
 def _load(path: Path, key: str, settings: Settings, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """The cached result, or None; ``say`` hears of a damaged one."""
+    """The cached result, or None; ``say`` gets a message about a damaged one."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
@@ -523,18 +523,18 @@ _LOCK_WAIT_S = 75.0  # A tuning takes a minute.
 def lock_path() -> Path:
     """The file whose lock the tuners of this machine share, whoever runs them.
 
-    Those with another ``TMPDIR`` do not see it: what they measure at the same time is load like any other, which makes
-    a result provisional.
+    Those with another ``TMPDIR`` do not see it: their measurements are load like any other, which makes a result
+    provisional.
     """
     return Path(tempfile.gettempdir()) / "spreeze-tune.lock"
 
 
 @contextlib.contextmanager
 def only_tuner(say: Callable[[str], None], interrupts: Stopping) -> Iterator[str | None]:
-    """Holds the lock of this machine's tuners: two would measure each other. Gives a note where it is not to be had.
+    """Holds the lock of this machine's tuners: two would measure each other. Yields a note if it is not available.
 
-    The kernel frees it when its holder ends, however it ends. No lock is a reason not to measure: one that somebody
-    holds for longer than a tuning takes is passed over, and so is whatever lies at its path that is no file.
+    The kernel frees it when its holder ends, however it ends. Measuring never fails for want of it: a lock that is
+    held for longer than a tuning takes is ignored, and so is anything at its path that is not a file.
 
     Raises:
         KeyboardInterrupt: the user asked to stop.
@@ -550,7 +550,7 @@ def only_tuner(say: Callable[[str], None], interrupts: Stopping) -> Iterator[str
 
 
 def _open_lock(say: Callable[[str], None]) -> int | None:
-    """A descriptor of the lock's file; None, and a word, where anything else is in its place."""
+    """A descriptor of the lock's file; None, with a message, if anything else is at its path."""
     path, found = lock_path(), -1
     # O_NONBLOCK: a FIFO would wait for its other end.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -558,7 +558,7 @@ def _open_lock(say: Callable[[str], None]) -> int | None:
         with contextlib.suppress(FileExistsError):
             found = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
             os.fchmod(found, 0o644)  # other users' tuners wait for it too, whatever the umask
-        if found < 0:  # where the folder is sticky, a file of somebody else opens only without O_CREAT
+        if found < 0:  # in a sticky folder, another user's file opens only without O_CREAT
             found = os.open(path, flags)
         if stat.S_ISREG(os.fstat(found).st_mode):
             return found
@@ -571,9 +571,9 @@ def _open_lock(say: Callable[[str], None]) -> int | None:
 
 
 def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Stopping) -> str | None:
-    """Waits until the lock is free or no longer worth waiting for; then returns a note on who has it."""
-    deadline, said = time.monotonic() + _LOCK_WAIT_S, False
-    while (held := take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)) is False:
+    """Waits until the lock is free or no longer worth waiting for; then returns a note on its holder."""
+    deadline, reported = time.monotonic() + _LOCK_WAIT_S, False
+    while (locked := take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)) is False:
         who, stopped = _holder(fd)
         if interrupts.stop_requested:
             raise KeyboardInterrupt
@@ -581,24 +581,24 @@ def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Stopping) ->
             why = "is stopped" if stopped else f"still holds the tuners' lock after {_LOCK_WAIT_S:.0f} s"
             say(f"{who} {why}: measuring anyway")
             return f"measured while another tuner held the lock: {who}"
-        if not said:
+        if not reported:
             say(f"another tuner is measuring this machine: {who}; waiting for it, {_LOCK_WAIT_S:.0f} s at most")
-            said = True
+            reported = True
         time.sleep(0.2)
-    if held is None:
+    if locked is None:
         say(f"{clean(lock_path())} cannot be locked (no locks there): measuring without waiting for other tuners")
     return None
 
 
 def _holder(fd: int) -> tuple[str, bool]:
-    """Describes the process that locks a file, and says whether it is stopped."""
+    """Description of the process that locks a file, and whether it is stopped."""
     inode = str(os.fstat(fd).st_ino)
     with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            words = line.split()  # 5: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF
-            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
-                process = psutil.Process(int(words[4]))
+            fields = line.split()  # 5: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+                process = psutil.Process(int(fields[4]))
                 command = clean(" ".join(process.cmdline()) or process.name(), 100)
-                who = f"process {process.pid} of {clean(process.username(), 40)} ({command})"
-                return who, process.status() == psutil.STATUS_STOPPED
+                holder = f"process {process.pid} of {clean(process.username(), 40)} ({command})"
+                return holder, process.status() == psutil.STATUS_STOPPED
     return "a process that this one cannot see", False

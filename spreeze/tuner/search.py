@@ -45,35 +45,37 @@ MAX_UPDATE_S = 1.0
 _MOST_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
-_LEAST_GAIN = 0.05  # Only a setting that measures this much better takes the place of the choice.
+_LEAST_GAIN = 0.05  # Only a setting that measures this much better replaces the choice.
 _ROLLOUT_GAIN = 0.10
-"""Least gain where a setting changes the rollouts that are learned from, for which the profile was made."""
+"""Least gain of a setting that changes the rollouts, for which the profile was made."""
 _DISTURBED = 0.8  # A setting below this share of its earlier rate is measured again: other programs were active.
 _MOST_SPREAD = 0.75
 """A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
 _KIND_GAIN = 0.10  # ``paper``: share of update frames/s that a less plain learner has to add.
 _LEAST_S = 4.0  # Less time than this is not worth a round with everything running,
 _CLIMB_S = 1.0  # this not a measurement of learners alone,
-_AGAIN_S = 8.0  # and this not another round of what scattered.
+_AGAIN_S = 8.0  # and this not another round of scattered rows.
 _STRIDE = 2  # A line needs few points: only every second batch of the ladder is measured.
 _THREADS_HELP = 0.3  # More threads are tried on a device that reaches this share of the best one's score with one.
 _SIZES = 3  # Batches of each kind of learner measured at once.
-_COST_ERROR = 0.02  # A row's cost is not known where it adds less than this share to the time of the largest batch.
+_COST_ERROR = 0.02  # A row's cost is unknown if it adds less than this share to the time of the largest batch.
 _CORES_BUSY = 0.8  # Share of the cores in use from which more processes do not help.
-_AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which a note would say nothing.
+_AS_MEASURED = 0.99  # Share of measured rates that a run keeps, above which no note is needed.
 
 
-def tune(problem: TuningProblem, measure: Measurer, say: OnResult, busy: Callable[[], bool] = lambda: False) -> Search:
-    """Measures and chooses within the budget; ``say`` hears each result as it is measured.
+def tune(
+    problem: TuningProblem, measure: Measurer, on_result: OnResult, busy: Callable[[], bool] = lambda: False
+) -> Search:
+    """Measures and chooses within the budget; ``on_result`` gets each result as it is measured.
 
-    ``busy`` says whether other programs have disturbed the measurements so far. Where they leave nothing to choose
-    from, the configured values are the choice, and ``Search.doubts`` says why.
+    ``busy`` returns whether other programs have disturbed the measurements so far. If no measurement is usable, the
+    configured values are the choice, and ``Search.doubts`` gives the reason.
 
     Raises:
         ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
         WorkerError: every candidate failed by an error of its own.
     """
-    search = Search(problem, measure, say, busy)
+    search = Search(problem, measure, on_result, busy)
     try:
         if problem.objective == ROLLOUT:
             search.start_varying()
@@ -89,7 +91,7 @@ def tune(problem: TuningProblem, measure: Measurer, say: OnResult, busy: Callabl
 
 
 class NothingMeasured(Exception):
-    """Too little could be measured for a choice, for want of time or quiet; the text says why."""
+    """Too little could be measured for a choice, for lack of time or because of other load; the text has the reason."""
 
 
 class Rounds:
@@ -108,14 +110,14 @@ class Rounds:
             rows |= {setting: row for setting, row in found.items() if row.ran or setting not in rows}
         return rows
 
-    def pair(self, here: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
+    def pair(self, current: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
         """Rows of both settings out of the newest round in which both ran; None without one."""
-        pairs = [(found[here], found[other]) for found in self._rounds if here in found and other in found]
+        pairs = [(found[current], found[other]) for found in self._rounds if current in found and other in found]
         return next((pair for pair in reversed(pairs) if pair[0].ran and pair[1].ran), None)
 
 
 def is_steady(row: TrialResult) -> bool:
-    """True if a row can be used: it ran, and its repeats tell about the same."""
+    """True if a row can be used: it ran, and its repeats agree."""
     return row.ran and (row.spread or 0.0) <= _MOST_SPREAD
 
 
@@ -134,12 +136,12 @@ class Search:
     cost: Cost | None = None
     """Cost of an update of the chosen learner; None if fewer than two batches ran."""
     paper_batch: int | None = None
-    """Batch size by the Spreeze paper's rule; None where the cost of a row is lost in the noise."""
+    """Batch size by the Spreeze paper's rule; None if the cost of a row is lost in the noise."""
     fell_back = False
-    """True if the choice is what is configured, because too little could be measured."""
+    """True if the choice is the configured setting, because too little could be measured."""
 
     def __init__(
-        self, problem: TuningProblem, measure: Measurer, say: OnResult, busy: Callable[[], bool] = lambda: False
+        self, problem: TuningProblem, measure: Measurer, on_result: OnResult, busy: Callable[[], bool] = lambda: False
     ) -> None:
         """Measures nothing yet.
 
@@ -149,23 +151,23 @@ class Search:
         if problem.objective != ROLLOUT:
             knobs.check_pins(problem)
             problem = dataclasses.replace(problem, room=knobs.find_memory_plan(problem))
-        self.problem, self.measure, self.say, self.busy = problem, measure, say, busy
+        self.problem, self.measure, self.on_result, self.busy = problem, measure, on_result, busy
         self.results: list[TrialResult] = []
         self.doubts: list[str] = []
         """Why another measurement may find another choice, each in a sentence."""
-        same = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
+        without_effect = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
         always = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
         self.learned = {
             name: problem.configured[name]
             for name in problem.configured
-            if name not in same
+            if name not in without_effect
             and (name in always or any(knob.varied_last and knob.name == name for knob in problem.knobs))
         }
-        """Values on which it depends what is learned, as configured or as near to that as this machine allows."""
+        """Values on which learning depends, as configured or as close to that as this machine allows."""
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
         """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
-        """Notes on changes in the algorithm, on gains, and on what could not be measured."""
+        """Notes on changes in the algorithm, on gains, and on missing measurements."""
         self.rates: dict[LearnerKind, list[TrialResult]] = {}
         """Learners measured alone."""
         self.sizes: dict[LearnerKind, list[int]] = {}
@@ -183,7 +185,7 @@ class Search:
         if result.failure is None:
             result = dataclasses.replace(result, score=self._score(result))
         self.results.append(result)
-        self.say(result)
+        self.on_result(result)
 
     def _score(self, result: TrialResult) -> float:
         if result.stage == LEARNER:
@@ -193,63 +195,69 @@ class Search:
     def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         return self.measure.joint(settings, within_s=within_s, on_result=self._record)
 
-    # --- what rows are worth ---
+    # --- scores of rows ---
 
     def _repeat_scattered(
-        self, ask: Callable[[Sequence[Setting], float], list[TrialResult]], found: list[TrialResult], within_s: float
+        self,
+        measure: Callable[[Sequence[Setting], float], list[TrialResult]],
+        found: list[TrialResult],
+        within_s: float,
     ) -> list[TrialResult]:
-        """The rows, those that scattered measured once more as far as time allows."""
+        """The rows; scattered ones are measured once more as far as time allows."""
         scattered = [row.setting for row in found if row.ran and not is_steady(row)]
         if not scattered or within_s < _CLIMB_S:
             return found
-        again = {row.setting: row for row in ask(scattered, within_s) if row.ran}
-        pairs = [(row, again.get(row.setting, row)) for row in found]
+        repeats = {row.setting: row for row in measure(scattered, within_s) if row.ran}
+        pairs = [(row, repeats.get(row.setting, row)) for row in found]
         return [new if spread_of([new]) <= spread_of([old]) else old for old, new in pairs]
 
-    def _changes_learning(self, here: Setting, other: Setting) -> bool:
+    def _changes_learning(self, current: Setting, other: Setting) -> bool:
         """True if the other setting moves a value, on which learning depends, away from the configured one."""
-        return any(other[name] not in (here[name], learned) for name, learned in self.learned.items() if name in other)
+        return any(
+            other[name] not in (current[name], learned) for name, learned in self.learned.items() if name in other
+        )
 
-    def _is_clearly_better(self, rounds: Rounds, here: Setting, other: Setting, least_gain: float) -> bool:
-        """True if another setting is clearly better than ``here``, as measured in the same turns.
+    def _is_clearly_better(self, rounds: Rounds, current: Setting, other: Setting, least_gain: float) -> bool:
+        """True if another setting is clearly better than ``current``, as measured in the same turns.
 
-        What is learned only moves for a gain above the spread of both rows, and not while other programs compute.
+        Values that affect learning change only for a gain above the spread of both rows, without other load.
         """
-        gain, spread = self.gain_over(rounds, here, other)
-        if self._changes_learning(here, other):
+        gain, spread = self.gain_over(rounds, current, other)
+        if self._changes_learning(current, other):
             return gain > max(least_gain, spread) and not self.busy()
         return gain > least_gain and spread <= _MOST_SPREAD
 
-    def gain_over(self, rounds: Rounds, here: Setting, other: Setting) -> tuple[float, float]:
+    def gain_over(self, rounds: Rounds, current: Setting, other: Setting) -> tuple[float, float]:
         """(gain, spread of the rows) of another setting, both as shares; infinitely bad if not measured together."""
-        pair = rounds.pair(here, other)
+        pair = rounds.pair(current, other)
         if pair is None:
             return -math.inf, math.inf
         share = model.gains(self.problem, pair[1:], pair[0]).get(other, 0.0)
         return share - 1.0, spread_of(pair)
 
-    def _doubtful(self, rounds: Rounds, here: Setting, least_gain: float) -> list[Setting]:
-        """Settings about which another round may tell more: rows scatter too much, or by more than what is gained."""
+    def _doubtful(self, rounds: Rounds, current: Setting, least_gain: float) -> list[Setting]:
+        """Settings for which another round may decide: rows scatter too much, or by more than the gain."""
         found = []
         for other in rounds.newest():
-            gain, spread = self.gain_over(rounds, here, other)
-            if self._changes_learning(other, here) and gain > -1.0:
+            gain, spread = self.gain_over(rounds, current, other)
+            if self._changes_learning(other, current) and gain > -1.0:
                 gain = 1.0 / (1.0 + gain) - 1.0  # of what is there
             unclear = least_gain < gain <= spread and (
-                self._changes_learning(here, other) or self._changes_learning(other, here)
+                self._changes_learning(current, other) or self._changes_learning(other, current)
             )
-            if other != here and rounds.pair(here, other) and (spread > _MOST_SPREAD or unclear):
+            if other != current and rounds.pair(current, other) and (spread > _MOST_SPREAD or unclear):
                 found.append(other)
         return found
 
-    def _best_of(self, rounds: Rounds, here: Setting, least_gain: float, expected: Setting | None = None) -> Setting:
-        """The setting to continue with: another one only for a clear gain; ties go as the knobs prefer."""
+    def _best_of(self, rounds: Rounds, current: Setting, least_gain: float, expected: Setting | None = None) -> Setting:
+        """The setting to continue with: another one only for a clear gain; the knobs decide ties."""
         better = [
-            Scored(other, 1.0 + self.gain_over(rounds, here, other)[0])
+            Scored(other, 1.0 + self.gain_over(rounds, current, other)[0])
             for other in rounds.newest()
-            if other != here and self._is_clearly_better(rounds, here, other, 0.0 if other == expected else least_gain)
+            if other != current
+            and self._is_clearly_better(rounds, current, other, 0.0 if other == expected else least_gain)
         ]
-        return model.pick(self.problem, better).setting if better else here
+        return model.pick(self.problem, better).setting if better else current
 
     # --- learners alone ---
 
@@ -281,12 +289,12 @@ class Search:
         self.first = self._first()
         for knob in self.problem.knobs:
             if knob.varied_last and knob.trial == LEARNER:
-                here = Setting({**self.first, knob.name: self.varied_last[knob.name]})
-                best = self._vary(knob, here, self.measure.seconds_left() / 4)
-                self.varied_last[knob.name] = (best.setting if best else here)[knob.name]
+                current = Setting({**self.first, knob.name: self.varied_last[knob.name]})
+                best = self._vary(knob, current, self.measure.seconds_left() / 4)
+                self.varied_last[knob.name] = (best.setting if best else current)[knob.name]
 
     def _climb(self, kinds: Sequence[LearnerKind], until_s: float) -> None:
-        """Measures kinds in the same turns; larger batches while they may be better and there is time."""
+        """Measures kinds in the same turns; larger batches while they may be better and time is left."""
         sizes = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
         for at in range(0, len(sizes), _SIZES):
             rising = [kind for kind in kinds if at == 0 or self._larger_may_be_better(kind, sizes[at - 1])]
@@ -304,10 +312,10 @@ class Search:
         return self.measure.learner(settings, within_s=within_s, on_result=self._record)
 
     def _settle_learners(self, until_s: float) -> None:
-        """Measures what scattered once more.
+        """Measures scattered rows once more.
 
         Raises:
-            NothingMeasured: most of it still does.
+            NothingMeasured: most of them still scatter.
         """
         rows = self._repeat_scattered(self._measure_alone, self._rows(), self.measure.seconds_left() - until_s)
         self.rates = {kind: [row for row in rows if kind_of(row.setting) == kind] for kind in self.rates}
@@ -318,7 +326,7 @@ class Search:
     def _larger_may_be_better(self, kind: LearnerKind, largest: int) -> bool:
         """True while batches above ``largest`` may be better: all ran, and the best one is not far below it.
 
-        Of the kinds on one device only the fastest one goes on.
+        Of the kinds on one device only the fastest one continues.
         """
         rows = self.rates.get(kind, [])
         if not rows or rows[-1].setting[BATCH] < largest or any(row.updates <= 0 for row in rows):
@@ -395,7 +403,7 @@ class Search:
         return learner_setting(kind, batch)
 
     def _raise_nothing_ran(self, results: Sequence[TrialResult], names: Sequence[str], what: str) -> NoReturn:
-        """Raises what fits the ``results``, none of which ran; the user's values of knobs ``names`` may be why."""
+        """Raises the error for ``results`` of which none ran; the user's values of knobs ``names`` may be the cause."""
         reasons = "; ".join(sorted({row.failure or "no env step or no update" for row in results}))
         if all(row.starved or row.failure is None for row in results):
             raise NothingMeasured(f"{what}: {reasons or 'no time to measure'}")
@@ -410,9 +418,9 @@ class Search:
         """Measures samplers beside the best learner, unthrottled, and forecasts everything that may be chosen.
 
         Raises:
-            ConfigError: what the user pinned cannot run.
+            ConfigError: the user's pins cannot run.
             WorkerError: nothing could.
-            NothingMeasured: nothing could for want of time or quiet.
+            NothingMeasured: nothing could for lack of time or because of other load.
         """
         problem, first = self.problem, self.first
         base = Setting(
@@ -437,22 +445,28 @@ class Search:
         settings = []
         for kind, sizes in self.sizes.items():
             for batch in sizes:
-                here = Setting({**base, **learner_setting(kind, batch)})
-                counts, ratios = knobs.sampler_counts(problem, here), knobs.ratios(problem, here)
-                settings += [Setting({**here, SAMPLERS: count, RATIO: ratio}) for count in counts for ratio in ratios]
+                setting = Setting({**base, **learner_setting(kind, batch)})
+                counts, ratios = knobs.sampler_counts(problem, setting), knobs.ratios(problem, setting)
+                settings += [
+                    Setting({**setting, SAMPLERS: count, RATIO: ratio}) for count in counts for ratio in ratios
+                ]
         # Never more busy threads than ran together.
         busy = max((row.setting[SAMPLERS] for row in good), default=1) + first[THREADS]
         failed = min((row.setting[SAMPLERS] for row in sweep if row.failure), default=math.inf)
         pin = problem.pin(SAMPLERS)
-        settings = [here for here in settings if here[SAMPLERS] + here[THREADS] <= busy or here[SAMPLERS] in (1, pin)]
-        settings = [here for here in settings if here[SAMPLERS] < failed] or settings
+        settings = [
+            setting
+            for setting in settings
+            if setting[SAMPLERS] + setting[THREADS] <= busy or setting[SAMPLERS] in (1, pin)
+        ]
+        settings = [setting for setting in settings if setting[SAMPLERS] < failed] or settings
         self.limits += [f"{row.setting[SAMPLERS]} samplers: {row.failure}" for row in sweep if row.failure]
         if not sweep:
             self.limits.append("out of time before samplers could be measured: chosen by estimate")
-        self.expected = {here: self.forecast(here) for here in settings}
+        self.expected = {setting: self.forecast(setting) for setting in settings}
         for name, value in self.learned.items():
             if name in (BATCH, RATIO):
-                values = {here[name] for here in settings}
+                values = {setting[name] for setting in settings}
                 self.learned[name] = min(values, key=lambda found: (_log_distance(found, value), found))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
@@ -483,13 +497,13 @@ class Search:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
-        """Measures the expected best, which may move what is learned, together with the best that moves nothing.
+        """Measures the expected best, which may affect learning, together with the best that does not.
 
-        The most promising neighbours are measured with them. What moves nothing stays unless another one is clearly
+        The most promising neighbours are measured with them. The latter stays unless another one is clearly
         better.
 
         Raises:
-            NothingMeasured: all of them failed, and other programs may be why.
+            NothingMeasured: all of them failed, and other programs may be the cause.
         """
         problem, expected = self.problem, list(self.expected.values())
         within_s = self.measure.seconds_left() / (
@@ -505,7 +519,7 @@ class Search:
         before, learned = self._pick(expected), self._learned(self.learned)
         unmoved = [scored for scored in expected if self._learned(scored.setting) == learned]
         plain = model.pick(problem, unmoved) if unmoved else before
-        # A move has to show: where there is one, time is left for a second round.
+        # Such a change needs proof: for it, time is left for a second round.
         neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
         wanted = list(dict.fromkeys([plain.setting, before.setting, *neighbours]))
         rounds, best = self._compare("choice", self._joint, wanted, within_s - 1.0, _LEAST_GAIN, before.setting)
@@ -515,7 +529,7 @@ class Search:
         elif rows and self.busy():
             raise NothingMeasured("neither the expected best nor its neighbours could be measured")
         else:
-            # What moves nothing that is learned, and has no more samplers than what failed and than what ran.
+            # Settings that do not affect learning, with no more samplers than those that failed and those that ran.
             candidates = unmoved or expected
             untried = [scored for scored in candidates if scored.setting not in rows] or candidates
             least = min(plain.setting[SAMPLERS], most)
@@ -537,32 +551,32 @@ class Search:
     def _compare(
         self,
         what: str,
-        ask: Callable[[Sequence[Setting], float], list[TrialResult]],
+        measure_settings: Callable[[Sequence[Setting], float], list[TrialResult]],
         settings: Sequence[Setting],
         within_s: float,
         least_gain: float,
         expected: Setting | None = None,
     ) -> tuple[Rounds, TrialResult | None]:
-        """Measures settings in the same turns; the rounds, and the best row, None where nothing can be used.
+        """Measures settings in the same turns; returns the rounds and the best row, None if no row is usable.
 
-        The first setting stays unless another one is clearly better; of one that is ``expected`` to be, any gain above
-        the spread will do. What leaves a doubt is measured once more, and all if the machine was busy.
+        The first setting stays unless another one is clearly better; for one that is ``expected`` to be, any gain above
+        the spread suffices. Doubtful rows are measured once more, all rows if the machine was busy.
         """
-        rounds, here = Rounds(), settings[0]
-        before = max((row.env_steps for row in self.results if row.setting == here and row.ran), default=0.0)
+        rounds, current = Rounds(), settings[0]
+        before = max((row.env_steps for row in self.results if row.setting == current and row.ran), default=0.0)
         end_s = self.measure.seconds_left() - within_s
-        rounds.add(ask(settings, within_s))
-        doubtful, left_s = self._doubtful(rounds, here, least_gain), self.measure.seconds_left() - end_s
+        rounds.add(measure_settings(settings, within_s))
+        doubtful, left_s = self._doubtful(rounds, current, least_gain), self.measure.seconds_left() - end_s
         if doubtful and left_s >= _AGAIN_S:
             again = f"{len(doubtful)} of the {len(settings)} settings that were compared last"
             self.notes.append(f"{again} were measured again, because rates varied")
-            rounds.add(ask([here, *doubtful], left_s))
-        row = rounds.newest().get(here)
+            rounds.add(measure_settings([current, *doubtful], left_s))
+        row = rounds.newest().get(current)
         if row is not None and row.ran and row.env_steps < _DISTURBED * before:
             left_s = self.measure.seconds_left() - end_s
             if left_s >= within_s / 2:
                 self.notes.append(f"{what} measured again: the machine was busy")
-                rounds.add(ask(settings, left_s))
+                rounds.add(measure_settings(settings, left_s))
             else:
                 self.limits.append(f"{what} was measured while the machine was busy, with no time to repeat it")
         rows = rounds.newest()
@@ -570,12 +584,12 @@ class Search:
         self.limits += [f"{setting_text(self.problem, row.setting)}: {row.failure or 'no updates'}" for row in failed]
         good = {setting: row for setting, row in rows.items() if row.ran}
         best: TrialResult | None
-        if here in good:
-            best = good[self._best_of(rounds, here, least_gain, expected)]
-        elif self.problem.objective == ROLLOUT and here in rows and rows[here].starved:
-            best = None  # what got no processor time may be the best
+        if current in good:
+            best = good[self._best_of(rounds, current, least_gain, expected)]
+        elif self.problem.objective == ROLLOUT and current in rows and rows[current].starved:
+            best = None  # a setting that got no processor time may be the best
         else:
-            left = [row for row in good.values() if not self._changes_learning(here, row.setting)] or [
+            left = [row for row in good.values() if not self._changes_learning(current, row.setting)] or [
                 row for row in good.values() if is_steady(row) and not self.busy()
             ]
             best = max(left, key=self._score, default=None)
@@ -583,20 +597,20 @@ class Search:
             self.doubts.append(f"rates of the choice vary by {_typical([best])}")
         return rounds, best
 
-    def _neighbours(self, here: Scored) -> list[Setting]:
+    def _neighbours(self, current: Scored) -> list[Setting]:
         """The most promising settings that differ in one knob by one step, and the best of each other kind.
 
-        The model knows kinds apart least well.
+        The model distinguishes kinds least well.
         """
-        kind, found = kind_of(here.setting), []
+        kind, found = kind_of(current.setting), []
         for name in (BATCH, SAMPLERS, RATIO):
-            at, values = here.setting[name], {setting[name] for setting in self.expected if kind_of(setting) == kind}
+            at, values = current.setting[name], {setting[name] for setting in self.expected if kind_of(setting) == kind}
             lower, higher = (
                 sorted(value for value in values if value < at),
                 sorted(value for value in values if value > at),
             )
             for value in (*lower[-1:], *higher[:1]):
-                setting = here.setting.replace(name, value)
+                setting = current.setting.replace(name, value)
                 if name == BATCH and self.problem.balanced:
                     setting = setting.replace(RATIO, model.ratio_bound(self.problem, value))
                 found.append((setting, _PROMISING))
@@ -604,11 +618,15 @@ class Search:
             kind_of(scored.setting): scored for scored in sorted(self.expected.values(), key=lambda each: each.score)
         }
         found += [(scored.setting, _PROMISING_RIVAL) for other, scored in best.items() if other != kind]
-        known = [(self.expected[setting], share * here.score) for setting, share in found if setting in self.expected]
+        known = [
+            (self.expected[setting], share * current.score) for setting, share in found if setting in self.expected
+        ]
         promising = [scored for scored, least in known if scored.score >= least]
         # A bound that does not bind changes nothing.
-        same = here.setting.without(RATIO)
-        promising = [scored for scored in promising if scored.setting.without(RATIO) != same or scored[2:] != here[2:]]
+        same = current.setting.without(RATIO)
+        promising = [
+            scored for scored in promising if scored.setting.without(RATIO) != same or scored[2:] != current[2:]
+        ]
         return [scored.setting for scored in sorted(promising, key=lambda each: -each.score)[:_MOST_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
@@ -617,22 +635,22 @@ class Search:
         """Starts with the configured setting.
 
         Raises:
-            ConfigError: it has no room, or its numbers do not go together.
+            ConfigError: it does not fit into memory, or its numbers are inconsistent.
         """
         problem = self.problem
         fit = knobs.fit_host if SAMPLERS in problem.configured else knobs.fit_rollout
-        here = fit(problem, problem.configured)
-        if here is None:
+        current = fit(problem, problem.configured)
+        if current is None:
             raise ConfigError(
                 f"{setting_text(problem, problem.configured)}: these settings conflict, or do not fit into "
                 f"memory; set fewer of them"
             )
-        self.chosen = Scored(here, 0.0)
+        self.chosen = Scored(current, 0.0)
 
     def vary(self) -> None:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
 
-        One step by each rollout knob comes first, and is all where the cores are busy and no step is better.
+        One step by each rollout knob comes first; the search ends there if the cores are busy and no step is better.
 
         Raises:
             WorkerError: every candidate failed by an error of its own.
@@ -652,19 +670,21 @@ class Search:
             what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
             raise NothingMeasured(what) if all(row.starved for row in failed) else WorkerError(what)
         if self.problem.objective == ROLLOUT and not self.measured:
-            here = self.chosen.setting
-            why = next((row.failure for row in self.results if row.setting == here and row.failure), "no time was left")
+            current = self.chosen.setting
+            why = next(
+                (row.failure for row in self.results if row.setting == current and row.failure), "no time was left"
+            )
             raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
     def _first_steps(self, rollout: Sequence[Knob]) -> bool:
         """Measures one step by each of these knobs in the same turns; True if more of them are worth measuring.
 
-        None is where no step is better and the cores are busy, with other programs or without: others would add
+        False if no step is better and the cores are busy, with other programs or without: further steps would add
         processes that get no core.
         """
-        here = self.chosen.setting
-        steps = {knob: knob.neighbours(self.problem, here)[:1] for knob in rollout}
-        wanted, within_s = [here, *itertools.chain(*steps.values())], self.measure.seconds_left() / 3
+        current = self.chosen.setting
+        steps = {knob: knob.neighbours(self.problem, current)[:1] for knob in rollout}
+        wanted, within_s = [current, *itertools.chain(*steps.values())], self.measure.seconds_left() / 3
         if len(wanted) < 3 or within_s < _LEAST_S:
             return True
         rounds, best = self._compare("the choice", self._joint, wanted, within_s, _ROLLOUT_GAIN)
@@ -672,50 +692,50 @@ class Search:
             return True
         self.chosen, self.measured = model.measured_worth(self.problem, best), True
         for knob, others in steps.items():
-            self._note_runners(knob, here, others, rounds, best)
-        return best.setting != here or ((best.cpu or 0.0) < _CORES_BUSY and not self.busy())
+            self._note_runners(knob, current, others, rounds, best)
+        return best.setting != current or ((best.cpu or 0.0) < _CORES_BUSY and not self.busy())
 
-    def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
-        """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
-        wanted = knob.neighbours(self.problem, here)
+    def _vary(self, knob: Knob, current: Setting, within_s: float) -> TrialResult | None:
+        """Measures a knob's candidates together with ``current``, and returns the best; None if nothing ran."""
+        wanted = knob.neighbours(self.problem, current)
         if not wanted and self.results:
             return None
         if within_s < _LEAST_S:
             known = {row.setting[knob.name] for row in self.results if row.ran and knob.name in row.setting}
-            more = "more values of " if known - {here.get(knob.name)} else ""
+            more = "more values of " if known - {current.get(knob.name)} else ""
             self.limits.append(f"out of time before {more}{knob.name} could be measured")
             return None
-        ask = self._measure_alone if knob.trial == LEARNER else self._joint
+        measure = self._measure_alone if knob.trial == LEARNER else self._joint
         same_rollouts = knob.varied_last or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
         least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
-        rounds, best = self._compare(knob.column, ask, [here, *wanted], within_s, least_gain)
+        rounds, best = self._compare(knob.column, measure, [current, *wanted], within_s, least_gain)
         if best is not None:
-            self._note_runners(knob, here, wanted, rounds, best)
+            self._note_runners(knob, current, wanted, rounds, best)
         return best
 
     def _note_runners(
-        self, knob: Knob, here: Setting, others: Sequence[Setting], rounds: Rounds, best: TrialResult
+        self, knob: Knob, current: Setting, others: Sequence[Setting], rounds: Rounds, best: TrialResult
     ) -> None:
         """Keeps the scores of a knob's values, relative to the best."""
         rows = rounds.newest()
-        if here not in rows or not rows[here].ran:
+        if current not in rows or not rows[current].ran:
             return
-        shares = {setting: 1.0 + self.gain_over(rounds, here, setting)[0] for setting in [here, *others]}
-        shares = {setting: share for setting, share in shares.items() if share > 0.0} | {here: 1.0}
+        shares = {setting: 1.0 + self.gain_over(rounds, current, setting)[0] for setting in [current, *others]}
+        shares = {setting: share for setting, share in shares.items() if share > 0.0} | {current: 1.0}
         top = shares.get(best.setting, 1.0)
         runners = [(setting[knob.name], share / top) for setting, share in shares.items() if setting != best.setting]
-        self.runners[knob.name] = best_runners([one for one in runners if one[0] != best.setting[knob.name]])
+        self.runners[knob.name] = best_runners([runner for runner in runners if runner[0] != best.setting[knob.name]])
 
-    # --- the answer ---
+    # --- the result ---
 
     def fall_back(self, why: str) -> None:
-        """Chooses what a run without the tuner would have, as far as memory allows, and says why."""
+        """Chooses the setting of a run without the tuner, as far as memory allows, and records the reason."""
         self.fell_back, self.measured = True, False
         self.chosen, self.expected, self.runners = Scored(knobs.as_configured(self.problem), 0.0), {}, {}
         self.doubts.append(f"{why}; using profile and defaults")
 
     def conclude(self) -> None:
-        """Gives every choice its reason, and notes what is worth it."""
+        """Gives every choice its reason, and adds notes."""
         problem, chosen, answer = self.problem, self.chosen.setting, Answer(self)
         self.choices = answer.choices()
         if self.fell_back:
@@ -770,7 +790,7 @@ def _log_distance(value: float, other: float) -> float:
 
 
 def _middle_spread(rows: Sequence[TrialResult]) -> float:
-    """The spread of a typical row; infinite where none is known."""
+    """The spread of a typical row; infinite if none is known."""
     known = [row.spread for row in rows if row.spread is not None]
     return statistics.median(known) if known else math.inf
 

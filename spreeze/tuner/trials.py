@@ -40,15 +40,15 @@ from spreeze.tuner.problem import (
 _MOST_FAILURES = 1
 _FROM_OUTSIDE = ("silent for", "ended by SIGKILL")
 """Prefixes of worker failures that a lack of time or memory also causes."""
-_LOOK_S = 0.05
+_WATCH_S = 0.05
 _MEMORY_EVERY_S = 0.25
 
 
 class TrialFailed(Exception):
-    """Signals that settings cannot run here; the text says why. Data for the tuner, not an error."""
+    """Signals that settings cannot run on this machine, with the reason. Data for the tuner, not an error."""
 
     def __init__(self, why: str, *, starved: bool = False) -> None:
-        """``starved``: for want of time or memory, as ``TrialResult.starved``."""
+        """``starved``: for lack of time or memory, as ``TrialResult.starved``."""
         super().__init__(why)
         self.starved = starved
 
@@ -61,24 +61,23 @@ class Pace(NamedTuple):
 
     repeats: int
     settle_s: tuple[float, float]
-    """Least and most time that is let pass before a window, and that the window takes."""
+    """Least and most time to wait before a window, and length of the window."""
     window_s: tuple[float, float]
 
     def divided(self, seconds: float, candidates: int) -> tuple[float, float]:
-        """(time to let pass, length of the window) with which so many candidates are done within ``seconds``."""
+        """(time to wait, length of the window) with which ``candidates`` are done within ``seconds``."""
         each_s = seconds / (self.repeats * max(1, candidates))
         settle_s = min(self.settle_s[1], max(self.settle_s[0], 0.25 * (each_s - _EDGE_S)))
         return settle_s, min(self.window_s[1], max(self.window_s[0], each_s - _EDGE_S - settle_s))
 
 
 ROWS, ROWS_BYTES = 100_000, 128_000_000
-"""Replay of a trial has at most so many rows and bytes."""
+"""Most rows and bytes of a trial's replay."""
 _ROLLOUTS, _LONGEST_ROLLOUTS_S = 2, 4.0
-"""Rollouts after which all workers have been busy, and that a window should hold, and the time that they may take there
-at most."""
+"""Rollouts after which all workers have been busy, also the length of a window, and the longest time for them in a
+window."""
 _TURNS_IN_WINDOW, _LONGEST_WINDOW_S = 3, 3.0
-"""Turns of a sampler (a step of each of its environments) that a window should hold, and the time that they may take
-at most."""
+"""Turns of a sampler (a step of each of its environments) in a window, and the longest time for them."""
 
 
 class TrialKind(NamedTuple):
@@ -87,7 +86,7 @@ class TrialKind(NamedTuple):
     stage: str
     pace: Pace
     plan_of: Callable[[RunPlan, Setting, int], RunPlan]
-    """The plan of a trial: the same task with a setting, within so many bytes of memory."""
+    """The plan of a trial: the same task with a setting, within that many bytes of memory."""
     rounds: int
     """Updates, or swaps of rollouts where samplers and learner are in step, after which all have been at work."""
     edge_s: float
@@ -95,11 +94,11 @@ class TrialKind(NamedTuple):
     shares: bool = False
     """Settings that differ only in the number of samplers share a trial."""
     learns: bool = True
-    """There is a learner; else only samplers, which nothing holds back."""
+    """True if there is a learner; else only samplers, which nothing limits."""
 
 
 class Stopping(Protocol):
-    """Says whether measurements have to stop: the user's ``Interrupts``, or a run that is over."""
+    """Stop condition of measurements: the user's ``Interrupts``, or the end of a run."""
 
     @property
     def stop_requested(self) -> bool: ...
@@ -119,8 +118,8 @@ class Windows:
         """Sets the running workers to a candidate's setting."""
         raise NotImplementedError
 
-    def _look(self, seconds: float) -> None:
-        """Waits, then sees to the workers and the user's wish to stop; raises as ``measure`` does."""
+    def _watch(self, seconds: float) -> None:
+        """Waits, then checks the workers and for a stop request; raises as ``measure`` does."""
         raise NotImplementedError
 
     def _pids(self) -> Iterable[int]:
@@ -128,7 +127,7 @@ class Windows:
         raise NotImplementedError
 
     def _disturbances(self) -> object:
-        """Changes with all that makes a window useless: the process was suspended (Ctrl-Z, sleep)."""
+        """A value that changes with each event that spoils a window: suspension of the process (Ctrl-Z, sleep)."""
         return AWAKE.slept_s
 
     def _mark(self) -> float:
@@ -167,10 +166,10 @@ class Windows:
         return AWAKE(), self.run.counters()
 
     def _pass_time(self, seconds: float) -> None:
-        """Lets time pass, with an eye on the workers."""
+        """Waits while watching the workers."""
         end = AWAKE() + seconds
         while (left := end - AWAKE()) > 0:
-            self._look(min(left, _LOOK_S))
+            self._watch(min(left, _WATCH_S))
 
     def _cpu_s(self) -> float:
         total = 0.0
@@ -199,7 +198,7 @@ class Trial(contextlib.ExitStack, Windows):
         interrupts: Stopping,
         step_us: float | None = None,
     ) -> None:
-        """``finish`` is given each candidate once it has all of its windows, or has failed."""
+        """``finish`` gets each candidate once it has all of its windows, or has failed."""
         contextlib.ExitStack.__init__(self)
         Windows.__init__(self, usable_cores, interrupts)
         self.candidates, self._finish, self._kind, self._plan = candidates, finish, kind, plan
@@ -207,7 +206,7 @@ class Trial(contextlib.ExitStack, Windows):
         self._setting = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
         turn_s = self._setting.get(ENVS, 0) * (step_us or 0.0) / 1e6
         self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
-        """Time that a window has to hold to tell anything."""
+        """Shortest time of a window that is meaningful."""
         self.edge_s = kind.edge_s
 
     def start(self) -> None:
@@ -279,7 +278,7 @@ class Trial(contextlib.ExitStack, Windows):
                 data.forget()
 
     def attempt(self, act: Callable[[], None]) -> None:
-        """Does something for all candidates that are left; a failure becomes theirs and ends the trial."""
+        """Runs ``act`` for all remaining candidates; a failure becomes theirs and ends the trial."""
         if not self.candidates:
             return
         try:
@@ -295,10 +294,10 @@ class Trial(contextlib.ExitStack, Windows):
         self._finish(candidate)
 
     def begin(self, within_s: float) -> None:
-        """Waits until everybody has been at work, then pauses all; raises as ``measure`` does."""
+        """Waits until every worker has worked, then pauses all; raises as ``measure`` does."""
         end = AWAKE() + within_s
         while (late := self._late()) is not None:
-            self._look(_LOOK_S)
+            self._watch(_WATCH_S)
             if AWAKE() > end:
                 raise self._failed(f"{late} within {within_s:.0f} s; {self._why()}")
         self._workers.signal_all(signal.SIGSTOP)
@@ -316,8 +315,8 @@ class Trial(contextlib.ExitStack, Windows):
                 self.finish(candidate)
         self._workers.signal_all(signal.SIGSTOP)
 
-    def _look(self, seconds: float) -> None:
-        """Waits, then sees to workers, memory and the user's wish to stop; raises as ``measure`` does."""
+    def _watch(self, seconds: float) -> None:
+        """Waits, then checks workers and memory and for a stop request; raises as ``measure`` does."""
         self._workers.wait(seconds)
         if self._interrupts.stop_requested:
             raise KeyboardInterrupt
@@ -341,7 +340,7 @@ class Trial(contextlib.ExitStack, Windows):
                 )
 
     def _failed(self, why: str) -> TrialFailed:
-        """A failure; for want of time or memory unless a worker ended by itself."""
+        """A failure; for lack of time or memory unless a worker ended by itself."""
         workers = self._workers.handles.values()
         faults = [text for one in workers for text in (*one.failures, *filter(None, [one.reported]))]
         return TrialFailed(why, starved=all(text.startswith(_FROM_OUTSIDE) for text in faults))
@@ -354,7 +353,7 @@ class Trial(contextlib.ExitStack, Windows):
         return self._workers.pids().values()
 
     def _processes(self) -> Iterator[psutil.Process]:
-        """The workers that live, with all that they started."""
+        """The living workers, with all processes that they started."""
         for pid in self._pids():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
@@ -377,7 +376,7 @@ _ALONE: dict[str, Any] = {"learning_starts": 1, "save": False, "demonstrations":
 
 
 def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) -> RunPlan:
-    """The plan with the settings of a trial, and with the values that make a trial of it."""
+    """The plan with the settings of a trial and the values that make it a trial."""
     own, values = setting.layer().values, values | {"visualizer": {"enabled": False}}
     merged = {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)}
     settings = plan.settings.with_layer(Layer("tuner", merged))
@@ -386,7 +385,7 @@ def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) 
 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
-    """A plan for samplers of that setting that write as fast as they can."""
+    """A plan for samplers with that setting that write as fast as they can."""
     least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps
     capacity = max(min(ROWS, ROWS_BYTES // plan.layout.step_bytes), least)
     replay = _ALONE | {"capacity": capacity, "samples_per_insert_min": 0.0}

@@ -1,6 +1,6 @@
 """A child process that times real updates on synthetic rows: ``python -m spreeze.tuner.update_probe JOB``.
 
-It imports what a learner imports, once, and forks. On a CPU it forks for every measurement, so that each starts
+It imports a learner's modules once, and forks. On a CPU it forks for every measurement, so that each starts
 without gradient steps and threads; on a GPU once, since context, libraries and kernels take seconds, and again only
 after a failure. Each measurement is one JSON line in and one out. A measurement that raises, crashes, hangs or takes
 too much memory is answered with the failure.
@@ -29,7 +29,7 @@ from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronise
 
-_LOOK_S = 0.02  # Time between two checks of the memory of a measurement.
+_CHECK_S = 0.02  # Time between two checks of the memory of a measurement.
 _LEAST_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
 """Updates that are not timed: at least the first, which allocates, and the second; a third if there is time."""
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     kept: dict[str, _Fork] = {}
     try:
         fill_with_synthetic_rows(ring, job.spec)
-        _answer({"ready": True})
+        _write_line({"ready": True})
         for line in sys.stdin:
             turn = UpdateTurn.from_json(json.loads(line))
             fork = kept.pop(turn.learner.device, None) or _Fork(job, ring)
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
                 kept[turn.learner.device] = fork
             else:
                 fork.close()
-            _answer(found)
+            _write_line(found)
     finally:
         for fork in kept.values():
             fork.close()
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _answer(record: dict[str, Any]) -> None:
+def _write_line(record: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
 
@@ -73,36 +73,36 @@ class _Fork:
     def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         parent = os.getpid()
         turns, self._turns = os.pipe()
-        self._answers, answers = os.pipe()
+        self._results, results = os.pipe()
         self._cap_bytes = job.memory_cap_bytes
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._turns)
-            os.close(self._answers)
-            _in_child(job, ring, turns, answers, parent)
+            os.close(self._results)
+            _in_child(job, ring, turns, results, parent)
         os.close(turns)
-        os.close(answers)
+        os.close(results)
 
     def measure(self, turn: UpdateTurn) -> dict[str, Any]:
         """The result or the failure, after which the caller must close the process."""
-        with contextlib.suppress(BrokenPipeError):  # it has died, as the missing answer shows
+        with contextlib.suppress(BrokenPipeError):  # it has died, as the missing result shows
             os.write(self._turns, json.dumps(turn.to_json()).encode() + b"\n")
-        answer, end = b"", time.monotonic() + turn.deadline_s
-        while not answer.endswith(b"\n"):
-            if readable([self._answers], _LOOK_S):
-                data = os.read(self._answers, 65536)
+        line, end = b"", time.monotonic() + turn.deadline_s
+        while not line.endswith(b"\n"):
+            if readable([self._results], _CHECK_S):
+                data = os.read(self._results, 65536)
                 if not data:
                     _, status = os.waitpid(self.pid, 0)
                     self.pid, code = 0, os.waitstatus_to_exitcode(status)
                     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
                     # By SIGKILL where the system has no memory left.
                     return {"failure": f"ended {how}", "starved": -code == signal.SIGKILL}
-                answer += data
+                line += data
             elif time.monotonic() > end:
                 return {"failure": f"not done within {turn.deadline_s:.0f} s", "starved": True}
             elif (private_memory_bytes(self.pid) or 0) > self._cap_bytes:
                 return {"failure": _too_much(self._cap_bytes), "starved": True}
-        found: dict[str, Any] = json.loads(answer)
+        found: dict[str, Any] = json.loads(line)
         return found
 
     def close(self) -> None:
@@ -110,29 +110,29 @@ class _Fork:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         os.close(self._turns)
-        os.close(self._answers)
+        os.close(self._results)
 
 
 def _too_much(cap_bytes: int) -> str:
     return f"out of memory: more than the {cap_bytes / 1e9:.1f} GB limit of a candidate"
 
 
-def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, answers: int, parent: int) -> NoReturn:
+def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, results: int, parent: int) -> NoReturn:
     """Body of the forked process: answers turns until a failure; exits without clean-up."""
     code = 1
     with contextlib.suppress(OSError):
         end_with_parent()
         leave_to_supervisor()
-        os.dup2(2, 1)  # standard output belongs to the answers
+        os.dup2(2, 1)  # standard output belongs to the results
         with os.fdopen(turns, "rb", buffering=0) as lines:
             code = 0
             while code == 0 and os.getppid() == parent and (line := lines.readline()):
-                found, code = _answered(job, ring, UpdateTurn.from_json(json.loads(line)))
-                os.write(answers, json.dumps(found).encode() + b"\n")
+                found, code = _result_of(job, ring, UpdateTurn.from_json(json.loads(line)))
+                os.write(results, json.dumps(found).encode() + b"\n")
     os._exit(code)
 
 
-def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[dict[str, Any], int]:
+def _result_of(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[dict[str, Any], int]:
     try:
         return _updates(job, ring, turn), 0
     except BaseException as error:
@@ -174,7 +174,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
 
 
 def updates_per_s(trainer: ReplayTrainer, seconds: float, device: str) -> float:
-    """Rate of the updates that start within so many seconds."""
+    """Rate of the updates that start within ``seconds``."""
     synchronise(device)
     start_s, count = time.perf_counter(), 0
     while time.perf_counter() - start_s < seconds:

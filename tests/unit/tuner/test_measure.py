@@ -349,7 +349,7 @@ def test_what_was_measured_while_the_tuner_was_stopped_is_measured_again(pendulu
     clock, answers, windows = Sleepy(), [], []
     monkeypatch.setattr(measure, "AWAKE", clock)
     monkeypatch.setattr(trials, "AWAKE", clock)
-    monkeypatch.setattr(measure.UpdateHelper, "_answer", lambda self, turn: answers.append(clock()) or clock())
+    monkeypatch.setattr(measure.UpdateHelper, "_result_of", lambda self, turn: answers.append(clock()) or clock())
     helper = measure.UpdateHelper(pendulum, 10**9, Interrupts())
     assert helper.run_turn(None) == pytest.approx(0.4)
     assert len(answers) == 2

@@ -79,7 +79,7 @@ class Bench:
         self.before = []
         self.cache, self.others = folder / "spreeze", 0.0
         monkeypatch.setattr(run.ExternalLoad, "cores", lambda load: self.others)  # whatever else this machine does
-        monkeypatch.setattr(run, "_LOAD_LOOK_S", 0.0)
+        monkeypatch.setattr(run, "_LOAD_CHECK_S", 0.0)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         monkeypatch.setattr(run, "Measurer", self._measuring)
