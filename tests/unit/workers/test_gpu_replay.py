@@ -223,7 +223,7 @@ class LateLane:
     def copy(self, to, source):
         self.work.append(lambda: to.copy_(source))
 
-    def holds(self, tensor):
+    def record_use(self, tensor):
         self.held = tensor
 
     def mark(self):
