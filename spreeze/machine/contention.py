@@ -1,19 +1,20 @@
-"""Who keeps the cores busy: this run, the user's other runs, or other programs (read from ``/proc``).
+"""Attributes CPU use to this run, to the user's other runs, and to other programs (read from ``/proc``).
 
 The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
-(``schedstat``). Their sum is what a process wants, however little it is given.
+(``schedstat``). Their sum is the CPU time that a process wants, however little it gets.
 
-No external load are programs at low priority (nice 10 or more), which take a core only as far as others leave it, and
-siblings: this user's other runs, tuners and the dashboard page, which would otherwise rest for each other. A sibling is
+Two kinds of programs do not count as external load: those at low priority (nice 10 or more), which use a core only when
+others leave it idle, and siblings: this user's other runs, tuners and the dashboard page, which would otherwise pause
+for each other. A sibling is
 
 * a worker (``sampler-0``, ``learner``, ...) that leads its own process group, as all workers do; a process with a name
   of ours (``spreeze-...``, ``processes.take_name``); or any descendant of these;
 * the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
   too. The parent of the page, a user's shell, is not a sibling.
 
-Names are read from ``/proc/PID/stat``: to read a command line or an environment waits for a lock that a process which
-hangs in a driver may never release. A process counts as external until it has its name, about a second. A sibling that
-may also use other cores counts by the share of its cores that are ours.
+Names are read from ``/proc/PID/stat``: reading a command line or an environment would wait for a lock that a process
+hung in a driver may never release. A process counts as external until it has its name, which takes about a second. A
+sibling that may also use other cores counts by the share of its cores that are ours.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from spreeze.machine.utilisation import busy_s
 
 _WAITING_CORES = 0.25
 """Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
-_MOST_LOOKS = 8
-"""Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
+_MOST_ROUNDS = 8
+"""Other processes are examined again after 1, 2, 4, then every 8 rounds: they may not have had their name yet."""
 _PARENT, _GROUP, _NICE = 1, 2, 16  # Fields of ``/proc/PID/stat`` after the name.
 
 RoleOf = Callable[[str], object]
@@ -48,12 +49,12 @@ class Found(NamedTuple):
 
 
 class Siblings:
-    """Finds siblings and programs of low priority; costs one system call for each process that is new or due again."""
+    """Finds siblings and programs of low priority; examines only processes that are new or due again."""
 
     def __init__(self, proc: Path, role_of: RoleOf) -> None:
         self._proc, self._role_of, self._user = proc, role_of, os.geteuid()
-        self._look = 0
-        self._others: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
+        self._round = 0
+        self._postponed: dict[int, tuple[int, int]] = {}  # process id -> (round at which it is due, rounds until then)
 
     def find(self, ours: Collection[int]) -> Found:
         """The current siblings; ``ours`` are the calling run's processes.
@@ -61,28 +62,28 @@ class Siblings:
         Raises:
             OSError: the system does not list processes.
         """
-        self._look += 1
-        before, self._others = self._others, {}
+        self._round += 1
+        before, self._postponed = self._postponed, {}
         found = Found(set(), set())
         for pid in [int(name) for name in os.listdir(self._proc) if name.isdecimal()]:
             if pid in ours:
                 continue
             due, pause = before.get(pid, (0, 0))
-            if due > self._look:
-                self._others[pid] = due, pause
-            elif not self._enter(pid, found):
-                pause = min(max(1, 2 * pause), _MOST_LOOKS)
-                self._others[pid] = self._look + pause, pause
+            if due > self._round:
+                self._postponed[pid] = due, pause
+            elif not self._add(pid, found):
+                pause = min(max(1, 2 * pause), _MOST_ROUNDS)
+                self._postponed[pid] = self._round + pause, pause
         found.parents.difference_update(ours, found.roots)
         return found
 
-    def _enter(self, pid: int, found: Found) -> bool:
-        """Adds a process to ``found`` if it is no external load, and returns whether; False if it is gone."""
+    def _add(self, pid: int, found: Found) -> bool:
+        """Adds a process to ``found`` if it is no external load; returns True if it did. False if the process ended."""
         try:
             is_ours = os.stat(f"{self._proc}/{pid}").st_uid == self._user
             with open(f"{self._proc}/{pid}/stat", encoding="ascii", errors="replace") as file:
                 text = file.read()
-            name, _, rest = text.partition("(")[2].rpartition(") ")  # a name may hold anything, brackets too
+            name, _, rest = text.partition("(")[2].rpartition(") ")  # a name may have any character, even brackets
             fields = rest.split()
             parent, group = int(fields[_PARENT]), int(fields[_GROUP])
             nice = int(fields[_NICE]) if len(fields) > _NICE else 0
@@ -108,9 +109,9 @@ class CpuContention:
     sibling_cores: float = 0.0
     """Cores kept busy by this user's other runs, tuners and the page, and by programs of low priority."""
     ran: dict[str, float]
-    """Per worker, what it used."""
+    """Per worker, the cores that it used."""
     wanted: dict[str, float]
-    """Per worker, what it used and what it waited for; its children and threads included."""
+    """Per worker, the cores that it used or waited for; children and threads included."""
 
 
 _Threads = dict[int, tuple[float, float]]  # thread id -> seconds (ran, waited).
@@ -156,7 +157,7 @@ class ContentionReader:
             ran[name] = ran_s / elapsed_s
             wanted[name] = ran[name] + waited_s / elapsed_s
         ours, usable, busy = sum(ran.values()), self._cores.usable, (used_s - before[1]) / elapsed_s
-        # The sum includes what a sibling did before it had its name; it cannot exceed what was used.
+        # The sum includes a sibling's use from before it had its name; it is bounded by the total use.
         sibling = min(_gained(before[3], siblings)[0] / elapsed_s, max(0.0, busy - ours))
         beyond_quota = len(self._cores.ids) - usable
         foreign = busy - ours - sibling - beyond_quota

@@ -1,8 +1,8 @@
 """NVIDIA GPUs through NVML (package nvidia-ml-py): facts once, live use from a separate thread.
 
 A driver that lost its GPU can hang every call (Xid 79). So no call is made from the caller's thread: facts are read
-with a time limit, and live use is polled by a thread whose newest reading the caller takes without waiting. A field is
-None if the driver does not give it.
+with a time limit, and a thread polls live use, whose newest reading the caller gets without waiting. A field is None if
+the driver does not provide it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """One visible GPU (or MIG slice); ``index`` is its place among the visible ones."""
+    """One visible GPU (or MIG slice); ``index`` is its index among the visible ones."""
 
     index: int
     uuid: str | None
@@ -31,7 +31,7 @@ class GpuFacts:
     driver: str | None
     is_mig: bool
     use: float | None = None
-    """Share of the time in which any kernel runs; like power and clock, when the facts were read."""
+    """Share of the time in which any kernel runs; like power and clock, measured when the facts were read."""
     power_w: float | None = None
     clock_hz: float | None = None
 
@@ -48,18 +48,18 @@ def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = 5
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     binding = nvml or importlib.import_module("pynvml")  # takes 30 ms, for which ``--help`` does not wait
-    answer = [GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")]
-    thread = threading.Thread(target=lambda: answer.append(_read_report(binding, wanted)), daemon=True)
+    reports = [GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")]
+    thread = threading.Thread(target=lambda: reports.append(_read_report(binding, wanted)), daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return answer[-1]
+    return reports[-1]
 
 
 def _read_report(nvml: Any, visible: str | None) -> GpuReport:
     try:
         with _session(nvml):
             facts = tuple(_facts(nvml, *device) for device in enumerate(_visible_handles(nvml, visible)))
-            total = _ask(nvml.nvmlDeviceGetCount) or 0
+            total = _query(nvml.nvmlDeviceGetCount) or 0
     except Exception as error:  # the binding raises one class per code, and OSError for a broken library
         return GpuReport((), f"no NVIDIA driver: {error}")
     if facts:
@@ -80,9 +80,9 @@ def _session(nvml: Any) -> Iterator[None]:
 def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     """The devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list.
 
-    A slice of a partitioned GPU (MIG) is seen where it is named.
+    A slice of a partitioned GPU (MIG) is visible only if it is named.
     """
-    handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
+    handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
         return [handle for handle in handles if handle is not None]
     found: list[Any] = []
@@ -90,12 +90,12 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
         if name.isdecimal():
             matching = handles[int(name) : int(name) + 1]
         elif name.startswith("MIG-"):
-            matching = [_ask(nvml.nvmlDeviceGetHandleByUUID, name)]
+            matching = [_query(nvml.nvmlDeviceGetHandleByUUID, name)]
         else:  # CUDA accepts any unambiguous prefix of a UUID
             matching = [
                 handle
                 for handle in handles
-                if name.startswith("GPU-") and (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)
+                if name.startswith("GPU-") and (_query(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)
             ]
         if len(matching) != 1 or matching[0] is None or matching[0] in found:
             break
@@ -104,17 +104,17 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 
 
 def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
-    uuid = _ask(nvml.nvmlDeviceGetUUID, handle)
-    memory, live = _ask(nvml.nvmlDeviceGetMemoryInfo, handle), _live(nvml, handle)
+    uuid = _query(nvml.nvmlDeviceGetUUID, handle)
+    memory, live = _query(nvml.nvmlDeviceGetMemoryInfo, handle), _live(nvml, handle)
     return GpuFacts(
         index=index,
         uuid=uuid,
-        name=_ask(nvml.nvmlDeviceGetName, handle),
+        name=_query(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         power_limit_w=live.get("gpu_power_limit_w"),
         clock_max_hz=live.get("gpu_clock_max_hz"),
-        driver=_ask(nvml.nvmlSystemGetDriverVersion),
+        driver=_query(nvml.nvmlSystemGetDriverVersion),
         is_mig=str(uuid).startswith("MIG-"),
         use=live.get("gpu_use"),
         power_w=live.get("gpu_power_w"),
@@ -122,7 +122,7 @@ def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
     )
 
 
-def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
+def _query(function: Callable[..., Any] | None, *arguments: Any) -> Any:
     try:
         return None if function is None else function(*arguments)
     except Exception:  # "not supported" on MIG, WSL and Jetson, "GPU is lost": all mean unknown
@@ -130,7 +130,7 @@ def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
 
 
 GPU_ENERGY = "gpu_energy_j"
-"""Energy that a GPU has drawn since its driver was loaded; ``utilisation.Utilisation`` makes the run's share of it."""
+"""Energy that a GPU has drawn since its driver was loaded; ``utilisation.Utilisation`` subtracts the run's start."""
 
 
 class GpuMonitor:
@@ -143,7 +143,7 @@ class GpuMonitor:
         self._wanted = threading.Event()
         self._closing = False
         self._reading: tuple[float, dict[str, float]] | None = None
-        self._asked_s: float | None = None
+        self._requested_s: float | None = None
         self.trouble: str | None = None
         """Why a GPU's figures are missing, or None."""
         self._thread = threading.Thread(target=self._run, name="gpu-monitor", daemon=True)
@@ -155,10 +155,10 @@ class GpuMonitor:
         if not self._thread.is_alive():
             return {}
         if not self._wanted.is_set():
-            self._asked_s = now_s
+            self._requested_s = now_s
             self._wanted.set()
-        elif self._asked_s is not None and now_s - self._asked_s > self._timeout_s:
-            self.trouble = f"the NVIDIA driver has not answered for {now_s - self._asked_s:.0f} s"
+        elif self._requested_s is not None and now_s - self._requested_s > self._timeout_s:
+            self.trouble = f"the NVIDIA driver has not answered for {now_s - self._requested_s:.0f} s"
         if self._reading is None or now_s - self._reading[0] > self._timeout_s:
             return {}
         return dict(self._reading[1])
@@ -197,13 +197,13 @@ class GpuMonitor:
 
 
 def _live(nvml: Any, handle: Any) -> dict[str, float]:
-    rates = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    power_mw = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
-    clock_mhz = _ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-    limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    highest_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-    energy_mj = _ask(getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None), handle)
+    rates = _query(nvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle)
+    power_mw = _query(nvml.nvmlDeviceGetPowerUsage, handle)
+    clock_mhz = _query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    limit_mw = _query(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    highest_mhz = _query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    energy_mj = _query(getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None), handle)
     values = _known(
         {
             "gpu_use": rates and rates.gpu / 100,
@@ -213,7 +213,7 @@ def _live(nvml: Any, handle: Any) -> dict[str, float]:
             GPU_ENERGY: energy_mj and energy_mj / 1000,
         }
     )
-    if not values:  # of a GPU that is lost its driver may still know the limits
+    if not values:  # the driver may still know the limits of a lost GPU
         return {}
     limits = {"gpu_power_limit_w": limit_mw and limit_mw / 1000, "gpu_clock_max_hz": highest_mhz and highest_mhz * 1e6}
     return values | _known({"gpu_memory_bytes": memory and float(memory.total), **limits})

@@ -1,4 +1,4 @@
-"""The hardware of this machine and the part that this process may use, with reasons; None is unknown.
+"""The hardware of this machine and the part that this process may use, with reasons; None means unknown.
 
 Everything is read from ``/proc`` and ``/sys`` below a given root, so that tests can simulate containers. The number of
 cores is never ``cpu_count()`` but follows from affinity, cgroup quota and cpuset.
@@ -160,7 +160,7 @@ def _cgroup_folders(base: Path, controller: str) -> list[Path]:
 
 
 def memory_limits(root: str | Path = "/") -> MemoryFacts:
-    """Main memory, and what the tightest cgroup limit leaves of it; reclaimable page cache counts as free."""
+    """Main memory, and the part available within the tightest cgroup limit; reclaimable page cache counts as free."""
     base = Path(root)
     lines = (line.split() for line in (_read(base / "proc/meminfo") or "").splitlines())
     fields = {line[0]: 1024 * (_integer(line[1]) or 0) for line in lines if len(line) > 1}
@@ -248,11 +248,11 @@ def _id_list(text: str) -> set[int]:
 def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:
     """The learner's device, or the actor's and the critics', each as ``cpu`` or ``cuda:N``.
 
-    ``text`` is ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``split``, or two devices as ACTOR+CRITICS; ``num_gpus`` may be
-    used, and ``gpu_reason`` says why there are no more.
+    ``text`` is ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``split``, or two devices as ACTOR+CRITICS; ``num_gpus`` GPUs
+    are usable, and ``gpu_reason`` explains why there are no more.
 
     Raises:
-        ConfigError: none of these, or a GPU that is not there.
+        ConfigError: ``text`` is none of these, or names a GPU that does not exist.
     """
     if text == "auto":
         return ("cuda:0",) if num_gpus else ("cpu",)
@@ -295,7 +295,7 @@ def _cpu_flags(root: Path) -> set[str]:
 
 
 def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> None:
-    """Rejects a precision of matmuls that the learner's devices do not have; a ConfigError says what would work."""
+    """Rejects a matmul precision that the learner's devices do not support; the ConfigError names one that works."""
     if precision == "tf32" and not on_gpu:
         raise ConfigError(
             "learner.precision = tf32: needs a GPU; on the CPU use float32, or bfloat16 if the CPU supports it"

@@ -1,12 +1,12 @@
 """Logs of processes: bounded files, written to without an error and without waiting, whatever the disk does.
 
-A worker's standard output and error are a nameless file in memory, to which Python, C and whatever an environment
-starts can always append: no disk is full there, and no reader is waited for, as with a pipe. A thread of the supervisor
-moves what was written to the log, of which the newest part stays, a few times a second. Where the disk refuses it, it
-is lost. While the supervisor is stopped the file in memory grows; a stack that a dying worker writes is moved after its
-end. Only on Linux are there such files; elsewhere output goes to the log itself.
+A worker's standard output and error go to an anonymous file in memory. Python, C and the children of an environment can
+always append to it: it never fills a disk, and unlike a pipe it never waits for a reader. A few times a second, a
+thread of the supervisor moves the new output to the log, which keeps only its newest part. Output that the disk refuses
+is lost. While the supervisor is stopped, the file in memory grows; a stack that a dying worker writes is moved after
+its end. Such files exist only on Linux; elsewhere output goes to the log itself.
 
-Why a child process ended is told by its exit code or signal and by what it wrote to standard error last.
+The reason why a child process ended is its exit code or signal, and the last lines that it wrote to standard error.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _BY_SIGNAL = re.compile(
     r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)|"
     r"Timeout \(|(Current thread|Thread) 0x"
 )
-"""Line that Python writes about a signal that ends it, as the exit code does; a stack of each thread follows."""
+"""Line that Python writes about a fatal signal, which the exit code gives, too; a stack of each thread follows."""
 _CURRENT, _OTHER = "Current thread 0x", "Thread 0x"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in ')
 _OF_PYTHON = ("Extension modules: ", "  ...", "Stack (", "  <")
 
 
 def ending(code: int, oom_kills_before: int | None = None) -> str:
-    """End of a process in words: ``exit code 3``, ``signal SIGSEGV``; real-time signals have no name.
+    """Text for the end of a process: ``exit code 3``, ``signal SIGSEGV``; real-time signals have no name.
 
-    ``oom_kills_before`` is ``oom_kills`` from before: of a SIGKILL since which it has risen, the kernel is the author.
+    ``oom_kills_before`` is an earlier value of ``oom_kills``: if it has risen, a SIGKILL is attributed to the kernel.
     """
     if code >= 0:
         return f"exit code {code}"
@@ -62,23 +62,23 @@ def oom_kills(root: str | Path = "/") -> int | None:
 def last_words(path: Path | str, since: int = 0) -> str:
     """The last lines of a file of standard error in one line, `` | `` between them; empty if there are none.
 
-    What was in the file before the position ``since`` is left out. Of a stack that Python writes when it is ended by a
-    signal, the line in the environment's code stays.
+    Text before the position ``since`` is left out. Of a stack that Python writes on a fatal signal, only the line in
+    the environment's code is kept.
     """
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            start = since if since <= end else 0  # begun again in the meantime
+            start = since if since <= end else 0  # truncated in the meantime
             file.seek(max(start, end - _TAIL_BYTES))
             text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    return words_of(text)
+    return last_words_of(text)
 
 
-def words_of(text: str) -> str:
+def last_words_of(text: str) -> str:
     """``last_words`` of a text."""
-    said: list[str] = []
+    lines: list[str] = []
     stack: list[tuple[str, str]] = []
     in_stack = in_other = False
     for line in text.splitlines():
@@ -90,21 +90,20 @@ def words_of(text: str) -> str:
         elif in_stack and frame is not None:
             stack += [] if in_other else [(frame["file"], f":{frame['line']}")]
         elif line.strip() and not (in_stack and line.startswith(_OF_PYTHON)):
-            said.append(clean(line, _LONGEST_LINE))
-    place = next((importable_path(name) + line for name, line in stack if is_users(name)), None)
-    lines = said[-_LINES:]
-    return " | ".join([*lines, *([f"at {place}"] if place else [])])
+            lines.append(clean(line, _LONGEST_LINE))
+    location = next((importable_path(name) + line for name, line in stack if is_users(name)), None)
+    return " | ".join([*lines[-_LINES:], *([f"at {location}"] if location else [])])
 
 
 class Log(NamedTuple):
-    """A file to which a process writes, and where in it this process started."""
+    """A file to which a process writes, and the position at which this process started."""
 
     path: Path
     since: int
 
     @classmethod
     def now(cls, path: Path) -> Log:
-        """Log of what is written to the file from now on."""
+        """Log of the output written to the file from now on."""
         try:
             return cls(path, path.stat().st_size)
         except OSError:
@@ -119,7 +118,7 @@ MOST_BYTES = 8 * 2**20
 """Size of a log at most; then its older half is dropped."""
 _IN_MEMORY_BYTES = 2**20  # Size up to which moved output stays in memory.
 _PIECE_BYTES, _TAIL_BYTES = 2**20, 2**14
-_PAUSE_S, _HURRY_S, _END_S = 0.2, 0.01, 2.0
+_PAUSE_S, _BUSY_PAUSE_S, _JOIN_S = 0.2, 0.01, 2.0
 
 
 class KeptLog:
@@ -134,7 +133,7 @@ class KeptLog:
         self._lock = threading.Lock()  # never held while the disk is used
 
     def open(self) -> IO[bytes]:
-        """A file to write to, of one's own; an OSError if no descriptor is left."""
+        """A new file object to write to; an OSError if no descriptor is left."""
         return open(os.dup(self._fd), "ab", buffering=0)
 
     def begin(self) -> None:
@@ -145,13 +144,13 @@ class KeptLog:
 
     @property
     def last_words(self) -> str:
-        """Like the function of that name, for the latest process."""
+        """Like the function ``last_words``, for the latest process."""
         self.read()
         with self._lock:
-            return words_of(self._tail.decode("utf-8", "replace"))
+            return last_words_of(self._tail.decode("utf-8", "replace"))
 
     def read(self) -> int:
-        """Takes what was written since the last call out of the file in memory; returns the number of bytes."""
+        """Reads the output since the last call from the file in memory; returns the number of bytes."""
         with self._lock, contextlib.suppress(OSError):
             size = os.fstat(self._fd).st_size
             if size < self._read:  # somebody has emptied it
@@ -165,7 +164,7 @@ class KeptLog:
                 self._tail = (self._tail + data)[-_TAIL_BYTES:]
                 self._put(data)
             if self._read >= _IN_MEMORY_BYTES:
-                os.ftruncate(self._fd, 0)  # what is written in this very moment is lost
+                os.ftruncate(self._fd, 0)  # output written at this very moment is lost
                 self._read = 0
             return found
         return 0
@@ -178,7 +177,7 @@ class KeptLog:
             self._waiting_bytes, self._lost_bytes = self._waiting_bytes - dropped, self._lost_bytes + dropped
 
     def write(self) -> None:
-        """Appends what was read to the log, and shortens that; what the disk refuses is lost."""
+        """Appends the output read so far to the log, and shortens the log; output that the disk refuses is lost."""
         with self._lock:
             data, lost = b"".join(self._waiting), self._lost_bytes
             self._waiting, self._waiting_bytes, self._lost_bytes = [], 0, 0
@@ -210,7 +209,7 @@ def _opened(path: Path) -> int:
 
 
 def _shorten(path: Path) -> None:
-    """Keeps the newer half of a log, in its own place on the disk, which may be full."""
+    """Keeps the newer half of a log; rewrites the file in place, since the disk may be full."""
     with open(path, "r+b") as file:
         file.seek(-MOST_BYTES // 2, os.SEEK_END)
         file.readline()
@@ -229,7 +228,7 @@ class LogKeeper:
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
 
     def start(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no thread can be started: all is written at the end
+        with contextlib.suppress(RuntimeError):  # no thread can be started: all output is written at the end
             self._thread.start()
 
     def log(self, path: Path) -> KeptLog | None:
@@ -241,15 +240,15 @@ class LogKeeper:
             except OSError:
                 return None
             self._logs[path] = KeptLog(path, fd)
-            with contextlib.suppress(OSError):  # empty at first, for who follows it from the start
+            with contextlib.suppress(OSError):  # an empty file at first, so that it can be followed from the start
                 os.close(_opened(path))
         return self._logs[path]
 
     def close(self) -> None:
-        """Writes what is left and closes all; a disk that hangs is not waited for. All writers should have ended."""
+        """Writes the remaining output, without waiting for a hung disk, and closes all logs; writers have ended."""
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join(_END_S)
+            self._thread.join(_JOIN_S)
         if not self._thread.is_alive():
             self._move()
         for log in self._logs.values():
@@ -264,6 +263,6 @@ class LogKeeper:
         return found
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
-        while not self._ending.wait(_HURRY_S if self._move() > _PIECE_BYTES // 4 else _PAUSE_S):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
+        while not self._ending.wait(_BUSY_PAUSE_S if self._move() > _PIECE_BYTES // 4 else _PAUSE_S):
             pass

@@ -39,8 +39,8 @@ _RETRY_S = 0.2
 def standard_streams() -> Iterator[None]:
     """Opens the standard streams that the caller has closed on the null device, and flushes them at the end.
 
-    Without it the next file opened would take the number of a closed one, and receive what is printed. A reader that is
-    gone at the end is no error.
+    Without it, the next file opened would take the number of a closed stream and receive the printed output. It is no
+    error if the reader has ended by the end of the block.
     """
     for fd in _STANDARD_FDS:
         try:
@@ -60,7 +60,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def silence(stream: IO[Any]) -> None:
-    """Redirects a stream to /dev/null; the rest of its buffer would fail again at exit."""
+    """Redirects a stream to /dev/null; otherwise flushing its buffer would fail again at exit."""
     with contextlib.suppress(OSError, ValueError):
         send_nowhere(stream.fileno())
 
@@ -83,13 +83,13 @@ class BackgroundWriter:
     """
 
     def __init__(self, stream: TextIO, *fds: int) -> None:
-        """``fds``: all descriptors that lead where ``stream`` does; they are silenced together."""
+        """``fds``: all descriptors with the same target as ``stream``; they are silenced together."""
         self._stream, self._fds = stream, fds
         self.encoding = stream.encoding or "utf-8"
         self._is_terminal = stream.isatty()
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = self._dropped = 0
-        self._gone = self._ended = False
+        self._silenced = self._ended = False
         self._progress_s = time.monotonic()
         self._changed = threading.Condition()  # of a reentrant lock: a signal handler may write, too
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
@@ -104,15 +104,15 @@ class BackgroundWriter:
         return self._waiting_bytes > 0
 
     def write(self, text: str, *, keep: bool = False) -> int:
-        """Queues text, or drops it where too much waits already; never drops what is to be kept."""
+        """Queues text, or drops it if too much is queued already; with ``keep`` it is never dropped."""
         data = text.encode(self.encoding, errors="replace")
         with self._changed:
-            if self._gone or self._ended:
+            if self._silenced or self._ended:
                 return len(text)
             if self._waiting_bytes > _MOST_WAITING_BYTES and not keep:
                 self._dropped += text.count("\n")
                 return len(text)
-            self._tell_dropped()
+            self._report_dropped()
             self._put(data)
         return len(text)
 
@@ -120,7 +120,7 @@ class BackgroundWriter:
         """Does nothing: the thread writes as soon as it can."""
 
     def drain(self, since_s: float | None = None, *, within_s: float | None = None) -> bool:
-        """Waits until all is written, as long as there is progress; whether it is.
+        """Waits until all text is written, as long as there is progress; returns True if it is.
 
         ``since_s``: monotonic time before which no progress was due. ``within_s``: the longest wait, with progress or
         without.
@@ -128,7 +128,7 @@ class BackgroundWriter:
         since_s = time.monotonic() if since_s is None else since_s
         patience_s = _TERMINAL_S if self._is_terminal else _PIPE_S
         with self._changed:
-            while (self._waiting or self._dropped) and not self._gone:
+            while (self._waiting or self._dropped) and not self._silenced:
                 now_s = time.monotonic()
                 if now_s - max(since_s, self._progress_s) > patience_s or (
                     within_s is not None and now_s - since_s > within_s
@@ -138,13 +138,13 @@ class BackgroundWriter:
         return True
 
     def forget(self) -> None:
-        """Drops what waits."""
+        """Drops the queued text."""
         with self._changed:
             self._waiting.clear()
             self._waiting_bytes = self._dropped = 0
 
     def end(self) -> bool:
-        """Ends the thread and drops what still waits; whether nothing did."""
+        """Ends the thread and drops the queued text; returns True if there was none."""
         with self._changed:
             self._ended, done = True, not self._waiting
             self.forget()
@@ -158,7 +158,7 @@ class BackgroundWriter:
             self._waiting_bytes += len(data)
             self._changed.notify_all()
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         if self._dropped and self._waiting_bytes <= _MOST_WAITING_BYTES:
             lines = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
             self._dropped = 0
@@ -167,21 +167,21 @@ class BackgroundWriter:
     def silence(self) -> None:
         """Redirects the descriptors to /dev/null."""
         with self._changed:
-            self._gone = True
+            self._silenced = True
             self.forget()
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             send_nowhere(*self._fds)
 
     def _run(self) -> None:
-        # Signals are the main thread's. With SIGTTOU blocked, no write stops the process either.
+        # The main thread handles signals. With SIGTTOU blocked, no write stops the process either.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             with self._changed:
                 while not self._waiting and not self._dropped and not self._ended:
                     self._changed.wait()
                 if not self._waiting:
-                    self._tell_dropped()
+                    self._report_dropped()
                 if not self._waiting:
                     return
                 data = self._waiting[0]
@@ -189,11 +189,11 @@ class BackgroundWriter:
                 written = os.write(self._fds[0], data[:_CHUNK_BYTES]) if self._may_write() else 0
             except BlockingIOError:  # another program made the terminal non-blocking
                 written = 0
-            except OSError:  # closed pipe, terminal gone, full disk
+            except OSError:  # closed pipe or terminal, full disk
                 self.silence()
                 return
             with self._changed:
-                if self._gone:
+                if self._silenced:
                     return
                 if written:
                     self._progress_s = time.monotonic()
@@ -207,7 +207,7 @@ class BackgroundWriter:
                 time.sleep(_RETRY_S)
 
     def _may_write(self) -> bool:
-        """False in the background of a terminal that asks for silence there (``stty tostop``)."""
+        """False for a background process of a terminal that forbids its output (``stty tostop``)."""
         if not self._is_terminal:
             return True
         try:
@@ -218,7 +218,7 @@ class BackgroundWriter:
 
 @contextlib.contextmanager
 def followed(stream: TextIO) -> Iterator[TextIO | BackgroundWriter]:
-    """Within the block a stream for lines that must not wait for a reader; for a caller's own standard output."""
+    """Yields a stream for lines that must not wait for a reader; for a caller's own standard output."""
     writer = in_background(stream)
     try:
         yield stream if writer is None else writer
@@ -243,15 +243,15 @@ def in_background(stream: TextIO, *more_fds: int) -> BackgroundWriter | None:
 
 @contextlib.contextmanager
 def background_output() -> Iterator[None]:
-    """Within the block nothing that is printed waits for a reader.
+    """Within the block, printing never waits for a reader.
 
-    At the end the rest is written: to a terminal as long as something is read within 2 s, to a pipe within a minute, or
-    until Ctrl-C.
+    At the end the remaining text is written: to a terminal as long as some of it is read every 2 s, to a pipe every
+    60 s, or until Ctrl-C.
     """
     before = sys.stdout, sys.stderr
-    together = _same_file(*before)
-    out = in_background(sys.stdout, *([sys.stderr.fileno()] if together else []))
-    error = out if together else in_background(sys.stderr)
+    same_file = _same_file(*before)
+    out = in_background(sys.stdout, *([sys.stderr.fileno()] if same_file else []))
+    error = out if same_file else in_background(sys.stderr)
     if out is not None:
         sys.stdout = cast(TextIO, out)
     if error is not None:
@@ -266,12 +266,12 @@ def background_output() -> Iterator[None]:
                 writer.drain(since_s)
         for writer in writers:
             if not writer.end():
-                writer.silence()  # what is printed later would wait
+                writer.silence()  # later output would wait
         sys.stdout, sys.stderr = before
 
 
 def _same_file(*streams: TextIO) -> bool:
-    """True if both streams lead to one file or terminal, where the order of their lines shows."""
+    """True if both streams write to one file or terminal, where the order of their lines matters."""
     try:
         return os.path.sameopenfile(*(stream.fileno() for stream in streams))
     except (OSError, ValueError, AttributeError):
@@ -286,7 +286,7 @@ def emit(document: dict[str, Any]) -> None:
 def say(text: str, *, as_json: bool = False, keep: bool = False) -> None:
     """Prints one line to stdout, or to stderr if stdout belongs to the JSON document.
 
-    ``keep``: not dropped where nobody reads and other lines are.
+    ``keep``: the line is never dropped, even while nobody reads the output.
     """
     write(sys.stderr if as_json else sys.stdout, text + "\n", keep=keep)
 
@@ -338,7 +338,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def _flush_stdout() -> None:
-    """Writes what waits for descriptor 1 before that leads elsewhere."""
+    """Writes the text buffered for descriptor 1 before that is redirected."""
     stream: object = sys.stdout
     if not isinstance(stream, BackgroundWriter):
         _flush(sys.stdout)
@@ -349,5 +349,5 @@ def _flush_stdout() -> None:
 def _flush(stream: TextIO) -> None:
     try:
         stream.flush()
-    except (OSError, ValueError):  # nobody is there to read any more
+    except (OSError, ValueError):  # the reader has ended
         silence(stream)

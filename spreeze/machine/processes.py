@@ -1,13 +1,13 @@
 """Names, signals and the end of a run's processes.
 
 A closed window, a logout, ``systemctl stop`` and batch systems signal many or all processes of a run. Only the
-supervisor acts on it; every other process ends when the supervisor says so or is gone.
+supervisor acts on it; every other process ends when the supervisor orders it to, or has ended itself.
 
 A signal to a worker's group misses a process that started its own session, and a killed supervisor sends no signals at
 all. So every process of a run carries a mark, and a small watcher (``watcher``), which briefly outlives the supervisor,
 kills every process that still carries it. The mark is a resource limit (on file locks, without other effect since
-2.4.25): every descendant inherits it, and to read it waits for no hung process. Where somebody has set that limit, it
-is an environment variable.
+Linux 2.4.25): every descendant inherits it, and reading it never waits for a hung process. Where that limit is already
+set, the mark is an environment variable.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early",
 watcher."""
 _LONGEST_NAME_BYTES = 15
 LOW_PRIORITY = 10
-"""Nice value from which on a program leaves the cores to all others, as batch jobs do."""
+"""Nice value at and above which a program counts as a batch job, which leaves the cores to all others."""
 _LOWEST_PRIORITY = 19
 _AUTOGROUP = Path("/proc/self/autogroup")
 _AUTOGROUP_TRIES, _AUTOGROUP_PAUSE_S = 50, 0.05
-"""Linux takes ten such changes a second from all processes of users together."""
+"""Linux accepts ten such changes a second from all unprivileged processes together."""
 _PR_SET_PDEATHSIG = 1
 MARK = "SPREEZE_RUN"
 """Environment variable with the run's nonce."""
 _RLIMIT_LOCKS = 10
 ENDS_WITH = "SPREEZE_ENDS_WITH"
-"""Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
+"""Environment variable with the pid of the caller, whose end acts on a training like Ctrl-C (``spreeze.api``)."""
 _STOP_ROUNDS = 5
 
 
@@ -66,10 +66,10 @@ def take_name(name: str) -> None:
 
 
 def lower_priority(nice: int) -> None:
-    """Raises the nice value of this process by ``nice``, to 19 at most; where that is not allowed nothing changes.
+    """Raises the nice value of this process by ``nice``, to 19 at most; does nothing where that is not allowed.
 
-    Where Linux shares the cores between sessions first (autogroup), a nice value counts only within one. A process that
-    leads a session of its own therefore lowers the session as well.
+    Where Linux divides the cores among sessions first (autogroup), a nice value counts only within a session. A process
+    that leads its own session therefore lowers the priority of the session as well.
     """
     with contextlib.suppress(OSError):
         os.nice(nice)
@@ -88,9 +88,9 @@ def lower_priority(nice: int) -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks the signals of ``ENDING``, to start processes that call ``leave_to_supervisor``: none ends them before.
+    """Blocks the signals of ``ENDING`` while starting processes, so that none ends one before ``leave_to_supervisor``.
 
-    They inherit the block and receive the signals once they unblock them; so does this process after the block.
+    The processes inherit the mask and receive the signals once they unblock them; so does this process after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -102,8 +102,8 @@ def signals_blocked() -> Iterator[None]:
 def leave_to_supervisor() -> None:
     """Makes this process, but not its children, ignore the signals of ``ENDING``.
 
-    By a handler that does nothing, not SIG_IGN: ignored signals stay ignored in a program that an environment starts,
-    and its ``terminate()`` would then wait forever.
+    The handler does nothing, which differs from SIG_IGN: ignored signals stay ignored in a program that an environment
+    starts, and its ``terminate()`` would then wait forever.
     """
     for number in ENDING:
         signal.signal(number, _ignore)
@@ -134,7 +134,7 @@ def _restore_default() -> None:
 
 
 def waited_for_core_s(task: int | str = "thread-self") -> float:
-    """Time that this thread, or the first one of a process, has waited for a core; 0 where the system does not say."""
+    """Time that this thread, or a process's main thread, has waited for a core; 0 if the system does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{task}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     return 0.0
@@ -161,14 +161,14 @@ def left_behind(name: str, pid: int) -> str:
 
 
 def mark(pid: int, nonce: str) -> None:
-    """Marks a process that was just started, and with it all that it will start."""
+    """Marks a process that was just started; its future descendants inherit the mark."""
     with contextlib.suppress(OSError, ValueError):  # it may have ended
         resource.prlimit(pid, _RLIMIT_LOCKS, (_limit_of(nonce), resource.prlimit(pid, _RLIMIT_LOCKS)[1]))
 
 
 @contextlib.contextmanager
 def own_mark(nonce: str) -> Iterator[None]:
-    """Marks what this process starts within the block."""
+    """Marks the processes that this one starts within the block."""
     before = resource.getrlimit(_RLIMIT_LOCKS) if _marks_by_limit() else None
     mark(os.getpid(), nonce)
     try:
@@ -179,7 +179,7 @@ def own_mark(nonce: str) -> Iterator[None]:
 
 
 def _limit_of(nonce: str) -> int:
-    """A number of 62 bits that no other run has."""
+    """A 62-bit hash of the nonce, which no other run has."""
     found = 1
     for byte in nonce.encode():
         found = (found * 1_099_511_628_211 ^ byte) % 2**62
@@ -187,13 +187,13 @@ def _limit_of(nonce: str) -> int:
 
 
 def _marks_by_limit() -> bool:
-    """True if ``mark`` works: unless somebody has limited this process."""
+    """True if ``mark`` works: no such limit is set on this process."""
     return resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
 
 
 def marked(nonce: str) -> Iterator[Any]:
-    """Every other living process that carries the run's mark, as psutil has it."""
-    import psutil  # not for all who import this module: a worker takes its name before anything else is loaded
+    """Yields every other living process that carries the run's mark, as a ``psutil.Process``."""
+    import psutil  # not at the top: a worker takes its name before it loads anything else
 
     limit = _limit_of(nonce) if _marks_by_limit() else None
     for pid in psutil.pids():
@@ -221,7 +221,7 @@ def end_orphans(nonce: str) -> int:
 
 
 def family() -> list[Any]:
-    """Returns all descendants of this process (psutil), except watchers."""
+    """All descendants of this process (``psutil.Process``), except watchers."""
     import psutil
 
     found = []
@@ -233,11 +233,11 @@ def family() -> list[Any]:
 
 
 def stop_family() -> list[Any]:
-    """Stops (SIGSTOP) what this process has started; returns those that were not stopped before, for ``go_on``."""
+    """Stops (SIGSTOP) all descendants; returns those that were not stopped before, for ``resume_family``."""
     import psutil
 
     stopped: list[Any] = []
-    for _ in range(_STOP_ROUNDS):  # what was just being started appears late
+    for _ in range(_STOP_ROUNDS):  # a process that was just being started appears late
         before = len(stopped)
         for process in family():
             with contextlib.suppress(psutil.Error, OSError):
@@ -256,7 +256,7 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
-def go_on(stopped: list[Any]) -> None:
+def resume_family(stopped: list[Any]) -> None:
     """Continues processes that ``stop_family`` stopped."""
     import psutil
 
@@ -266,20 +266,20 @@ def go_on(stopped: list[Any]) -> None:
 
 
 CLOSING_S = 2.0
-"""Time for what an environment leaves to end by itself once its result is there: ``close()``, threads, processes."""
+"""Time for ``close()``, threads and processes of an environment to end by themselves once its result is there."""
 
 
 def leave(code: int) -> NoReturn:
     """Ends this process with an exit code, whatever threads and exit handlers an environment left in it."""
 
-    def end_late() -> None:
+    def exit_after_delay() -> None:
         time.sleep(CLOSING_S)
         os._exit(code)
 
     _flush()
     # Not threading.Thread: its start() waits for ever for a thread that has died for want of memory.
     with contextlib.suppress(RuntimeError):  # no thread can be started
-        _thread.start_new_thread(end_late, ())
+        _thread.start_new_thread(exit_after_delay, ())
     atexit._run_exitfuncs()
     _flush()
     os._exit(code)
@@ -299,27 +299,26 @@ class OutOfTime(BaseException):
 def time_limit(
     limit_s: float, *, every_s: float | None = None, on_wait: Callable[[float], object] = lambda waited_s: None
 ) -> Iterator[None]:
-    """Interrupts what the main thread does in the block after ``limit_s``; code in C is interrupted when it returns.
+    """Interrupts the main thread's block after ``limit_s``; code in C is interrupted when it returns.
 
-    ``on_wait`` is called every ``every_s`` in the meantime, with the seconds so far. In any other thread there is no
-    limit.
+    ``on_wait`` is called every ``every_s`` in the meantime, with the seconds so far. Other threads have no limit.
 
     Raises:
-        OutOfTime: the time is over.
+        OutOfTime: the limit has passed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    began_s = time.monotonic()
+    started_s = time.monotonic()
 
-    def ring(number: int, frame: types.FrameType | None) -> None:
-        waited_s = time.monotonic() - began_s
+    def on_alarm(number: int, frame: types.FrameType | None) -> None:
+        waited_s = time.monotonic() - started_s
         if waited_s >= limit_s:
             raise OutOfTime
         on_wait(waited_s)
         signal.setitimer(signal.ITIMER_REAL, min(every_s or limit_s, max(limit_s - waited_s, 0.001)), 0.5)
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, min(every_s or limit_s, limit_s), 0.5)
     try:
         yield
@@ -329,7 +328,7 @@ def time_limit(
 
 
 def close_in_time(*closes: Callable[[], object]) -> None:
-    """Calls each of these, for at most ``CLOSING_S`` seconds together; errors do not matter any more."""
+    """Calls each function, for at most ``CLOSING_S`` seconds in total; errors are ignored."""
     with contextlib.suppress(OutOfTime), time_limit(CLOSING_S):
         for close in closes:
             with contextlib.suppress(Exception):
@@ -338,7 +337,7 @@ def close_in_time(*closes: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def no_child_left() -> Iterator[None]:
-    """Kills at the end of the block the processes that this one, or its children, have started within it."""
+    """At the end of the block, kills the processes that this one, or its children, have started within it."""
     import psutil
 
     own = psutil.Process()

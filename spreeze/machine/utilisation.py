@@ -1,4 +1,4 @@
-"""Use of the machine: live figures by metric name, cores that other programs keep busy, memory of processes."""
+"""Use of the machine: live values by metric name, cores that other programs keep busy, memory of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spreeze.machine.hardware import CoreFacts, core_facts
 _MIN_INTERVAL_S = 0.02  # Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise.
 _TICKS_PER_S = 100.0  # Unit of ``/proc/stat`` (USER_HZ), the same on every supported architecture.
 _BUSY_FIELDS = (0, 1, 2, 5, 6)
-"""user, nice, system, irq, softirq: without idle, iowait and the time that a hypervisor took."""
+"""user, nice, system, irq, softirq: without idle, iowait and steal (the time that a hypervisor took)."""
 _PROC = Path("/proc")
 _POWERCAP = Path("/sys/class/powercap")
 
@@ -36,7 +36,7 @@ class Utilisation:
         powercap: Path = _POWERCAP,
         cores: CoreFacts | None = None,
     ) -> None:
-        """``pids`` is by worker."""
+        """``pids``: name of a worker -> process id."""
         cores = core_facts() if cores is None else cores
         self._core_ids, self._usable = cores.ids, cores.usable
         self._gpus = GpuMonitor() if gpu_monitor is None else gpu_monitor
@@ -71,7 +71,7 @@ class Utilisation:
             values |= self._process_values(elapsed_s)
             if elapsed_s:
                 values |= own | {"cpu_use": sum(own.values()) / max(1, len(own))}
-                if self._usable < len(self._core_ids):  # of a quota; the cores themselves are others' too
+                if self._usable < len(self._core_ids):  # relative to a quota: other programs use the same cores
                     used = sum(use for name, use in values.items() if name.startswith("process_cpu_use/"))
                     values["cpu_use"] = min(1.0, used / self._usable)
         return values | self._with_energy(self._gpus.poll())
@@ -87,7 +87,7 @@ class Utilisation:
             self._energy_uj[path] = now
         for name in [name for name in gpus if name.startswith(GPU_ENERGY)]:
             now_j = gpus.pop(name)
-            # A driver that was loaded again counts from 0.
+            # A reloaded driver counts from 0.
             self._energy_j += max(0.0, now_j - self._gpu_energy_j.get(name, now_j))
             self._gpu_energy_j[name] = now_j
             known = True
@@ -95,7 +95,7 @@ class Utilisation:
 
     def _process_values(self, elapsed_s: float) -> dict[str, float]:
         known, self._processes = self._processes, {}
-        earlier, self._written = self._written, {}
+        written_before, self._written = self._written, {}
         values: dict[str, float] = {}
         for name, pid in self._pids.items():
             with contextlib.suppress(psutil.Error, OSError):
@@ -110,8 +110,8 @@ class Utilisation:
                 if not is_new:
                     values[f"process_cpu_use/{name}"] = use
                 self._written[name] = process.io_counters().write_bytes
-                if not is_new and name in earlier and elapsed_s:
-                    rate = max(0, self._written[name] - earlier[name]) / elapsed_s
+                if not is_new and name in written_before and elapsed_s:
+                    rate = max(0, self._written[name] - written_before[name]) / elapsed_s
                     values["disk_write_bytes_per_s"] = values.get("disk_write_bytes_per_s", 0.0) + rate
         return values
 
@@ -120,7 +120,7 @@ class Utilisation:
 
 
 def _package_counters(root: Path) -> dict[Path, int]:
-    """The energy counters of the processor's packages (RAPL) that may be read -> where each wraps [uJ].
+    """Readable energy counters of the processor's packages (RAPL) -> value at which each wraps [uJ].
 
     Most systems let only root read them, and a virtual machine has none.
     """
@@ -140,7 +140,7 @@ def _counter(path: Path) -> int | None:
 
 
 class ExternalLoad:
-    """Measures from now on how many cores other programs keep busy."""
+    """Measures how many cores other programs keep busy, from its creation on."""
 
     def __init__(self, core_ids: tuple[int, ...]) -> None:
         self._core_ids = core_ids
@@ -153,9 +153,9 @@ class ExternalLoad:
 
 
 def _core_numbers(proc: Path = _PROC) -> list[int]:
-    """Numbers of the cores in the order in which the kernel, and so psutil, lists them: cores may be offline."""
-    words = [line.split(None, 1)[0] for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
-    return [int(word[3:]) for word in words if word[3:].isdigit()]
+    """Core numbers in the order in which the kernel, and so psutil, lists them, with gaps where cores are offline."""
+    labels = [line.split(None, 1)[0] for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
+    return [int(label[3:]) for label in labels if label[3:].isdigit()]
 
 
 def busy_s(core_ids: tuple[int, ...], proc: Path = _PROC) -> float:
@@ -189,7 +189,7 @@ def tree_memory_bytes(pid: int) -> int:
     The children come from the kernel's own lists, since ``psutil`` finds them by reading every process of the machine.
     """
     found, used = [pid], 0
-    for member in found:  # grows on the way
+    for member in found:  # the loop appends to it
         used += private_memory_bytes(member) or 0
         for path in Path(f"/proc/{member}/task").glob("*/children"):
             with contextlib.suppress(OSError):

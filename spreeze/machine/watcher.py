@@ -1,4 +1,4 @@
-"""The watcher: a small process that ends what a run has started once its supervisor is gone, or cannot act any more."""
+"""The watcher: a small process that ends a run's processes once their supervisor has ended or no longer responds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from spreeze.machine.processes import (
 )
 
 NOTICED, _TICK = 0, 255
-"""Bytes for the watcher beside numbers of signals: a second Ctrl-C is dealt with, and the process does something."""
-_DEAF_S = 1.5  # After a second Ctrl-C that Python's code never hears of, the watcher ends the process.
-_TICKS_S = 0.5  # Between two looks of the watcher at a process that ticks or was interrupted.
+"""Bytes that the watcher reads besides signal numbers: a second Ctrl-C was handled; the process made progress."""
+_INTERRUPT_S = 1.5  # Time for Python code to handle a second Ctrl-C, before the watcher ends the process.
+_CHECK_S = 0.5  # Interval at which the watcher checks a process that ticks or was interrupted.
 _SWEEP_S = 0.1
 _SWEEPS = 50
-_CALM = 3  # Sweeps in a row that must find nothing: a process that was just being forked may appear late.
+_EMPTY_SWEEPS = 3  # Sweeps in a row that must find nothing: a process that was just being forked may appear late.
 
 
 class OrphanWatch:
@@ -38,8 +38,8 @@ class OrphanWatch:
     def __init__(self, nonce: str, folder: Path | None = None, *, silent_s: float | None = None) -> None:
         """The watcher also removes a ``folder`` that the process would have removed itself.
 
-        With ``silent_s`` it kills this process when that does not ``tick`` for so long, after a signal (SIGUSR1) by
-        which it may write where it is.
+        With ``silent_s``, the watcher kills this process if it does not ``tick`` for that long. It first sends SIGUSR1,
+        so that the process may write its stack.
         """
         self._nonce, self._folder, self._silent_s = nonce, folder, silent_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,12 +71,12 @@ class OrphanWatch:
                 os.write(self._process.stdin.fileno(), bytes([byte]))
 
     def tick(self) -> None:
-        """Tells the watcher that this process does something, where that is of interest."""
+        """Notifies the watcher of progress, if it monitors this process (``silent_s``)."""
         if self._silent_s is not None:
             self.notify(_TICK)
 
     def end(self) -> None:
-        """Kills what is left of the run, and the watcher."""
+        """Kills the remaining processes of the run, and the watcher."""
         end_orphans(self._nonce)
         if self._process is not None:
             self._process.kill()
@@ -92,12 +92,12 @@ def watch() -> None:
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     guard = _Guard(os.getppid(), float(sys.argv[2]))
-    while not select.select([0], [], [], guard.wait_s())[0] or guard.hear(os.read(0, 4096)):
+    while not select.select([0], [], [], guard.wait_s())[0] or guard.receive(os.read(0, 4096)):
         guard.check()
-    calm = 0
+    empty_sweeps = 0
     for _ in range(_SWEEPS):
-        calm = 0 if end_orphans(sys.argv[1]) else calm + 1
-        if calm == _CALM:
+        empty_sweeps = 0 if end_orphans(sys.argv[1]) else empty_sweeps + 1
+        if empty_sweeps == _EMPTY_SWEEPS:
             break
         time.sleep(_SWEEP_S)
     for folder in sys.argv[3:]:
@@ -107,49 +107,49 @@ def watch() -> None:
 
 
 class _Guard:
-    """Ends the supervisor where that cannot do it itself: code that lets no other code run holds it up."""
+    """Ends the supervisor where it cannot end itself, because some code blocks it and lets no other code run."""
 
     def __init__(self, supervisor: int, silent_s: float) -> None:
         self._supervisor, self._silent_s = supervisor, silent_s
         self._interrupts = 0
         self._interrupted_s: float | None = None
-        self._looked_s = time.monotonic()
-        self._heard_s = self._looked_s if silent_s else None
+        self._checked_s = time.monotonic()
+        self._ticked_s = self._checked_s if silent_s else None
 
     def wait_s(self) -> float | None:
-        """The longest time until the next look; None: until something is heard."""
-        return None if self._interrupted_s is None and self._heard_s is None else _TICKS_S
+        """The longest time until the next check; None: until data arrives."""
+        return None if self._interrupted_s is None and self._ticked_s is None else _CHECK_S
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         now_s = time.monotonic()
         for byte in data:
             self._interrupts += byte == signal.SIGINT
             if byte == NOTICED:
                 self._interrupted_s = None
             elif byte == _TICK:
-                self._heard_s = now_s
+                self._ticked_s = now_s
             elif byte == signal.SIGINT and self._interrupts >= 2:
                 self._interrupted_s = self._interrupted_s or now_s
         return data
 
     def check(self) -> None:
-        """Ends the supervisor if a second Ctrl-C went unheard, or if it has done nothing for too long."""
+        """Ends the supervisor if it ignored a second Ctrl-C, or if it has not ticked for too long."""
         now_s = time.monotonic()
-        # One of both did not run in the meantime.
-        if now_s - self._looked_s > 4 * _TICKS_S or is_stopped(self._supervisor):
-            self._heard_s = self._heard_s and now_s
+        # This process or the supervisor did not run in the meantime.
+        if now_s - self._checked_s > 4 * _CHECK_S or is_stopped(self._supervisor):
+            self._ticked_s = self._ticked_s and now_s
             self._interrupted_s = self._interrupted_s and now_s
-        self._looked_s = now_s
-        if self._interrupted_s is not None and now_s - self._interrupted_s > _DEAF_S:
+        self._checked_s = now_s
+        if self._interrupted_s is not None and now_s - self._interrupted_s > _INTERRUPT_S:
             self._kill()
-        elif self._silent_s and self._heard_s is not None and now_s - self._heard_s > self._silent_s:
+        elif self._silent_s and self._ticked_s is not None and now_s - self._ticked_s > self._silent_s:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._supervisor, signal.SIGUSR1)
-            time.sleep(_TICKS_S)
+            time.sleep(_CHECK_S)
             self._kill()
 
     def _kill(self) -> None:
         if os.getppid() == self._supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._supervisor, signal.SIGKILL)
-        self._interrupted_s = self._heard_s = None
+        self._interrupted_s = self._ticked_s = None

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import BackgroundWriter, print_error, send_nowhere
-from spreeze.machine.processes import ENDING, family, go_on, stop_family
+from spreeze.machine.processes import ENDING, family, resume_family, stop_family
 from spreeze.machine.watcher import NOTICED, OrphanWatch
 
 _STANDARD_FDS = (0, 1, 2)
@@ -105,7 +105,7 @@ class Interrupts:
         AWAKE()
         os.kill(os.getpid(), signal.SIGSTOP)  # SIGTSTP would not stop a process without a shell that can continue it
         AWAKE.continued(0.0)
-        go_on(stopped)
+        resume_family(stopped)
 
     def _continued(self, number: int, frame: types.FrameType | None) -> None:
         AWAKE.continued()

@@ -15,7 +15,7 @@ from spreeze.config.layers import USER, Layer, resolve
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, described, error_place
 from spreeze.machine import logs
-from spreeze.machine.logs import Log, ending, oom_kills, words_of
+from spreeze.machine.logs import Log, ending, last_words_of, oom_kills
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.environment_limits import allowed, untunable_env
@@ -103,8 +103,8 @@ def test_of_a_stack_the_line_of_the_environment_stays_after_what_it_said(tmp_pat
              f'  File "{REPO}/spreeze/envs/make.py", line 9 in make_env\n'
              f'  File "{SUPPORT}/odd_envs.py", line 12 in __init__\n'
              '\nExtension modules: numpy.core (total: 1)\n')  # fmt: skip
-    assert words_of(f"one\ntwo\nthree\n\nfour\x1b[31m\n{stack}") == "two | three | four [31m | at odd_envs.py:12"
-    assert words_of("") == ""
+    assert last_words_of(f"one\ntwo\nthree\n\nfour\x1b[31m\n{stack}") == "two | three | four [31m | at odd_envs.py:12"
+    assert last_words_of("") == ""
 
 
 def test_only_what_was_written_since_counts_also_where_the_file_began_anew(tmp_path):

@@ -12,7 +12,7 @@ from harness import PATIENCE_S, poll
 
 from spreeze.cli import train
 from spreeze.machine.awake import AwakeClock
-from spreeze.machine.processes import go_on, stop_family
+from spreeze.machine.processes import resume_family, stop_family
 from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.interrupts import Interrupts
 
@@ -77,7 +77,7 @@ def test_a_family_is_stopped_and_goes_on_but_for_what_was_stopped_before():
             stopped = stop_family()
             assert {process.pid for process in stopped} == {parent.pid, kin[1].pid}
             poll(lambda: all(process.status() == psutil.STATUS_STOPPED for process in stopped), what="all stopped")
-            go_on(stopped)
+            resume_family(stopped)
             poll(lambda: all(process.status() != psutil.STATUS_STOPPED for process in stopped), what="going on")
             assert kin[0].status() == psutil.STATUS_STOPPED
         finally:
