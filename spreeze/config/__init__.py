@@ -6,7 +6,7 @@ ignored and reported. ``[only."ENV".section]`` and ``[only.ALGO.section]`` apply
 The tuner does not change settings in ``about.keep``, for methods that depend on a certain ratio of batch size,
 environments and samples per insert (``profiles/flashsac.toml``, ``fasttd3.toml``).
 
-Shipped files (profiles, trained policies, the recorded run, ``app.py``) stand at the top of a checkout, or below
+Shipped files (profiles, trained policies, the recorded run, ``app.py``) lie at the top of a checkout, or below
 ``share/spreeze`` of an installation (``data-files`` of ``pyproject.toml``).
 """
 
@@ -22,7 +22,7 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 
 def python_path(*first: str) -> str:
-    """PYTHONPATH of a child that is to find this package: ``first``, then the package, then what this process got."""
+    """PYTHONPATH for a child that imports this package: ``first``, then the package, then that of this process."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([*first, str(PACKAGE_PARENT), *filter(None, known)]))
 
@@ -32,8 +32,8 @@ def _root() -> Path:
         return PACKAGE_PARENT
     # A virtual environment or the system; pip --target; pip --user.
     bases = (sysconfig.get_path("data"), PACKAGE_PARENT, site.getuserbase())
-    places = [Path(base, "share", "spreeze") for base in bases]
-    return next((place for place in places if place.is_dir()), places[0])
+    folders = [Path(base, "share", "spreeze") for base in bases]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
 SHIPPED = _root()

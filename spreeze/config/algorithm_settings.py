@@ -72,14 +72,14 @@ class AlgorithmConfig(Section):
 
     @property
     def sequence(self) -> SequenceShape | None:
-        """Sizes of the sequences in replay, from which a policy learns a memory; None: it holds transitions."""
+        """Sizes of the sequences in replay, on which a recurrent policy is trained; None: replay holds transitions."""
         return None
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
 
     def row_layout(self, spec: EnvSpec, *, checksum: bool = False) -> RowLayout:
-        """The layout of replay rows of such a task."""
+        """The layout of replay rows for a task."""
         if self.sequence is None:
             return RowLayout.of(spec, self.n_step, checksum=checksum)
         return RowLayout(spec.obs_dim, spec.action_dim, checksum=checksum, sequence=self.sequence)
@@ -142,7 +142,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentReplayConfig(Section):
-    """Settings of the algorithms that learn a memory from replay, which then holds sequences (R2D2)."""
+    """Settings of the algorithms that train recurrent policies from replay, which then holds sequences (R2D2)."""
 
     recurrent: str = setting(
         "none",
@@ -178,7 +178,7 @@ class RecurrentReplayConfig(Section):
         return SequenceShape(self.sequence_length, self.burn_in, state_dim(self.recurrent, self.recurrent_size))
 
     def check_memory(self, spec: EnvSpec, network: str) -> None:
-        """Raises a ConfigError if there can be no recurrent network where one is asked for."""
+        """Raises a ConfigError if a recurrent network is requested but cannot be built."""
         reasons = {
             "over images it is not built": spec.frames is not None,
             f"network = {network} stands alone": bool(network),
@@ -212,7 +212,7 @@ class ReturnRange(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DistributionalConfig(ReturnRange, ActorCriticConfig):
-    """Settings of the algorithms with two critics: what these learn of the return."""
+    """Settings of the algorithms with two critics, which learn the mean or the distribution of the return."""
 
     critics: str = setting(
         "twin",
@@ -264,7 +264,7 @@ class OnPolicyConfig(Section):
     """Settings of the on-policy algorithms."""
 
     shortest_rollout: ClassVar[int] = 16
-    """Least env steps of an environment in a rollout whose interval is not set."""
+    """Fewest env steps per environment in a rollout whose interval is not set."""
 
     hidden_sizes: tuple[int, ...] = setting(
         (64, 64),
@@ -345,20 +345,20 @@ class OnPolicyConfig(Section):
         return state_dim(self.recurrent, self.recurrent_size)
 
     def sequence_of(self, steps: int) -> int:
-        """L: the divisor of ``steps`` that is nearest to ``sequence_length``, by ratio; 1 without memory."""
+        """L: the divisor of ``steps`` nearest to ``sequence_length``, by ratio; 1 without memory."""
         if not self.state_dim:
             return 1
         found = nearest_divisor(steps, self.sequence_length)
         return min(found, steps, key=lambda length: abs(math.log(length / self.sequence_length)))
 
     def check_task(self, spec: EnvSpec) -> None:
-        """Raises a ConfigError if there can be no recurrent network where one is asked for."""
+        """Raises a ConfigError if a recurrent network is requested but cannot be built."""
         if self.recurrent != "none" and (spec.frames is not None or self.network):
             why = "over images it is not built" if spec.frames is not None else f"network = {self.network} stands alone"
             raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
-        """Equal minibatches into which the algorithm cuts ``rows`` env steps, ``steps`` of each environment."""
+        """Number of equal minibatches of ``rows`` env steps, ``steps`` of each environment."""
         return 1
 
 
@@ -408,12 +408,12 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
             )
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
-        """``minibatches``, whatever the rollout."""
+        """``minibatches``, independent of the rollout."""
         return self.minibatches
 
     @property
     def updates_of_buffer(self) -> int:
-        """Updates in which a whole buffer is used up."""
+        """Updates that use up a whole buffer."""
         return self.slots * self.uses * self.minibatches
 
     @property
@@ -483,7 +483,7 @@ class ReplayConfig(Section):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of replay that come of one env step: its transition, and those with other goals."""
+        """Rows of replay per env step: its transition, and those with other goals."""
         return {"off": 1, "final": 2}.get(self.her, 1 + self.her_goals)
 
     @property

@@ -36,13 +36,14 @@ class AlgorithmRow:
     team: Maker = ""
     """An ``OffPolicyAlgorithm`` for several agents, each with one of n actions, that share one reward."""
     on_policy: Maker = ""
-    """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected; fits every task of one agent."""
+    """An ``OnPolicyAlgorithm``: it learns from data that its own policy has just collected; fits every single-agent
+    task."""
     preferred: bool = False
     """True: the default for environments that it fits, before all others in ``ALGORITHMS``."""
     images: bool = False
     """Its networks take images (option ``frames``)."""
     off_policy_corrected: bool = False
-    """``on_policy`` corrects for the age of its rollouts: it runs where samplers set their own pace, and only there."""
+    """``on_policy`` corrects for the age of its rollouts: it runs only in modes whose samplers set their own pace."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """``section.field`` -> its default with this algorithm."""
     for_discrete: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class AlgorithmRow:
         return not self.why_not(spec)
 
     def why_not(self, spec: EnvSpec) -> str:
-        """Words for the tasks that it takes, if it cannot learn this one; empty where it can."""
+        """A text for the tasks that it takes, if it cannot learn this one; empty if it can."""
         if spec.team is not None:
             return "" if self.team else "single agents only"
         if self.team and not (self.on_policy or self.continuous or self.discrete):
@@ -110,7 +111,7 @@ def _declared(name: str) -> AlgorithmRow:
 
 
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
-    """The row of that name (see ``modes.find``); of Spreeze's own modules that one alone is imported."""
+    """The row of that name (see ``modes.find``); imports only that one of Spreeze's own modules."""
     if name in ALGORITHMS:
         return _declared(name)
     row: AlgorithmRow = find(name, import_module, rows, "run.algo")
@@ -118,7 +119,7 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
 
 
 def implied_mode(row: AlgorithmRow) -> str:
-    """The mode in which an algorithm runs where none was requested: the first that collects and learns at once."""
+    """The mode of an algorithm if none was requested: the first that collects and learns in parallel."""
     data_flows = {mode.name: mode.data_flow(on_policy=bool(row.on_policy)) for mode in DECLARED if row.runs_in(mode)}
     at_once = [name for name, data_flow in data_flows.items() if data_flow is not None and not data_flow.serial]
     return (*at_once, *data_flows, DECLARED[0].name)[0]
@@ -137,7 +138,7 @@ def find_network(name: str, import_module: str | None) -> NetworkRow | None:
 
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:
-    """The algorithms that can learn this environment and that the mode runs (None: any), the default first."""
+    """The algorithms that can learn this environment and run in this mode (None: in any), the default first."""
     fitting = [name for name, row in rows().items() if row.fits(spec) and (mode is None or row.runs_in(mode))]
     return tuple(sorted(fitting, key=lambda name: not find_row(name).preferred))
 
@@ -150,7 +151,7 @@ def may_be_recurrent(name: str, spec: EnvSpec) -> bool:
 
 
 def default_algorithm(spec: EnvSpec, mode: Mode | None) -> Reasoned:
-    """The algorithm that is taken when none is named; the mode follows from it unless there is one already."""
+    """The default algorithm, which also implies the mode unless that is given."""
     mode = mode or find_mode(implied_mode(find_row(fitting_algorithms(spec)[0], spec.import_module)))
     name, *others = fitting_algorithms(spec, mode) or (None,)
     if name is None:
@@ -160,7 +161,7 @@ def default_algorithm(spec: EnvSpec, mode: Mode | None) -> Reasoned:
 
 
 def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
-    """Rejects an algorithm that does not fit the environment or the mode, with a ConfigError that says what would."""
+    """Rejects an algorithm that does not fit the environment or the mode; the ConfigError names ones that do."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
         best = find_row(fitting_algorithms(spec)[0])
@@ -188,7 +189,7 @@ def _modes_of(row: AlgorithmRow) -> str:
 
 
 def task_text(spec: EnvSpec) -> str:
-    """Properties of a task that decide about the algorithm: its actions, and whether observations are images."""
+    """Properties of a task that determine the algorithm: its actions, and whether observations are images."""
     return actions_text(spec) if spec.frames is None else f"images and {actions_text(spec)}"
 
 

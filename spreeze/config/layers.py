@@ -1,7 +1,7 @@
 """Merges profiles (TOML), flags and ``--set`` into one checked configuration.
 
-Every value remembers where it came from (default, profile, tuner, user), and the resolved whole is
-written into the run directory.
+Each value keeps its source (default, profile, tuner, user), and the resolved configuration is written to the run
+directory.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from spreeze.types import EnvSpec
 SAMPLES_PER_INSERT_BOUNDS = ("samples_per_insert_min", "samples_per_insert_max")
 """Settings of ``replay`` that bound the samples per insert."""
 DEFAULT = "default"
-"""Source of what nobody has chosen."""
+"""Source of values that no layer sets."""
 USER = "user"
-"""Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
+"""Source of values from the command line. No file may give a layer this name: it allows the import of modules."""
 SLOW_ENV = "slow environment"
 """Source of settings that depend on the measured time of an env step."""
 RESUMED = "resumed run"
-"""Source of what the earlier sessions of a run had."""
+"""Source of values from the earlier sessions of a run."""
 
 Values = dict[str, dict[str, Any]]
 """section -> field -> value."""
@@ -56,7 +56,7 @@ Values = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Layer:
-    """Some values and the word that says where they came from."""
+    """Some values and the name of their source."""
 
     source: str
     values: Values
@@ -65,16 +65,16 @@ class Layer:
     of_algorithm: dict[str, Values] = field(default_factory=dict)
     """Values of a profile for one algorithm alone."""
     choice: dict[str, Any] | None = None
-    """Algorithm, mode and perhaps learners that it takes together: none holds where another layer says a different
+    """Algorithm, mode and perhaps learners, which apply only together: none does if another layer sets a different
     algorithm or mode."""
 
     def without(self, section: str, name: str) -> Layer:
-        """This layer, but for one setting."""
+        """This layer without one setting."""
         fields = {key: value for key, value in self.values.get(section, {}).items() if key != name}
         return dataclasses.replace(self, values=self.values | ({section: fields} if section in self.values else {}))
 
     def for_algorithm(self, algo: str) -> list[Layer]:
-        """This layer for all algorithms, and above it what it says of this one."""
+        """This layer's values for all algorithms, and above them its values for this one."""
         common, own = dataclasses.replace(self, of_algorithm={}), self.of_algorithm.get(algo)
         return [common] if own is None else [common, dataclasses.replace(common, values=own, choice=None)]
 
@@ -97,7 +97,8 @@ class Settings:
             for p, f, v in iterate(self.config)
         ]
         found = resolve([*base, layer])
-        return dataclasses.replace(found, sources={key: said for key, said in found.sources.items() if said != DEFAULT})
+        sources = {key: source for key, source in found.sources.items() if source != DEFAULT}
+        return dataclasses.replace(found, sources=sources)
 
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:
@@ -112,22 +113,22 @@ def iterate(config: Config) -> list[tuple[str, str, Any]]:
 def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     """Merges layers, weakest first, and checks the result.
 
-    ``import_module`` is that of the command's ``--import``, imported where the algorithm is none of Spreeze's own;
-    None: as the ``USER`` layer says. Never a name out of a file.
+    ``import_module`` is the argument of ``--import``, imported if the algorithm is not one of Spreeze's own; None: the
+    value of the ``USER`` layer. It never comes from a file.
 
     Raises:
         ConfigError: unknown section or field (with the nearest known one), wrong type or range.
     """
     layers = [each for layer in layers for each in (layer, *_chosen(layer, layers))]
     known: Mapping[str, type[Section]] = SECTIONS
-    algo, source = _said(layers, "run", "algo")
-    module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
+    algo, source = _strongest(layers, "run", "algo")
+    module = import_module or _strongest([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
     if isinstance(algo, str) and algo not in ALGORITHMS:
         try:
             known = ChainMap({algo: algorithm_section(algo, module)}, SECTIONS)  # type: ignore[arg-type]
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
-    if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None:
+    if isinstance(algo, str) and _strongest(layers, "run", "mode")[0] is None:
         layers = [*_mode_of(algo, module), *layers]
     merged: Values = {algo: {}} if isinstance(algo, str) else {}
     sources: dict[str, str] = {}
@@ -173,21 +174,21 @@ def _unknown(part: str, name: str, names: list[str]) -> str:
 
 
 def _mode_of(algo: str, module: str | None) -> list[Layer]:
-    """A layer with the algorithm's own mode, where that is not the default of all."""
+    """A layer with the algorithm's own mode, if that differs from the general default."""
     mode = implied_mode(find_row(algo, module))
     return [] if mode == RunConfig.mode else [Layer(f"default of {algo}", {"run": {"mode": mode}})]
 
 
 def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:
-    """A layer of what ``layer.choice`` says, where that holds beside the others."""
+    """A layer with ``layer.choice``, if that does not contradict the other layers."""
     if layer.choice is None:
         return []
-    fits = all(_said(layers, "run", name)[0] in (None, layer.choice[name]) for name in ("algo", "mode"))
+    fits = all(_strongest(layers, "run", name)[0] in (None, layer.choice[name]) for name in ("algo", "mode"))
     return [Layer(layer.source, {"run": layer.choice})] if fits else []
 
 
-def _said(layers: list[Layer], section: str, name: str) -> tuple[Any, str]:
-    """The value of the strongest layer that says one, and that layer's source; None where none does."""
+def _strongest(layers: list[Layer], section: str, name: str) -> tuple[Any, str]:
+    """The value in the strongest layer that sets it, and that layer's source; None if no layer does."""
     for layer in reversed(layers):
         fields = layer.values.get(section)
         if isinstance(fields, dict) and name in fields:
@@ -196,7 +197,7 @@ def _said(layers: list[Layer], section: str, name: str) -> tuple[Any, str]:
 
 
 class WithAlgorithm(NamedTuple):
-    """Layers, and their settings, that name an algorithm."""
+    """Layers that name an algorithm, and the settings resolved from them."""
 
     layers: list[Layer]
     settings: Settings
@@ -240,7 +241,7 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
         **(row.over_sequences if getattr(settings.config.own, "sequence", None) else {}),
         **(_long_discount(row.name, spec) if settings.config.on_policy is not None else _for_goals(settings, spec)),
     }
-    # Both bounds or none: one alone could lie beyond the other that somebody has set.
+    # Both bounds or none: one alone could lie beyond the other one, which another layer may set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
     left = settings.sources.keys() | (bounds if bounds & settings.sources.keys() else set())
     own: Values = {}
@@ -256,13 +257,13 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         on_cpu = Layer(default_of(settings), {"learner": {"device": "cpu"}})
-        layers = [on_cpu, *(layer.without("learner", "device") for layer in layers)]  # each says "auto", or nothing
+        layers = [on_cpu, *(layer.without("learner", "device") for layer in layers)]  # each sets "auto", or nothing
         settings = resolve(layers)
     return WithAlgorithm(layers, settings, reason)
 
 
 _LONG_EPISODE_STEPS, _TIME_CONSTANTS = 1000, 3.0
-"""Time limit from which episodes are long, and time constants of the discount in one (``assets/figures.md``)."""
+"""Least time limit of long episodes, and number of the discount's time constants in one (``assets/figures.md``)."""
 
 
 def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
@@ -293,9 +294,9 @@ def _for_slow_env(settings: Settings, step_us: float | None) -> Values:
 
 
 def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
-    """Hindsight where a reward comes only at a goal, and with it normalised observations (Andrychowicz et al. 2017).
+    """Hindsight for sparse rewards of goal tasks, and normalised observations (Andrychowicz et al. 2017).
 
-    FetchReach measures in centimetres.
+    Observations may be small: those of FetchReach are centimetres.
     """
     config, replay, found = settings.config, settings.config.replay, dict[str, Any]()
     her, sparse = replay.her, spec.goals is not None and spec.goals.sparse
@@ -309,9 +310,9 @@ def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
 
 
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
-    """A line for each reason why something that the command line sets is not read; none where all of it is.
+    """One line for each reason why settings of the command line have no effect; empty if all have one.
 
-    ``tuned``: whether the tuner chooses what is left open.
+    ``tuned``: True if the tuner chooses the settings left open.
     """
     config, given = settings.config, {key for key, source in settings.sources.items() if source == USER}
     unread = without_effect(settings)
@@ -327,7 +328,7 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
 def without_effect(settings: Settings) -> list[str]:
     """Settings of the command line that the chosen mode and algorithm do not read: the flag, or else ``section.field``.
 
-    Settings of the run, its task, its end and its hosts are not looked at.
+    Settings of the run, its task, its end and its hosts are not checked.
     """
     config = settings.config
     read = set(active_settings(config))
@@ -346,12 +347,12 @@ def without_effect(settings: Settings) -> list[str]:
 
 
 def default_of(settings: Settings) -> str:
-    """The source of values that are the default with this algorithm alone."""
+    """The source of the defaults that are specific to this algorithm."""
     return f"default of {settings.config.run.algo}"
 
 
 def parse_assignment(text: str) -> Values:
-    """``section.field=value`` (a value of JSON or Python, or bare text) as values."""
+    """Parses ``section.field=value``, where the value is JSON, Python or bare text."""
     key, sep, raw = text.partition("=")
     section, _, name = key.strip().partition(".")
     if not (sep and section and name):
@@ -359,7 +360,7 @@ def parse_assignment(text: str) -> Values:
     try:
         value = literal(raw)
     except ValueError:
-        value = raw.strip()  # the setting refuses it where it is no text
+        value = raw.strip()  # a setting that is not a text refuses it
     return {section: {name: value}}
 
 
@@ -382,9 +383,10 @@ def sources_of(text: str) -> dict[str, str]:
         if line.startswith("["):
             section = line.strip("[] ")
             continue
-        said, mark, source = line.removeprefix("# ").rpartition("  # ")
+        assignment, mark, source = line.removeprefix("# ").rpartition("  # ")
         if mark:
-            sources[f"{section}.{said.split(maxsplit=1)[0] if said.strip() else ''}"] = source.strip()
+            name = assignment.split(maxsplit=1)[0] if assignment.strip() else ""
+            sources[f"{section}.{name}"] = source.strip()
     return sources
 
 
@@ -400,8 +402,8 @@ def toml_value(value: Any) -> str:
 
 
 def from_toml(text: str, source: str, import_module: str | None = None) -> Settings:
-    """Reads back what ``to_toml`` wrote (the sources of single values are not read back).
+    """Reads a text that ``to_toml`` wrote, without the sources of single values.
 
-    ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
+    ``import_module`` is the argument of ``--import``; a module that the text names is not imported.
     """
     return resolve([Layer(source=source, values=tomllib.loads(text))], import_module)

@@ -1,7 +1,7 @@
-"""The modes: one declaration each. Config, tuner and page read this table; nothing of a mode is imported for it.
+"""The modes, one declaration each. Config, tuner and page read this table without importing the code of a mode.
 
 A module that ``--import`` names may declare more of them, as its own ``MODES``. To add a mode, write its declaration.
-One with a data path of its own also names a module, which has ``assemble`` (see ``spreeze.modes``).
+A mode with its own data path also names a module, which has ``assemble`` (see ``spreeze.modes``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DataFlow:
     serial: bool = False
     """Sampling and learning alternate in one process; otherwise they run in parallel processes."""
     on_device: bool = False
-    """That process is a learner which steps the environments on its own device; evaluator and visualizer are others."""
+    """The learner steps the environments on its own device; evaluator and visualizer run in other processes."""
     lag: int | None = None
     """Lag of the collecting policy behind the learner in rollouts; None: off-policy, from replay."""
     asynchronous: bool = False
@@ -47,32 +47,32 @@ class DataFlow:
     averages_parameters: bool = False
     """Learners average their parameters every ``learner.average_interval`` updates and start with equal ones."""
     knobs: tuple[str, ...] | None = None
-    """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field. None: the
-    rows of ``tuner.knobs`` that suit this data flow."""
+    """Settings that the tuner chooses; ``algorithm.FIELD`` is a field of the chosen algorithm, if it has that one.
+    None: the rows of ``tuner.knobs`` that suit this data flow."""
 
     @property
     def one_process(self) -> bool:
-        """All parts take turns in the process of the command, so that nothing is drawn meanwhile."""
+        """True if all parts take turns in the process of the command, so that nothing is rendered during training."""
         return self.serial and not self.on_device
 
     @property
     def supports_learner_groups(self) -> bool:
-        """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
+        """True if ``run.learners`` groups may run in parallel, each with its own learner, samplers and buffer."""
         return self.supports_remote_learners or self.supports_remote_samplers
 
     @property
     def supports_remote_samplers(self) -> bool:
-        """Samplers of other hosts may take part (``--cluster``)."""
+        """True if samplers of other hosts may take part (``--cluster``)."""
         return self.lag is None and not self.serial and not self.supports_remote_learners
 
     @property
     def supports_remote_learners(self) -> bool:
-        """Each other host has learners of its own, which join this one's (``--cluster``)."""
+        """True if other hosts have learners, which join those of this host (``--cluster``)."""
         return self.mixes_parameters or self.averages_parameters
 
     @property
     def tunable(self) -> bool:
-        """True if the tuner has something to choose: it measures processes that work at once."""
+        """True if the tuner has settings to choose; by default those of processes that run in parallel."""
         return not self.serial if self.knobs is None else bool(self.knobs)
 
     @property
@@ -92,15 +92,15 @@ class Mode:
     doc: str
     """Description in one line."""
     module: str = ""
-    """Module with ``assemble(run)``, which puts workers and channels together, or ``run_mode``, which does all by
-    itself; imported when the run starts. Empty: its data flows say all."""
+    """Module with ``assemble(run)``, which connects workers and channels, or ``run_mode``, which runs the whole mode;
+    imported when the run starts. Empty: its data flows describe it completely."""
     replay: DataFlow | None = None
     """Data flow for off-policy algorithms; None: not supported."""
     on_policy: DataFlow | None = None
     """Data flow for on-policy algorithms; None: not supported."""
 
     def data_flow(self, *, on_policy: bool) -> DataFlow | None:
-        """Returns the data flow for that kind of algorithm; None: not supported."""
+        """The data flow for that kind of algorithm; None: not supported."""
         return self.on_policy if on_policy else self.replay
 
     @property
@@ -203,7 +203,7 @@ def find(name: str, import_module: str | None, table: Callable[[str | None], dic
     """A row of a table; the module is imported only where none of the declared rows has that name.
 
     Raises:
-        ConfigError: there is none; the message names those that are there.
+        ConfigError: there is none; the message lists the known names.
     """
     known = table(None)
     if name not in known and import_module is not None:
@@ -215,10 +215,10 @@ def find(name: str, import_module: str | None, table: Callable[[str | None], dic
 
 
 def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -> dict[str, Any]:
-    """A table with the rows that a module of the command's ``--import`` declares; never a name out of a file.
+    """A table extended by the rows that the module of ``--import`` declares; its name never comes from a file.
 
     Raises:
-        ConfigError: the module cannot be imported, or declares what is no new row.
+        ConfigError: the module cannot be imported, or declares something other than new rows.
     """
     for row in declared_by(module, name) if module is not None else ():
         if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]
@@ -231,10 +231,10 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
 
 
 def declared_by(module: str, name: str) -> Iterable[Any]:
-    """Declarations of the ``--import`` module under a name; the module is imported.
+    """Declarations of the ``--import`` module under a name; imports the module.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: it cannot be imported.
     """
     try:
         found: Iterable[Any] = getattr(import_named(module), name, ())
@@ -244,30 +244,30 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
 
 
 def recorded(data_flow: DataFlow) -> dict[str, Any]:
-    """Form of a mode in ``run.json``, so that the page can show one that it may not import.
+    """The form of a data flow in ``run.json``, from which the page shows modes that it may not import.
 
-    Its keys, and ``wiring`` above them, are older than the names in the code; they stay, so that old runs can be read.
+    The keys, and ``wiring`` above them, are older than the names in the code; old runs need them.
     """
     stages = [[stage.title, stage.split, list(stage.items)] for stage in data_flow.stages]
     return {"lag": data_flow.lag, "free_running": data_flow.asynchronous, "stages": stages}
 
 
 def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:
-    """The data flow of a run, from its ``run.json``; None where neither the table nor the file has it."""
+    """The data flow of a run, from its ``run.json``; None if neither the table nor the file has it."""
     mode = modes().get(str(run.get("mode", DECLARED[0].name)))
     if mode is not None:
         return mode.data_flow(on_policy=on_policy)
-    told = run.get("wiring")
-    if not isinstance(told, dict):
+    record = run.get("wiring")
+    if not isinstance(record, dict):
         return None
     try:
         return DataFlow(
-            lag=None if told["lag"] is None else int(told["lag"]),
+            lag=None if record["lag"] is None else int(record["lag"]),
             stages=tuple(
                 Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
-                for title, split, items in told["stages"][:_MOST_STAGES]
+                for title, split, items in record["stages"][:_MOST_STAGES]
             ),
-            asynchronous=told.get("free_running") is True,
+            asynchronous=record.get("free_running") is True,
         )
     except (KeyError, TypeError, ValueError, OverflowError):
-        return None  # a file may say anything
+        return None  # a file may hold anything

@@ -1,4 +1,4 @@
-"""Profiles: settings in TOML files that travel. What the tuner chose here becomes one; not all holds elsewhere."""
+"""Profiles: settings in TOML files, which other machines can load, too; the tuner exports its choices as one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FORMAT = 1
 PROFILE_DIR = SHIPPED / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
 NO_PROFILE = "none"
-"""Name that stands for no profile, not even that of the environment."""
+"""The name that means no profile, not even that of the environment."""
 
 
 def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
-    """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
+    """Reads a profile by name (from ``profiles/``) or path. A profile can name neither code nor paths.
 
-    Its ``[only."ENV".section]`` hold for that task alone, where ``env_id`` names it, in place of the others, and its
-    ``[only.ALGO.section]`` where that algorithm learns, which ``with_algorithm`` knows.
+    A table ``[only."ENV".section]`` applies if ``env_id`` is ENV, and overrides the others; ``[only.ALGO.section]``
+    applies if that algorithm learns, which ``with_algorithm`` decides.
 
     Raises:
         ConfigError: not found, too large, not TOML, a newer format, or a key that only the command line may set.
@@ -50,10 +50,10 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     for section, fields in only.get(env_id or "", {}).items():
         values[section] = {**values.get(section, {}), **fields}
     of_algorithm = {name: sections for name, sections in only.items() if name in ALGORITHMS}
-    for said in (values, *of_algorithm.values()):
+    for table in (values, *of_algorithm.values()):
         for key in marked("command_line_only"):
             section, name = key.split(".")
-            if name in said.get(section, ()):
+            if name in table.get(section, ()):
                 raise ConfigError(f"profile {path}: {key} may only be set on the command line")
     keep = about.get("keep", [])
     own = [f"{section}.{name}" for section, fields in values.items() for name in fields]
@@ -74,15 +74,15 @@ def _popped_only(path: Path, values: Values) -> dict[str, Values]:
         raise ConfigError(
             f'profile {path}: only = {clean(only, 100)}: expected tables such as [only."ENV".sac] or [only.a2c.rollout]'
         )
-    for said in (values, *only.values()):
-        for section, fields in said.items():
+    for table in (values, *only.values()):
+        for section, fields in table.items():
             if not isinstance(fields, dict):
                 raise ConfigError(f"profile {path}: {section} = {clean(repr(fields), 100)}: expected a table of fields")
     return only
 
 
 def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
-    """Profile that ``--profile`` names; without the flag that of the task, if any; with ``none`` no profile.
+    """The profile that ``--profile`` names; without the flag the task's profile, if any; with ``none`` no profile.
 
     Raises:
         ConfigError: as ``read_profile``.
@@ -93,7 +93,7 @@ def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
 
 
 def task_profile(env_id: str) -> Layer | None:
-    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that start so), if any."""
+    """The profile whose ``about.envs`` has this environment (``ALE/*``: all ids with that prefix), if any."""
     for name in profile_names():
         if any(fnmatchcase(env_id, pattern) for pattern in _tasks(PROFILE_DIR / f"{name}.toml")):
             return read_profile(name, env_id)
@@ -101,7 +101,7 @@ def task_profile(env_id: str) -> Layer | None:
 
 
 def _tasks(path: Path) -> list[str]:
-    """``about.envs`` of a profile; none of one that is damaged, which is an error where it is requested."""
+    """``about.envs`` of a profile; empty if it is damaged, which is an error only where the profile is requested."""
     try:
         if path.stat().st_size > MAX_PROFILE_BYTES:
             return []
@@ -118,27 +118,27 @@ def profile_names() -> list[str]:
 
 
 def reached_with(layer: Layer, env_id: str) -> str | None:
-    """Returns of runs with a profile on a task, in how long, over how many seeds: its ``about.reached``.
+    """Returns that runs with a profile reached on a task, with their time and number of seeds: its ``about.reached``.
 
-    As in ``about.envs`` a name may be a pattern; the first that fits counts.
+    As in ``about.envs``, a name may be a pattern; the first match counts.
     """
-    told = layer.about.get("reached")
-    fitting = [text for name, text in told.items() if fnmatchcase(env_id, name)] if isinstance(told, dict) else []
+    reached = layer.about.get("reached")
+    fitting = [text for name, text in reached.items() if fnmatchcase(env_id, name)] if isinstance(reached, dict) else []
     return clean(fitting[0], 300) if fitting else None
 
 
 def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
-    """Section of a profile that holds on this machine, and lines that say what does not.
+    """The part of a profile that applies to this machine, and lines about the part that does not.
 
-    A profile without a machine in its ``[about]`` holds everywhere.
+    A profile without a machine in its ``[about]`` applies everywhere.
     """
     made_on = layer.about.get("machine_id")
     if made_on is None or made_on == machine_id:
         return layer, []
     dropped: list[str] = []
-    values = _elsewhere(layer.values, dropped)
-    of_algorithm = {algo: _elsewhere(said, dropped) for algo, said in layer.of_algorithm.items()}
-    choice = None if layer.choice is None else _elsewhere({"run": layer.choice}, dropped)["run"]
+    values = _portable(layer.values, dropped)
+    of_algorithm = {algo: _portable(own, dropped) for algo, own in layer.of_algorithm.items()}
+    choice = None if layer.choice is None else _portable({"run": layer.choice}, dropped)["run"]
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
         notes.append(f"  ignored on this machine: {', '.join(dropped)}")
@@ -147,21 +147,21 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
     return dataclasses.replace(layer, values=values, of_algorithm=of_algorithm, choice=choice), notes
 
 
-def _elsewhere(said: Values, dropped: list[str]) -> Values:
-    """Values that hold on other machines too; adds the rest to ``dropped``."""
-    values: Values = {}
+def _portable(values: Values, dropped: list[str]) -> Values:
+    """The values that apply to other machines, too; adds the rest to ``dropped``."""
+    found: Values = {}
     of_machine = marked("machine")
-    for section, fields in said.items():
+    for section, fields in values.items():
         for name, value in fields.items():
             if f"{section}.{name}" in of_machine:
                 dropped.append(f"{section}.{name} = {value}")
             else:
-                values.setdefault(section, {})[name] = value
-    return values
+                found.setdefault(section, {})[name] = value
+    return found
 
 
 def export_path(name_or_path: str) -> Path:
-    """Returns the path to write a profile to; a ConfigError if it exists or cannot be written."""
+    """The path to write a profile to; a ConfigError if it exists or cannot be written."""
     path = _path(name_or_path)
     if name_or_path == NO_PROFILE:
         raise ConfigError(
@@ -183,7 +183,7 @@ def _path(name_or_path: str) -> Path:
 def profile_text(
     settings: Settings, record: dict[str, Any], machine: str, written_by: str = "spreeze tune --export"
 ) -> str:
-    """The settings that are not default as a profile that anybody can load with ``--profile``.
+    """The settings that are not at their default, as the text of a profile for ``--profile``.
 
     ``record`` is the result of the tuner or of a search, ``machine`` this machine in one line.
     """
@@ -203,11 +203,11 @@ def profile_text(
     for section, name, value in iterate(settings.config):
         key = f"{section}.{name}"
         source = settings.source_of(key)
-        own = source == DEFAULT or source == default_of(settings)  # come back by themselves with the algorithm
+        own = source == DEFAULT or source == default_of(settings)  # the algorithm sets these again by itself
         if own or value is None or (type(sections[section]).personal and key not in shared):
             continue
         if key == "run.mode" and settings.config.on_policy is None:
-            continue  # with an algorithm of replay the user may choose any mode that has one
+            continue  # with an off-policy algorithm the user may choose any mode with replay
         if section != section_now:
             lines += ["", f"[{section}]"]
             section_now = section

@@ -1,4 +1,4 @@
-"""Reads the description of an environment that a run or a policy has in a file."""
+"""Reads the description of an environment from a file of a run or a policy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_VALUES = 100_000_000
 
 
 def spec_from(data: Any) -> EnvSpec:
-    """The description of an environment that a file tells.
+    """The description of an environment from the data of a file.
 
     Raises:
-        ValueError: it is none, a value is not of its field's type, or two values contradict each other.
+        ValueError: the data is no description, a value has the wrong type, or two values contradict each other.
     """
     if not isinstance(data, dict):
         raise ValueError("it names no environment")
@@ -64,7 +64,7 @@ def _contradictions(spec: EnvSpec) -> dict[str, bool]:
 
 
 def _parts_fit(spec: EnvSpec) -> bool:
-    """True if the parts of a nested action are all of its columns, boxes before choices."""
+    """True if the parts of a nested action cover all of its columns, boxes before choices."""
     parts, numbers = spec.action_parts, 0 if spec.box is None else len(spec.box.low)
     if not parts:
         return not isinstance(spec.action, Mixed)

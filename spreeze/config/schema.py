@@ -1,7 +1,7 @@
-"""Settings: one frozen dataclass a section, every field with meaning, unit and range.
+"""Settings: one frozen dataclass per section, each field with meaning, unit and range.
 
-A configuration is built from layers, later ones winning: defaults < profile < tuner < user.
-``Settings`` remembers which layer each value came from. Nothing changes a setting in place.
+A configuration is built from layers, where later ones win: defaults < profile < tuner < user. ``Settings`` records the
+layer of each value. Nothing changes a setting in place.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _mixes(data_flow: DataFlow) -> bool:
 
 
 def _governed(data_flow: DataFlow) -> bool:
-    """True if the CPU governor can rest samplers: the learner does not wait for them."""
+    """True if the CPU governor can pause samplers: the learner does not wait for them."""
     return not data_flow.serial and (data_flow.lag is None or data_flow.asynchronous)
 
 
 MOST_DEFAULT_SAMPLERS = 16
-"""Most samplers by default; more are seldom worth a core each."""
+"""Maximum of samplers by default; more are seldom worth a core each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -543,7 +543,7 @@ class StopConfig(Section):
 
     @property
     def by_itself(self) -> bool:
-        """True if no condition was set, so that the run decides itself when it ends."""
+        """True if no condition was set, so that the run itself decides when it ends."""
         return self.seconds is self.env_steps is self.updates is self.target_return is None
 
     @property
@@ -586,12 +586,12 @@ class Config:
                 f"{self.replay.capacity}; lower the batch or raise the capacity"
             )
         if self.env.import_module is None:
-            find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
+            find_mode(self.run.mode)  # a mode of a module is found when it is used: files are read without imports
         if self.own is None:
             object.__setattr__(self, "own", algorithm_section(self.run.algo, self.env.import_module)())
 
     def sections(self) -> dict[str, Section]:
-        """Name -> section, in order: the chosen algorithm's stands for those of all."""
+        """Name -> section, in order; of the algorithms only the chosen one."""
         return {
             self.run.algo if item.name == "own" else item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
@@ -599,32 +599,32 @@ class Config:
 
     @property
     def mode(self) -> Mode:
-        """The chosen mode's declaration; imports the module of ``--import`` where that has it."""
+        """The declaration of the chosen mode; imports the module of ``--import`` if the mode is not a built-in one."""
         return find_mode(self.run.mode, self.env.import_module)
 
     def rollout_cores(self, usable: float) -> float:
-        """Cores for samplers of rollouts: less ``leave_free`` where no governor enforces it."""
+        """Cores for samplers of rollouts, less ``leave_free`` if no governor enforces it."""
         return usable if self.data_flow.asynchronous else usable * (1.0 - self.tuning.leave_free)
 
     def rollout_samplers(self, usable: float) -> int:
-        """Samplers of rollouts where none are requested."""
+        """Default number of samplers of rollouts."""
         return max(1, min(int(self.rollout_cores(usable)), MOST_DEFAULT_SAMPLERS))
 
     def rollout_interval(self, envs: int) -> int:
-        """Env steps of each of a learner's environments in one rollout: as set, or by ``rollout.size``."""
+        """Env steps per environment of a learner in one rollout: as set, or from ``rollout.size``."""
         if self.rollout.sync_interval is not None:
             return self.rollout.sync_interval
         shortest = OnPolicyConfig.shortest_rollout if self.on_policy is None else self.on_policy.shortest_rollout
         return max(shortest, round(self.rollout.size / envs))
 
     def samplers_beside(self, usable: float) -> int:
-        """Samplers beside learners with replay where none are requested: a core each, one for each learner at least."""
+        """Default number of samplers beside learners with replay: one per core, at least one per learner."""
         learners = self.run.learners
         return max(learners, min(int(usable) - self.learner.threads * learners, MOST_DEFAULT_SAMPLERS))
 
     @property
     def inference_workers(self) -> int:
-        """Processes that infer for samplers of rollouts; none where the mode has no such processes."""
+        """Number of inference processes for samplers of rollouts; 0 if the mode has none."""
         return self.rollout.inference_workers if self.data_flow.inference_workers else 0
 
     @property
@@ -655,7 +655,7 @@ SHARED_SECTIONS: dict[str, type[Section]] = {
 
 
 class _Sections(Mapping[str, type[Section]]):
-    """The sections of every run and those of all algorithms, of which each is imported when it is requested."""
+    """The sections of every run and of all algorithms; each algorithm is imported when its section is requested."""
 
     def __getitem__(self, name: str) -> type[Section]:
         if name in ALGORITHMS:
@@ -680,30 +680,30 @@ FLAG_OF: dict[str, str] = {
     for item in dataclasses.fields(kind)
     if item.metadata["flag"]
 }
-"""section.field -> flag; any other field is reached by --set section.field=value. One flag may set a field of several
-sections: ``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
+"""section.field -> flag; --set section.field=value sets any other field. One flag may set a field of several sections:
+``--samplers`` sets the samplers for replay and for rollouts, of which a run has one kind."""
 
 
 def marked(mark: str) -> tuple[str, ...]:
-    """The settings, as ``section.field``, that ``setting(MARK=True)`` marks, without those of algorithms."""
+    """The settings with ``setting(MARK=True)``, as ``section.field``, without those of algorithms."""
     return tuple(f"{name}.{item}" for name, section in SHARED_SECTIONS.items() for item in section.marked(mark))
 
 
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
-    """The field of a setting that is called ``section.field``; ``config`` knows an imported algorithm's section."""
+    """The field of the setting ``section.field``; for an imported algorithm, ``config`` has its section."""
     section, name = key.split(".")
     found: dict[str, dataclasses.Field[Any]] = _class_of(section, config).__dataclass_fields__
     return found[name]
 
 
 def condition_of(key: str, config: Config) -> Condition:
-    """The runs in which a setting that is called ``section.field`` makes a difference, where its algorithm learns."""
+    """The runs that read the setting ``section.field``, given that its algorithm is used."""
     section, name = key.split(".")
     return _class_of(section, config).condition_of(name)
 
 
 def kind_of(key: str, config: Config | None = None) -> type:
-    """int, float, bool, str or tuple: what a setting holds where it is set."""
+    """The type of a setting that is set: int, float, bool, str or tuple."""
     section, name = key.split(".")
     hint = typing.get_type_hints(_class_of(section, config))[name]
     kind: type = typing.get_origin(set_type(hint)) or set_type(hint)
@@ -716,7 +716,7 @@ def _class_of(section: str, config: Config | None) -> type[Section]:
 
 
 def active_settings(config: Config) -> tuple[str, ...]:
-    """The settings that make a difference to the chosen mode and algorithm, those of the algorithm first.
+    """The settings that the chosen mode and algorithm read, those of the algorithm first.
 
     Settings that name the run, its task or its end are left out.
     """
@@ -733,7 +733,7 @@ def algorithm_section(name: str, import_module: str | None = None) -> type[Any]:
     """The class of an algorithm's section; ``import_module`` as for ``algorithms.rows``.
 
     Raises:
-        ConfigError: there is no such algorithm, or the module declares what cannot be its section.
+        ConfigError: there is no such algorithm, or the module declares an invalid section for it.
     """
     row = find_row(name, import_module)
     base = OnPolicyConfig if row.on_policy else AlgorithmConfig

@@ -1,6 +1,7 @@
-"""Sections of a configuration: frozen dataclasses whose fields carry meaning, unit and range, checked when built.
+"""Sections of a configuration: frozen dataclasses whose fields have a meaning, unit and range, checked when built.
 
-Also the values that a user writes as text: ``--env-arg``, ``--set``, and what ``spreeze.train`` hands to its process.
+Also parses values that a user writes as text: ``--env-arg``, ``--set``, and the arguments that ``spreeze.train`` hands
+to its process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 from spreeze.errors import ConfigError, did_you_mean
 
 Condition = Callable[[Any], bool]
-"""True if a run reads a setting, by how its mode runs its algorithm (``modes.DataFlow``)."""
+"""True if a run reads a setting, given the data flow of its mode and algorithm (``modes.DataFlow``)."""
 
 
 def setting(
@@ -41,18 +42,17 @@ def setting(
     command_line_only: bool = False,
     tuner: bool = False,
 ) -> Any:
-    """A dataclass field: all that is known of a setting, for checks, the command line and the page.
+    """A dataclass field with the metadata of a setting, for checks, the command line and the page.
 
-    ``doc`` says of a switch what is done while it is on. ``low`` and ``high`` are themselves allowed. The ``flag`` of a
-    switch inverts its default (``--no-...`` if the default is on); ``inverse`` is what that does, where "do not DOC"
-    would not say it. ``default_text`` is what the command line says of
-    a default that other settings decide.
+    The ``doc`` of a switch describes its effect when on. ``low`` and ``high`` are inclusive. The ``flag`` of a switch
+    inverts its default (``--no-...`` if the default is on); ``inverse`` describes that, where "do not DOC" would not.
+    ``default_text`` describes on the command line a default that other settings decide.
 
-    ``read`` says which runs it makes a difference to, where they are not those of its section. A ``fixed`` one cannot
-    change on resume, because the stored state depends on it; that holds in derived sections too. The value of a
-    ``machine`` one holds only on the machine that it was chosen on. A ``shared`` one is in exported profiles though its
-    section is ``personal``. No profile may set a ``command_line_only`` one: it names code, a host or a place for files.
-    Only the tuner reads a ``tuner`` one.
+    ``read`` is the condition for a run to read the setting, where it differs from that of its section. A ``fixed``
+    setting cannot change on resume, because the stored state depends on it; that holds in derived sections, too. The
+    value of a ``machine`` setting applies only to the machine that it was chosen on. A ``shared`` setting is part of
+    exported profiles although its section is ``personal``. No profile may set a ``command_line_only`` setting, which
+    names code, a host or a path. Only the tuner reads a ``tuner`` setting.
     """
     known = {name: value for name, value in locals().items() if name != "default"}
     return field(default=default, metadata=known)
@@ -75,7 +75,7 @@ class Section:
     read: ClassVar[Condition] = always
     """The runs in which its settings make a difference."""
     personal: ClassVar[bool] = False
-    """Its settings are the user's own: an exported profile has only those that are ``shared``."""
+    """Its settings are the user's own: an exported profile has only the ``shared`` ones."""
 
     @classmethod
     def marked(cls, mark: str) -> list[str]:
@@ -109,7 +109,7 @@ def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
 
 
 def set_type(hint: Any) -> Any:
-    """The type of a setting where it is set: T of ``T | None``."""
+    """The type of a setting that is set: T of ``T | None``."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next(option for option in options if option is not type(None))
 
@@ -137,18 +137,18 @@ def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
 
 _INF, _NAN = float("inf"), float("nan")
 _NAMES = {"true": True, "false": False, "null": None, "inf": _INF, "Infinity": _INF, "nan": _NAN, "NaN": _NAN}
-"""Names of values that are no Python literals."""
+"""Names of values that are not Python literals."""
 _MEANT = {"True": ("true", "yes", "on"), "False": ("false", "no", "off"), "None": ("none", "null", "nil")}
 _WORDS = {word: meant for meant, words in _MEANT.items() for word in words}
-"""Words, in small letters, that would be texts and so count as true, and what is probably meant."""
+"""Lower-case words that would be strings and so count as true, and the value that is probably meant."""
 _BRACKETS = {"[": "list", "{": "dictionary", "(": "tuple", '"': "string", "'": "string"}
 
 
 def literal(text: str) -> Any:
-    """The value that a text means in JSON or else in Python, where ``inf`` and ``nan`` are numbers too.
+    """The value of a text in JSON or else in Python, where ``inf`` and ``nan`` are numbers, too.
 
     Raises:
-        ValueError: it means none, as bare words do.
+        ValueError: it has none, such as a bare word.
     """
     raw = text.strip()
     try:
