@@ -21,7 +21,7 @@ observation is that of all agents and the state, the action is one index per age
 *Images.* A Box of bytes (0 to 255), ``[H, W]`` or with channels first or last, of at least 36 x 36 pixels, is an image,
 alone or among other parts (``pictures``). It is shrunk (area mean; ``image.size``, ``image.grey``), and the last
 ``image.stack`` frames form an observation. Several, or one beside numbers, share a frame: their bytes, then those of
-the numbers (``types.FrameSpec``), so what stores, stacks and sends frames does not know of parts. ``images`` implements
+the numbers (``types.FrameSpec``), so code that stores, stacks and sends frames ignores the parts. ``images`` implements
 the Atari protocol, with values in ``profiles/atari.toml``; evaluation plays whole games and reports unclipped returns.
 
 *Bullet tasks* are reimplemented in ``bullet``. The usual ids use this faster version if it is verified for the

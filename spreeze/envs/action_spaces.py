@@ -12,17 +12,17 @@ from spreeze.errors import EnvironmentError_
 from spreeze.types import ActionPart, ActionSpec, Box, Choices, Mixed
 
 _MAX_OPTIONS = 4096
-"""Options of all choices at most: a policy has one output for each."""
+"""Maximum number of options of all choices: a policy has one output per option."""
 _KINDS = "Box, Discrete, MultiDiscrete or MultiBinary"
 
 Path = tuple[str | int, ...]
 
 
 def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ...]]:
-    """An action of this space as one row and, of a Dict or Tuple, its parts.
+    """The specification of a space's actions as one row and, for a Dict or Tuple, of their parts.
 
     Raises:
-        EnvironmentError_: no algorithm can handle it; the message names the space and what would fit.
+        EnvironmentError_: no algorithm can handle the space; the message names it and supported ones.
     """
     what = f"{env_id}: action space {space_text(space)}"
     leaves = list(_leaves(space))
@@ -32,7 +32,7 @@ def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ..
     if leaves == [((), space)]:
         return _flat(what, space), ()
     found = [(path, leaf, _flat(f"{what}: {_name(path)} {space_text(leaf)}", leaf)) for path, leaf in leaves]
-    found.sort(key=lambda part: isinstance(part[2], Choices))  # boxes first; else the order stays
+    found.sort(key=lambda part: isinstance(part[2], Choices))  # boxes first; the sort is stable
     parts, begin = [], 0
     for path, leaf, flat in found:
         start = flat.start if isinstance(flat, Choices) else None
@@ -45,7 +45,7 @@ def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ..
 
 
 def _flat(what: str, space: Any) -> Box | Choices:
-    """An action of a space without parts."""
+    """The specification of the actions of a space without parts."""
     from gymnasium import spaces
 
     choice = _choices(space)
@@ -64,16 +64,13 @@ def _flat(what: str, space: Any) -> Box | Choices:
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     if not low.size:
         raise EnvironmentError_(f"{what} is empty")
-    if not (high - low < np.finfo(np.float32).max).all():  # also where a bound is infinite or not a number
+    if not (high - low < np.finfo(np.float32).max).all():  # also if a bound is infinite or NaN
         raise EnvironmentError_(f"{what} is unbounded; wrap it in TransformAction with a bounded Box")
     return Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
 
 
 def _leaves(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The parts of a space and the keys that lead to them, those of a Dict in the order of the keys.
-
-    An empty Dict or Tuple is a part.
-    """
+    """Yields the path and space of each leaf, those of a Dict sorted by key; an empty Dict or Tuple is a leaf."""
     from gymnasium import spaces
 
     nested: Any = space.spaces if isinstance(space, spaces.Dict | spaces.Tuple) else ()
@@ -91,12 +88,12 @@ def _name(path: Path) -> str:
 
 
 def choices_of(space: Any) -> Choices | None:
-    """All choices of an action space, those of its parts one after the other; None where it has none."""
+    """All choices of an action space, with those of its parts concatenated; None if it has none."""
     return _joined([choice for _, leaf in _leaves(space) if (choice := _choices(leaf)) is not None])[1]
 
 
 def _joined(parts: list[Any]) -> tuple[Box | None, Choices | None]:
-    """All boxes as one, and all choices as one; None where there are none."""
+    """All boxes as one, and all choices as one; None if there are none."""
     boxes, choices = ([part for part in parts if isinstance(part, kind)] for kind in (Box, Choices))
     low, high, nvec, start = (
         sum((getattr(part, name) for part in own), ())
@@ -107,7 +104,7 @@ def _joined(parts: list[Any]) -> tuple[Box | None, Choices | None]:
 
 
 def _choices(space: Any) -> Choices | None:
-    """The choices of a Discrete, MultiDiscrete or MultiBinary space; None of any other."""
+    """The choices of a Discrete, MultiDiscrete or MultiBinary space; None for any other."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -121,7 +118,7 @@ def _choices(space: Any) -> Choices | None:
 
 
 def row_of(parts: tuple[ActionPart, ...], action: Any) -> np.ndarray:
-    """The flat action, float32 [A], of the environment's own: undoes ``EnvSpec.form``."""
+    """The flat action, float32 [A], of an environment's action: inverts ``EnvSpec.form``."""
     row = np.zeros(max(part.columns.stop for part in parts), np.float32)
     for part in parts:
         value = action

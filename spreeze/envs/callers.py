@@ -1,8 +1,8 @@
-"""Names for the environments of a program that calls ``spreeze.train``, by which the processes of a run find them.
+"""Names with which the processes of a run find the environments of a program that calls ``spreeze.train``.
 
-These processes are fresh ones: they import a module by its name, or the program's own script by its path, and see
-nothing of what lives in the program. A function without a name, such as ``lambda: MyEnv(size=5)``, stands for the class
-that it calls, with those arguments.
+These are new processes: they import a module by its name, or the program's own script by its path, and do not see the
+program's objects. An anonymous function, such as ``lambda: MyEnv(size=5)``, is replaced by the class that it calls,
+with those arguments.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FIT = re.compile(r"^[\w.-]+$")
 
 
 def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
-    """The class, function or id that a partial or a function without a name makes the environment of, and arguments.
+    """The class, function or id from which a partial or lambda makes the environment, and the arguments.
 
-    Any other task is returned as it is, without arguments. So is a function that does more but stands at the top of its
-    module: ``make = lambda: ...``.
+    Any other task is returned unchanged, without arguments. So is a lambda that does more, if it is defined at the top
+    of its module: ``make = lambda: ...``.
 
     Raises:
         UsageError: it does more than call one class or function with plain values.
@@ -71,7 +71,7 @@ _AT_TOP = "write def make_env(): return ... at the top of the script or of a mod
 
 
 class _Call:
-    """A call that a function without a name makes: the callable, and its arguments."""
+    """The call that a lambda makes: the callable, and its arguments."""
 
     def __init__(self, made: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.made, self.args, self.keywords = made, args, keywords
@@ -91,28 +91,28 @@ class _Call:
         return found
 
 
-class _Noted:
-    """A callable or module as such a function sees it: notes a call instead of doing it."""
+class _Recorder:
+    """Stands for a callable or module inside such a function: records a call instead of making it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def __getattr__(self, name: str) -> Any:
-        return _noted(getattr(self._value, name))
+        return _recorder(getattr(self._value, name))
 
     def __call__(self, *args: Any, **keywords: Any) -> _Call:
         return _Call(self._value, args, keywords)
 
 
-def _noted(value: Any) -> Any:
-    return _Noted(value) if callable(value) or isinstance(value, ModuleType) else value
+def _recorder(value: Any) -> Any:
+    return _Recorder(value) if callable(value) or isinstance(value, ModuleType) else value
 
 
 def _call_in(make: FunctionType) -> _Call:
-    """The call whose result a function without a name returns; nothing of the caller's is called for it."""
+    """The call whose result a lambda returns; found without calling any of the caller's code."""
     code = make.__code__
-    names = {name: _noted(make.__globals__[name]) for name in code.co_names if name in make.__globals__}
-    cells = tuple(CellType(_noted(cell.cell_contents)) for cell in make.__closure__ or ())
+    names = {name: _recorder(make.__globals__[name]) for name in code.co_names if name in make.__globals__}
+    cells = tuple(CellType(_recorder(cell.cell_contents)) for cell in make.__closure__ or ())
     try:
         call = FunctionType(code, names, make.__name__, make.__defaults__, cells)()
     except Exception:
@@ -125,7 +125,7 @@ def _call_in(make: FunctionType) -> _Call:
 
 
 def _name_at_top(make: Any) -> str | None:
-    """The name that a class or function has at the top of its module."""
+    """The name of a class or function at the top of its module."""
     module = sys.modules.get(getattr(make, "__module__", None) or "")
     return next((name for name, value in vars(module).items() if value is make), None) if module is not None else None
 
@@ -136,10 +136,10 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
     Args:
         task: an id, an ``EnvSpec`` as it was registered, or a class or function that makes the environment, as
             ``called_by`` returns them.
-        import_module: the module that the caller names; None: it is looked for.
+        import_module: the module that the caller names; None: it is searched for.
 
     Raises:
-        UsageError: no other process can make it; the message says what to give instead.
+        UsageError: no other process can make it; the message names an alternative.
     """
     if import_module == _MAIN:
         import_module = None if callable(task) else _own_program("the environment")
@@ -147,13 +147,13 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
         return task, import_module or _named_module(task) or _registered_by(task)
     registration = sys.modules.get("gymnasium.envs.registration")
     if registration is not None and isinstance(task, registration.EnvSpec):
-        return task.id, import_module or _registered_by(_unchanged(task, registration.registry).id)
+        return task.id, import_module or _registered_by(_check_registered(task, registration.registry).id)
     if hasattr(task, "step") and not isinstance(task, type):
         spec = getattr(task, "spec", None)
-        instead = f"its id, {spec.id!r}, or" if spec is not None else "its id or"
+        alternative = f"its id, {spec.id!r}, or" if spec is not None else "its id or"
         raise UsageError(
             f"env = {_short(task)}: expected a class, not an instance: each process constructs its own "
-            f"environments; pass {instead} its class"
+            f"environments; pass {alternative} its class"
         )
     if not callable(task):
         raise UsageError(
@@ -164,7 +164,7 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
 
 
 def _named_module(env_id: str) -> str | None:
-    """The module of ``MODULE:ID`` and ``parallel:MODULE``, which the caller trusts, as it names it."""
+    """The module of ``MODULE:ID`` and ``parallel:MODULE``, which the caller trusts by naming it."""
     prefix, _, name = env_id.rpartition(":")
     if prefix == "parallel":
         return name
@@ -172,7 +172,7 @@ def _named_module(env_id: str) -> str | None:
 
 
 def _importable(make: Callable[..., Any], import_module: str | None) -> tuple[str, str]:
-    """``MODULE:NAME`` of a class or function, and the module; a script's name is its file's."""
+    """``MODULE:NAME`` of a class or function, and the module; a script has the name of its file."""
     module, name = import_module or getattr(make, "__module__", None), getattr(make, "__qualname__", None)
     if name == _LAMBDA:
         name = _name_at_top(make) or name
@@ -217,7 +217,7 @@ def _known_packages() -> set[str]:
     return {"gymnasium", *(plugin.value.partition(":")[0].partition(".")[0] for plugin in plugins)}
 
 
-def _unchanged(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
+def _check_registered(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
     known = registry.get(spec.id)
     names = ("entry_point", "max_episode_steps", "kwargs", "additional_wrappers")
     if known is None:

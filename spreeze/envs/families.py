@@ -2,7 +2,7 @@
 
 The module may be a script, named by its file: ``my_envs.py:MyEnv``.
 
-A family is one row here, and what makes its environments. Its package is imported when one is made.
+A family is one row here, and a function that makes its environments. Its package is imported when one is made.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
 
 @contextlib.contextmanager
 def constructing(env_id: str) -> Iterator[None]:
-    """Whatever a constructor raises in this context is an EnvironmentError_; advice to authors is not shown."""
+    """Turns any error in this context into an EnvironmentError_ about the constructor; hides advice to authors."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what matters to a user is checked in ``make.describe``
+            warnings.simplefilter("ignore")  # ``make.describe`` checks what matters to a user
             yield
     except EnvironmentError_:
         raise
@@ -43,13 +43,13 @@ class Family(NamedTuple):
 
     prefix: str
     make: Callable[..., Any]
-    """Makes what its tasks need: (name, num_envs, seed, args) -> vector environment for ``vector_engines.open_vector``;
-    for teams (name, import_module, render_mode, args) -> parallel environment for ``team_env.make_team``."""
+    """Factory: (name, num_envs, seed, args) -> vector environment for ``vector_engines.open_vector``; for teams (name,
+    import_module, render_mode, args) -> parallel environment for ``team_env.make_team``."""
     team: bool = False
-    """Its tasks have several agents; else each environment is a vector of N that its own engine steps."""
+    """True: its tasks have several agents; False: each environment is a vector of N that its own engine steps."""
     own_args: tuple[str, ...] | None = None
-    """Arguments of its engine alone, where the name is Gymnasium's: one environment, for evaluation, pictures and
-    probes, is then Gymnasium's own. None: it is a vector of one."""
+    """Arguments that only its engine takes, for names that are Gymnasium's: a single environment, for evaluation,
+    pictures and probes, is then Gymnasium's own. None: it is a vector of one."""
     package: str = ""
     """Package that a program without Spreeze has to install for its tasks."""
 
@@ -88,7 +88,7 @@ def mujoco_warp(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> An
 
 
 def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
-    """The environment that ``parallel_env()`` of the module of ``--import`` makes."""
+    """The environment that ``parallel_env()`` of the ``--import`` module makes."""
     if name != import_module:
         raise EnvironmentError_(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
     return _parallel_env(importlib.import_module(name), render_mode, args)
@@ -134,13 +134,13 @@ def mpe2(name: str, import_module: str | None, render_mode: str | None, args: di
 
 
 class _Foraging:
-    """Level-Based Foraging, which has tuples for its agents, as a parallel environment; it has no pictures."""
+    """Level-Based Foraging, whose API has tuples over agents, as a parallel environment without pictures."""
 
     def __init__(self, env_id: str, **args: Any) -> None:
         import gymnasium
 
         spec = copy.deepcopy(gymnasium.spec(env_id))
-        # Its own step ends an episode; ``gymnasium.make`` would keep the number for a wrapper whose word is not heard.
+        # Its own step ends an episode; ``gymnasium.make`` would pass the limit only to a wrapper, which has no effect.
         if "max_episode_steps" in args:
             spec.kwargs["max_episode_steps"] = args.pop("max_episode_steps")
         self._env: Any = gymnasium.make(spec, disable_env_checker=True, **args)
@@ -169,7 +169,7 @@ class _Foraging:
         obs, rewards, done, _, _ = self._env.step(tuple(actions[agent] for agent in self.possible_agents))
         given, self._steps = self.agents, self._steps + 1
         self.agents = [] if done else given
-        limit = bool(done) and self._steps >= self.max_cycles  # the package calls both ends the same
+        limit = bool(done) and self._steps >= self.max_cycles  # the package does not distinguish both ends
         return (
             self._each(obs),
             self._each(rewards),
@@ -197,7 +197,7 @@ _PLAIN = re.compile(rf"^(({'|'.join(FAMILIES)}):)?[A-Za-z0-9][A-Za-z0-9_./-]{{0,
 
 
 def family_of(env_id: str) -> Family | None:
-    """The family whose prefix an id has; None for a plain one."""
+    """The family of an id with a known prefix; None for a plain id."""
     prefix, colon, _ = env_id.partition(":")
     return FAMILIES.get(prefix) if colon else None
 
@@ -209,7 +209,7 @@ def engine_of(env_id: str) -> str | None:
 
 
 def refusal_on_device(env_id: str, spec: EnvSpec | None) -> str | None:
-    """Reason why the learner's device cannot step the environment; None if it can, as far as ``spec`` tells."""
+    """Reason why the learner's device cannot step the environment; None if ``spec`` shows none."""
     reasons = {"environments on a device come from an engine (vector:ID or warp:ID)": engine_of(env_id) is None}
     if spec is not None:
         reasons |= {
@@ -220,7 +220,7 @@ def refusal_on_device(env_id: str, spec: EnvSpec | None) -> str | None:
 
 
 def as_single(env_id: str, args: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The id and arguments by which one environment is made: Gymnasium's, where an engine steps Gymnasium's tasks."""
+    """The id and arguments for a single environment: Gymnasium's, if the engine steps Gymnasium's tasks."""
     family = family_of(env_id)
     if family is None or family.own_args is None:
         return env_id, args
@@ -235,9 +235,9 @@ def is_team(env_id: str) -> bool:
 
 
 def imports_only(env_id: object, module: object) -> bool:
-    """True if it is an id whose environment is made without the import of a module other than ``module``.
+    """True if the environment of an id is made without importing a module other than ``module``.
 
-    ``parallel:MODULE`` always is: ``envs.team_env`` refuses it where ``--import`` does not name that module, too.
+    Always true for ``parallel:MODULE``: ``envs.team_env`` refuses it unless ``--import`` names that module, too.
     """
     if not isinstance(env_id, str) or ".." in env_id:
         return False

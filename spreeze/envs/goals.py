@@ -1,4 +1,4 @@
-"""Goals of goal tasks: where they lie in the observation, and the rewards and ends of steps had the goal been another.
+"""Goals of goal tasks: their position in the observation, and the rewards and ends of steps under other goals.
 
 A goal task observes a Dict of ``observation``, ``achieved_goal`` and ``desired_goal``, and has
 ``compute_reward(achieved_goal, desired_goal, info)``, as ``gymnasium_robotics.GoalEnv`` defines it.
@@ -24,48 +24,48 @@ if TYPE_CHECKING:
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 _GOALS = 6
-"""Goals whose pairs show whether rewards are sparse."""
+"""Number of drawn goals whose pairs show whether rewards are sparse."""
 _PROVED_ROWS = 4
-"""Rows of the first batch whose results have to be those of single calls."""
+"""Rows of the first batch whose results must equal those of single calls."""
 
 
 def goals_of(env: gymnasium.Env[Any, Any]) -> GoalSpec | None:
-    """The goals of an environment's observations; None where it has none that are vectors of one size."""
+    """The goals of an environment's observations; None if it has none that are vectors of one size."""
     from gymnasium import spaces
 
     space = env.observation_space
     if not isinstance(space, spaces.Dict) or not {"observation", ACHIEVED, DESIRED} <= space.spaces.keys():
         return None
-    places = {
+    ranges = {
         leaf.path[0]: (leaf.start, leaf.stop)
         for leaf in leaves_of(space, "observation space")
         if len(leaf.path) == 1 and isinstance(leaf.space, spaces.Box | spaces.MultiBinary)
     }
-    if not {ACHIEVED, DESIRED} <= places.keys() or space[ACHIEVED].shape != space[DESIRED].shape:
+    if not {ACHIEVED, DESIRED} <= ranges.keys() or space[ACHIEVED].shape != space[DESIRED].shape:
         return None
     computes = env.has_wrapper_attr("compute_reward")
     return GoalSpec(
-        achieved=places[ACHIEVED],
-        desired=places[DESIRED],
+        achieved=ranges[ACHIEVED],
+        desired=ranges[DESIRED],
         computes_reward=computes,
         sparse=computes and _is_sparse(env.get_wrapper_attr("compute_reward"), space[ACHIEVED]),
     )
 
 
 def _is_sparse(compute_reward: Callable[[Any, Any, Any], Any], space: Any) -> bool:
-    """True if the rewards of some pairs of goals are at most two; False where a reward needs the info of a step."""
+    """True if pairs of goals give at most two different rewards; False if a reward needs the info of a step."""
     drawn = copy.deepcopy(space)
     drawn.seed(0)
     goals = [drawn.sample() for _ in range(_GOALS)]
     try:
-        rewards = {float(compute_reward(one, other, {})) for one in goals for other in goals}
-    except Exception:  # as a function raises that reads more than it was given, whatever it is
+        rewards = {float(compute_reward(achieved, desired, {})) for achieved in goals for desired in goals}
+    except Exception:  # a function that reads more than it was given may raise any error
         return False
     return len(rewards) <= 2
 
 
 class GoalRewards:
-    """Rewards and ends of many steps of one environment, each under a goal of its own."""
+    """Rewards and ends of many steps of one environment, each under its own goal."""
 
     def __init__(self, task: Task) -> None:
         env = task.env
@@ -91,18 +91,18 @@ class GoalRewards:
         return numbers
 
     def terminated(self, achieved: np.ndarray, desired: np.ndarray, infos: Sequence[Any]) -> np.ndarray | None:
-        """``compute_terminated`` of the same, bool [n]; None where the environment's ends do not depend on goals."""
+        """``compute_terminated`` of the same pairs, bool [n]; None if the environment's ends do not depend on goals."""
         if self._terminated is None:
             return None
         return self._terminated(self._native(achieved), self._native(desired), infos).astype(bool)
 
     def _native(self, goals: np.ndarray) -> np.ndarray:
-        """Flat goals as the environment gives them, [n, *shape]."""
+        """Flat goals in the environment's own form, [n, *shape]."""
         return goals.reshape(len(goals), *(self._space.shape or ())).astype(self._space.dtype)
 
 
 class _Batched:
-    """A function of goals, called for a whole batch where it can take one, else goal by goal."""
+    """A function of goals, called for a whole batch if it supports that, else goal by goal."""
 
     def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
         self._function = function
@@ -119,11 +119,11 @@ class _Batched:
         return np.asarray(self._function(achieved, desired, dicts))
 
     def _proven(self, *batch: Any) -> bool:
-        """True if a batch gives one result a row, and the first ones are those of single calls."""
+        """True if a batch gives one result per row, and the first results equal those of single calls."""
         try:
             self._takes_batches = True
             found = self(*batch)
-        except Exception:  # as a function of single goals raises, whatever it is
+        except Exception:  # a function of single goals may raise any error
             return False
         if found.shape != (len(batch[0]),):
             return False

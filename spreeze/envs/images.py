@@ -1,12 +1,12 @@
-"""Frames of environments that observe images, alone or beside numbers: bytes, grey and small as asked.
+"""Frames of environments that observe images, alone or beside numbers: bytes, with the configured size and colours.
 
-Atari 2600 games come through ale-py, with the usual preprocessing in one step function: frames skipped while the action
-is repeated, the pixel-wise maximum of the last two of them, grey 84 x 84 pictures, up to 30 idle frames at the start,
-an episode ended by a lost life (Mnih et al. 2015, "Human-level control"); actions that stick, all 18 actions, the game
-itself as the episode (Machado et al. 2018, arXiv 1709.06009). ``ImageConfig`` says which hold.
+Atari 2600 games run in ale-py, with the usual preprocessing in one step function: frame skip with repeated actions, the
+pixel-wise maximum of the last two frames, grey 84 x 84 pictures, up to 30 no-op frames at the start, episodes that end
+when a life is lost (Mnih et al. 2015, "Human-level control"); sticky actions, all 18 actions, whole games as episodes
+(Machado et al. 2018, arXiv 1709.06009). ``ImageConfig`` selects among them.
 
-The emulator has no randomness left: whether an action sticks and how long a game idles is drawn here, from the seed
-of the reset. So a game can start from a snapshot, which is far faster than loading it for a seed.
+The emulator itself is deterministic: sticky actions and the number of no-op frames are drawn here, from the seed of the
+reset. So a game can start from a snapshot, which is far faster than loading it for a seed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Shrunk:
         """Writes the image to ``out`` [C, H, W] uint8.
 
         Raises:
-            BadTransition: no picture of the shape that the space says, or a value that is not finite.
+            BadTransition: no picture of the shape of the space, or a value that is not finite.
         """
         planes = self._picture(observation).transpose(self._source.order)
         if self._to_grey:
@@ -147,8 +147,8 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         )
         self._bytes, self._shape = self.frame_spec.frame_bytes, self.frame_spec.shape
         ends = np.cumsum([math.prod(shape) for shape in self.frame_spec.images]).tolist()
-        places = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-        self._places = list(zip(shrunk, places, self.frame_spec.images, strict=True))
+        slices = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        self._slots = list(zip(shrunk, slices, self.frame_spec.images, strict=True))
         self.mask_source = source_of(env)
         self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
 
@@ -156,11 +156,11 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         """The frame of an observation, a new array.
 
         Raises:
-            BadTransition: a part of another shape than the space says, or a value that is not finite.
+            BadTransition: a part whose shape differs from the space, or a value that is not finite.
         """
         out = np.empty(self._bytes, np.uint8)
-        for shrunk, place, shape in self._places:
-            shrunk(observation, out[place].reshape(shape))
+        for shrunk, part, shape in self._slots:
+            shrunk(observation, out[part].reshape(shape))
         if self._flatten.obs_dim:
             out[-4 * self._flatten.obs_dim :] = self._numbers(observation).view(np.uint8)
         return out.reshape(self._shape)
@@ -183,16 +183,16 @@ _TRIAL_FRAMES = 60
 
 
 def register() -> None:
-    """Makes the ids known to Gymnasium; ale-py's own messages are kept to errors."""
+    """Registers the ids with Gymnasium; limits ale-py's own messages to errors."""
     ale_py: Any = importlib.import_module("ale_py")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     gymnasium.register_envs(ale_py)
 
 
 def make_atari(name: str, options: ImageConfig, arguments: dict[str, Any]) -> AtariFrames:
-    """One game, with further ``arguments`` for its constructor such as its mode.
+    """One game, with further ``arguments`` for its constructor, such as its mode.
 
-    The emulator's own frame skip is off, since the frames that are skipped are looked at here.
+    The emulator's own frame skip is off, because ``AtariFrames`` processes the skipped frames.
     """
     env = gymnasium.make(
         name, disable_env_checker=True, frameskip=1, obs_type="grayscale", repeat_action_probability=0.0,
@@ -229,14 +229,14 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         self._snapshot: Any = None
         self._last_action = self._actions[0]
         self._lives = 0
-        self._over = True
+        self._game_over = True
         self._is_new = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
         """A new game, or the next life of this one where a lost life ended the episode."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        if self._over or seed is not None:
+        if self._game_over or seed is not None:
             self._begin()
             idle = int(self._rng.integers(self._options.noop_max + 1)) if self._options.noop_max else 0
         else:
@@ -245,7 +245,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         if self._options.fire_reset and self._fire is not None:
             self._act(self._actions[self._fire])
             self._ale.getScreenGrayscale(self._screen)
-        self._over = False
+        self._game_over = False
         self._lives = self._ale.lives()
         return self._frame(), {}
 
@@ -255,7 +255,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
             self._is_new = False
             snapshot = self._ale.cloneState(include_rng=True)
             self._ale.getScreenGrayscale(self._first)
-            if self._comes_back_to(snapshot):
+            if self._is_restored_by(snapshot):
                 self._snapshot = snapshot
         if self._snapshot is None:
             self._load()
@@ -265,22 +265,22 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         self._last_action = self._actions[0]
 
     def _load(self) -> None:
-        self.env.reset(seed=0)  # whatever the seed, the same game: nothing in it is random
+        self.env.reset(seed=0)  # the game is deterministic, so the seed does not matter
 
-    def _comes_back_to(self, snapshot: Any) -> bool:
-        """True if a game continues from a snapshot as it did before; of 104 games Qbert and Tetris do not."""
-        ale, seen = self._ale, []
+    def _is_restored_by(self, snapshot: Any) -> bool:
+        """True if a snapshot restores a game exactly; of 104 games, it does not for Qbert and Tetris."""
+        ale, memories = self._ale, []
         for shift in (0, 1, 0):
             memory = []
             for frame in range(_TRIAL_FRAMES):
                 ale.act(self._actions[(frame // 4 + shift) % len(self._actions)])
                 memory.append(ale.getRAM().tobytes())
-            seen.append(memory)
+            memories.append(memory)
             ale.restoreState(snapshot)
-        return bool(seen[0] == seen[2])
+        return bool(memories[0] == memories[2])
 
     def _act(self, action: Any) -> float:
-        """One frame of the emulator; with the given probability the action before continues (Machado et al. 2018)."""
+        """One frame of the emulator, with sticky actions: the previous one may be repeated (Machado et al. 2018)."""
         sticky = self._options.sticky_actions
         if not sticky or self._rng.random() >= sticky:
             self._last_action = action
@@ -288,7 +288,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return reward
 
     def _idle(self, frames: int) -> None:
-        """Lets frames pass without an action; a game that ends in the meantime is begun again."""
+        """Runs no-op frames; starts the game again if it ends in the meantime."""
         for _ in range(frames):
             self._act(self._actions[0])
             if self._ale.game_over():
@@ -310,7 +310,7 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         ale.getScreenGrayscale(self._screen)
         if skip > 1 and not ended:
             np.maximum(self._screen, self._before, out=self._screen)
-        self._over = ended
+        self._game_over = ended
         truncated = ended and ale.game_truncated()
         lost_life = self._options.episodic_life and ale.lives() < self._lives
         self._lives = ale.lives()

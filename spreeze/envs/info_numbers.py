@@ -1,9 +1,9 @@
-"""Numbers that an environment gives in ``info``, summed up for metrics at little cost to each step.
+"""Sums for metrics of the numbers in an environment's ``info``, at little cost per step.
 
-A number that comes with every step counts step by step, in the first ``STEPS`` steps of each report: a sampler makes
-thousands a second. One that comes only at an episode's end, as in ``info["episode"]``, counts episode by episode.
-Entries of a dictionary within ``info`` count by the names of both, such as ``reward/forward``. Of ``is_success`` the
-value at the episode's end counts.
+A number that is present at every step is averaged over steps, the first ``STEPS`` of each report, because a sampler
+makes thousands a second. One that is present only at an episode's end, as in ``info["episode"]``, is averaged over
+episodes. Entries of a dictionary within ``info`` have the names of both, such as ``reward/forward``. For
+``is_success``, the value at the episode's end counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spreeze.metrics.info_means import MOST_NUMBERS, SUCCESS
 _SUCCESS_NAMES = (SUCCESS, "success")
 _KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
 _EXPECTED = frozenset({MASK, f"_{MASK}", "final_observation", "final_obs", "final_info", "terminal_observation"})
-"""Entries that are no number, which is no surprise."""
+"""Known entries that are not numbers, which are ignored silently."""
 _UNFIT = re.compile(r"[^\w./\-]+")
 STEPS = 512
 """Steps whose numbers are summed until the next report."""
@@ -41,17 +41,17 @@ class InfoNumbers:
         self._names: set[str] = set()
         self._ignored: dict[str, str] = {}
         self._refused: set[str] = set()
-        """Names that were ignored so far, at most ``_MOST_REFUSED``."""
+        """Names ignored so far, at most ``_MOST_REFUSED``."""
         self._size = -1
-        """Entries of an ``info`` that ``_read`` reads."""
+        """Number of entries of an ``info`` that ``_read`` can read."""
         self._read: Callable[[Mapping[str, Any]], Sequence[Any]] = tuple
         self._columns: tuple[str, ...] = ()
         self._rows: list[Sequence[Any]] = []
         self.left = STEPS
-        """Steps that still count until the next report."""
+        """Number of steps still counted until the next report."""
 
     def add(self, info: dict[Any, Any], *, ended: bool) -> None:
-        """Takes the ``info`` of one step; ``ended`` if it was an episode's last."""
+        """Adds the ``info`` of one step; ``ended``: it was an episode's last."""
         self.left -= 1
         if ended:
             self._end(info)
@@ -64,7 +64,7 @@ class InfoNumbers:
                 self._learn(info)
 
     def take(self) -> dict[str, Any] | None:
-        """The sums since the last call, as ``steps``, ``episodes`` and (name -> reason) ``ignored``; None if empty."""
+        """Returns and clears the sums: ``steps``, ``episodes`` and (name -> reason) ``ignored``; None if empty."""
         self._sum_rows()
         self.left = STEPS
         found: dict[str, Any] = {"steps": self._steps, "episodes": self._episodes, "ignored": self._ignored}
@@ -74,7 +74,7 @@ class InfoNumbers:
         return found
 
     def _learn(self, info: Mapping[str, Any]) -> None:
-        """Counts the numbers of a step of a new form, and gets ready for more of this form."""
+        """Counts the numbers of a step with a new structure, and prepares to read more of that structure."""
         self._sum_rows()
         paths: dict[str, tuple[Any, ...]] = {}
         for path, name, value in self._numbers(info):
@@ -94,7 +94,7 @@ class InfoNumbers:
         for name, column in zip(self._columns, zip(*rows, strict=True), strict=False):
             try:
                 total = math.fsum(column)
-            except Exception:  # what was a number is none any more
+            except Exception:  # a value is no longer a number
                 total = math.nan
             if math.isfinite(total):
                 _count(self._steps, name, total, len(column))
@@ -104,7 +104,7 @@ class InfoNumbers:
                     _count(self._steps, name, float(value))
 
     def _numbers(self, info: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, float]]:
-        """(keys that lead to it, name, value) of each number, NaN if not finite; ``is_success`` without keys."""
+        """(path of keys, name, value) of each number, NaN if not finite; ``is_success`` has an empty path."""
         for key, value in info.items():
             if key in _SUCCESS_NAMES and isinstance(value, _KINDS):
                 if key == SUCCESS or SUCCESS not in info:
@@ -133,7 +133,7 @@ class InfoNumbers:
 
 
 def success_of(info: Any) -> bool | None:
-    """True if the ``info`` of an episode's last step says that it was a success; None if it says nothing."""
+    """True if the ``info`` of an episode's last step reports success; None if it has no such entry."""
     values = [info.get(name) for name in _SUCCESS_NAMES] if isinstance(info, Mapping) else []
     return next((bool(value) for value in values if isinstance(value, _KINDS)), None)
 
@@ -154,7 +154,7 @@ def _count(sums: Sums, name: str, total: float, count: int = 1) -> None:
 
 
 def _reader(paths: list[tuple[Any, ...]]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
-    """Reads the values at these paths, those of one key before those of two."""
+    """A function that reads the values at these paths, those of one key before those of two."""
     plain = _values([path[0] for path in paths if len(path) == 1])
     nested: dict[Any, list[Any]] = {}
     for path in paths:

@@ -1,7 +1,7 @@
 """Constructs environments by id and derives their ``EnvSpec``.
 
-Gymnasium is imported inside the functions: that takes a quarter of a second, and the supervisor asks for the default
-id only.
+Gymnasium is imported inside the functions: that takes a quarter of a second, and the supervisor needs only the default
+id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class EnvOptions(TypedDict, total=False):
-    """How an environment is made, beside its id, module and render mode."""
+    """Options for making an environment, besides its id, module and render mode."""
 
     plain: bool
     """Takes pybullet-envs-gymnasium's own environment for its ids."""
@@ -47,7 +47,7 @@ class EnvOptions(TypedDict, total=False):
     image: dict[str, Any] | None
     """Values of the image part of the configuration; its defaults if None."""
     picture: bool | None
-    """True: it observes pictures, which become frames; False: numbers; None: as its space says."""
+    """True: it observes pictures, which become frames; False: numbers; None: its space decides."""
 
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
@@ -55,9 +55,9 @@ _FAST_MODULE = "spreeze.envs.bullet"
 _IMAGE_MODULE, _MASK_MODULE = "spreeze.envs.images", "spreeze.envs.masks"
 _ATARI_PREFIX = "ALE/"
 _PLANE = 0
-"""MuJoCo's number of that kind of geom."""
+"""MuJoCo's ``mjGEOM_PLANE``."""
 _SHADOW_PIXELS = 1024
-"""Side of the map that MuJoCo draws shadows from, 4,096 in its models."""
+"""Side of MuJoCo's shadow map, 4,096 in its models."""
 BULLET_IDS = tuple(
     f"{name}BulletEnv-v0"
     for name in (
@@ -70,19 +70,19 @@ BULLET_IDS = tuple(
 MUJOCO_ID, FALLBACK_ID = "Walker2d-v5", "Pendulum-v1"
 """The default task without Bullet, and without MuJoCo either."""
 OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.small_tasks"}
-"""Our own environments that need no ``--import``, and the module that registers each."""
+"""Our own environments that need no ``--import`` -> the module that registers each."""
 PACKAGES = {
     "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
     "gymnasium-robotics"), "highway-": ("highway_env", "highway-env"), "ALE/": ("ale_py", "ale-py"),
     "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
 }  # fmt: skip
-"""Beginnings of well-known ids: the module that registers them and what to install."""
+"""Prefix of well-known ids -> the module that registers them, and the package to install."""
 _RESERVED_ARGS = ("id", "disable_env_checker", "vectorization_mode", "num_envs")
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
 def bullet_missing() -> str | None:
-    """Why the Bullet environments cannot be used here, with the remedy; None where they can."""
+    """Why the Bullet environments cannot be used here, with the remedy; None if they can."""
     if importlib.util.find_spec("pybullet") and importlib.util.find_spec(BULLET_MODULE):
         return None
     version, instead = f"{sys.version_info.major}.{sys.version_info.minor}", f"use --env {_without_bullet()}"
@@ -96,7 +96,7 @@ def _without_bullet() -> str:
 
 
 def default_env_id() -> Reasoned:
-    """The walking robot of the engine that is installed, or a task that needs none."""
+    """The walking robot of the installed engine, or a task that needs no engine."""
     missing = bullet_missing()
     if missing is None:
         return Reasoned("Walker2DBulletEnv-v0", "default task: Walker2DBulletEnv-v0, pybullet is installed")
@@ -109,8 +109,8 @@ def make_env(
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment (time limit included, no autoreset, no checker).
 
-    The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs in speed alone, wherever
-    that is proven and no picture is requested (``bullet_engine``).
+    The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs only in speed, wherever that is proven
+    and no picture is requested (``bullet_engine``).
 
     Args:
         env_id: Gymnasium id; ``module:Id``, or ``module:Class`` (or function) without an id, only where
@@ -142,7 +142,7 @@ def make_env(
     _refuse_window(name, render_mode)
     _catch_mujoco_warnings(made)
     with constructing(name):
-        if render_mode is not None:  # a constructor that draws nothing need not know the word
+        if render_mode is not None:  # a constructor that draws nothing may lack this argument
             values["render_mode"] = render_mode
         if values.get("render_mode") == "rgb_array" and not has_display():
             _render_offscreen()
@@ -153,7 +153,7 @@ def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) 
     """Returns the environment of an engine.
 
     Raises:
-        EnvironmentError_: it observes pictures, or is asked to, which engines do not support.
+        EnvironmentError_: it observes pictures, or ``picture`` is True, which engines do not support.
     """
     with closed_on_error(env):
         if picture is None:
@@ -177,7 +177,7 @@ def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
     """Argument of ``gymnasium.make`` for an id or ``module:Class``: a registered name or a specification.
 
     Raises:
-        EnvironmentError_: there is none, or it is of a module that was not allowed.
+        EnvironmentError_: there is none, or it belongs to a module that was not allowed.
     """
     import gymnasium
 
@@ -205,12 +205,12 @@ def _entry_point(module: str, name: str) -> Any:
 
 
 def needs_no_import(env_id: str) -> bool:
-    """True if this package finds the module of an environment by itself, as far as its id says."""
+    """True if the id shows that this package finds the environment's module by itself."""
     return env_id.startswith(_ATARI_PREFIX) or env_id in OWN_IDS or env_id in BULLET_IDS
 
 
 def _register(name: str, registry: Any) -> None:
-    """Makes known what is ours, Atari's or Bullet's and needs no ``--import``."""
+    """Registers an id of ours, of Atari or of Bullet, which need no ``--import``."""
     if name.startswith(_ATARI_PREFIX):
         if importlib.util.find_spec("ale_py") is None:
             raise EnvironmentError_(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
@@ -223,14 +223,14 @@ def _register(name: str, registry: Any) -> None:
 
 
 def known_ids() -> tuple[str, ...]:
-    """Ids of all environments that are registered, and Bullet's."""
+    """Ids of all registered environments, and Bullet's."""
     import gymnasium
 
     return (*gymnasium.registry, *BULLET_IDS)
 
 
 def newest_version(env_id: str) -> str | None:
-    """The newest version of an environment that is named without one; None where it is not known, or has one."""
+    """The newest version of an id without a version; None if the id is unknown, or has one."""
     if not re.fullmatch(r"[A-Za-z]\w*", env_id):
         return None
     known = [name for name in known_ids() if re.fullmatch(rf"{env_id}-v\d+", name)]
@@ -238,13 +238,13 @@ def newest_version(env_id: str) -> str | None:
 
 
 def is_bullet(env_id: str) -> bool:
-    """True for the Bullet tasks under either of their names: each environment takes about 30 MB."""
+    """True for the Bullet tasks under both kinds of ids; each environment takes about 30 MB."""
     name = env_id.rpartition(":")[2]
     return name in BULLET_IDS or (name.startswith("spreeze/") and "Bullet" in name)
 
 
 def is_known_to_repeat(env_id: str) -> bool:
-    """True if several environments of this id can be there at once, without a try: ours, Gymnasium's own, engines'."""
+    """True if several environments of this id are known to work at once: ours, Gymnasium's own and those of engines."""
     import gymnasium
 
     name = env_id.rpartition(":")[2]
@@ -254,7 +254,7 @@ def is_known_to_repeat(env_id: str) -> bool:
 
 
 def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
-    """``key=value`` texts as keywords; a value means what it means in JSON or Python, a bare word is a text.
+    """``key=value`` texts as keywords; a value is read as JSON or Python, a bare word as a string.
 
     Raises:
         EnvironmentError_: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
@@ -322,14 +322,16 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
     """The environment, if it can draw in that mode.
 
     Raises:
-        EnvironmentError_: a picture is wanted, and its author says that it draws only in a window, or not at all.
+        EnvironmentError_: a picture is wanted, but by its metadata it draws only in a window, or not at all.
     """
     modes = (env.metadata or {}).get("render_modes")
     if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
         renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
         if renderer is not None:
             _follow_robot(renderer)
-            if render_mode == "rgb_array" and not pictures_in(env.observation_space):  # what a policy observes stays
+            if render_mode == "rgb_array" and not pictures_in(
+                env.observation_space
+            ):  # a policy's observations stay as they are
                 _draw_faster(renderer)
         return env
     env.close()
@@ -338,10 +340,10 @@ def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -
 
 
 def _follow_robot(renderer: Any) -> None:
-    """Points MuJoCo's pictures at the robot, over a floor without an end.
+    """Points MuJoCo's camera at the robot, over an infinite floor.
 
-    Gymnasium 1.4 takes a camera that stands still: its ``trackbodyid`` has no effect, because each picture resets the
-    camera's type to a free one. A plane of size 0 is drawn as far as one sees; contacts take every plane as endless.
+    Gymnasium 1.4 uses a static camera: its ``trackbodyid`` has no effect, because each picture resets the camera's type
+    to a free one. A plane of size 0 is drawn up to the horizon; for contacts every plane is infinite.
     """
     if renderer.camera_id != -1:
         return
@@ -352,20 +354,20 @@ def _follow_robot(renderer: Any) -> None:
         for floor in [geom for geom in range(model.ngeom) if model.geom_type[geom] == _PLANE]:
             size, material = model.geom_size[floor, :2], model.geom_matid[floor]
             if material >= 0 and not model.mat_texuniform[material] and (size > 0.0).all():
-                # Its texture was repeated so often over the whole plane, and is now in a metre.
+                # The texture was repeated this often over the whole plane; now the number counts per metre.
                 model.mat_texrepeat[material] /= 2.0 * size
             size[:] = 0.0
 
 
 def _draw_faster(renderer: Any) -> None:
-    """Draws MuJoCo's pictures with coarser shadows and edges, in a quarter of the time without a graphics card."""
+    """Draws MuJoCo's pictures with coarser shadows and edges, which takes a quarter of the time without a GPU."""
     quality = renderer.model.vis.quality
     quality.shadowsize = min(quality.shadowsize, _SHADOW_PIXELS)
     quality.offsamples = 0
 
 
 def _render_offscreen() -> None:
-    """Tells MuJoCo, which else asks for a display, to draw without one; what the user has set stays."""
+    """Makes MuJoCo draw without a display, which it would otherwise require; a user's own setting is kept."""
     if "MUJOCO_GL" not in os.environ and importlib.util.find_spec("mujoco") is not None:
         library = next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
         if library is not None:
@@ -378,7 +380,7 @@ def _catch_mujoco_warnings(made: Any) -> None:
 
     entry = gymnasium.registry[made].entry_point if isinstance(made, str) else made.entry_point
     if isinstance(entry, str):
-        with contextlib.suppress(Exception):  # making the environment raises the same
+        with contextlib.suppress(Exception):  # making the environment raises the same error
             importlib.import_module(entry.partition(":")[0])
     if (mujoco := sys.modules.get("mujoco")) is not None and hasattr(mujoco, "set_mju_user_warning"):
         mujoco.set_mju_user_warning(_mujoco_warning)
@@ -395,7 +397,9 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
-    """Lets a file's environment import only what the command's ``--import`` allows: files may come from anywhere.
+    """Refuses an environment named by a file if it needs a module that ``--import`` does not allow.
+
+    Files may come from anywhere.
 
     Raises:
         EnvironmentError_: it needs another module from outside of this package.
@@ -414,7 +418,7 @@ def foreign_module(env_id: str, import_module: str | None) -> str | None:
 
 
 def import_user_module(module: str) -> None:
-    """Imports what ``--import`` names; an EnvironmentError_ if that fails."""
+    """Imports the module or script that ``--import`` names; an EnvironmentError_ if that fails."""
     if not is_script(module) and not _MODULE.match(module):
         raise EnvironmentError_(
             f"--import {module!r}: expected a module name such as my_package.my_envs, or a script such as my_envs.py"
@@ -426,7 +430,7 @@ def import_user_module(module: str) -> None:
 
 
 def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: bool) -> EnvironmentError_:
-    """The error about an id that is not registered; ``of_module`` where a class of the module was looked for, too."""
+    """The error about an unregistered id; ``of_module``: a class of the module was searched for, too."""
     if name in BULLET_IDS:
         return EnvironmentError_(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
     package = next((entry for prefix, entry in PACKAGES.items() if name.startswith(prefix)), None)
@@ -468,17 +472,17 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
 
 
 def _top_module(entry_point: Any) -> str:
-    """The package that an environment is made by."""
+    """The top-level package of an entry point."""
     module = entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
     return module.partition(":")[0].partition(".")[0]
 
 
 def _force_direct(entry_point: Any) -> None:
-    """Gives Bullet environments a client of their own.
+    """Gives each Bullet environment its own client.
 
-    ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this
-    machine. The replacement also loads models from zeroed memory, and keeps each bound function it
-    looked up, which saves about a sixth of a Walker2D step.
+    ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this machine. The
+    replacement also loads models from zeroed memory, and caches bound functions, which saves about a sixth of a
+    Walker2D step.
     """
     if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
         return
@@ -508,8 +512,7 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     """Description of an environment for the rest of the system.
 
     Raises:
-        EnvironmentError_: a space that no algorithm here can handle; the message names the space
-            and what would fit.
+        EnvironmentError_: a space that no algorithm here can handle; the message names the space and supported ones.
     """
     if is_team("" if env.spec is None else env.spec.id):
         from spreeze.envs.team_env import describe_team
@@ -539,7 +542,7 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
 
 
 def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
-    """O, and where each leaf of a nested or discrete space lies in the vector; nothing for one Box."""
+    """O, and the layout of the leaves of a nested or discrete space in the vector; empty for a single Box."""
     from gymnasium import spaces
 
     what = f"{env_id}: observation space {space_text(space)}"

@@ -1,8 +1,8 @@
-"""Action masks that an environment gives elsewhere, brought to ``info["action_mask"]``, where Gymnasium has them.
+"""Wrappers that move action masks to ``info["action_mask"]``, where Gymnasium has them.
 
-They may be an entry of the observation, as in RLlib and PettingZoo, or come from a method ``action_masks()``, as in
-SB3-contrib. Only choices have masks: one flag for each option, those of several choices one after the other. In the
-info, the mask of a Dict or Tuple action may also be such a structure.
+A mask may be an entry of the observation, as in RLlib and PettingZoo, or the result of a method ``action_masks()``, as
+in SB3-contrib. Only choices have masks: one flag per option, with several choices concatenated. In the info, the mask
+of a Dict or Tuple action may also be such a structure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DRAWN = "drawn"
 
 
 class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The mask of an observation in the info; the other entries are the observation."""
+    """Moves the mask from the observation to the info; the other entries are the new observation."""
 
     mask_source = IN_OBSERVATION
 
@@ -37,14 +37,14 @@ class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space = gymnasium.spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self._parted(*self.env.reset(seed=seed, options=options))
+        return self._split(*self.env.reset(seed=seed, options=options))
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        obs, info = self._parted(obs, info)
+        obs, info = self._split(obs, info)
         return obs, reward, terminated, truncated, info
 
-    def _parted(self, obs: Any, info: Any) -> tuple[Any, dict[str, Any]]:
+    def _split(self, obs: Any, info: Any) -> tuple[Any, dict[str, Any]]:
         info = info if isinstance(info, dict) else {}
         if not isinstance(obs, dict) or MASK not in obs:
             return obs, info
@@ -52,7 +52,7 @@ class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class MethodMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The mask that ``action_masks()`` gives in the info, unless the first one is not one flag for each option."""
+    """Adds the mask of ``action_masks()`` to the info, unless the first one does not have one flag per option."""
 
     mask_source = BY_METHOD
 
@@ -83,7 +83,7 @@ class MethodMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def without_observed_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, its mask in the info where the observation has one beside other entries."""
+    """The environment, with its mask moved to the info if the observation has one beside other entries."""
     parts, choice = getattr(env.observation_space, "spaces", None), choices_of(env.action_space)
     if not isinstance(parts, dict) or len(parts) < 2 or MASK not in parts or choice is None:
         return env
@@ -91,18 +91,18 @@ def without_observed_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, An
 
 
 def with_method_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, with the masks of its ``action_masks()`` in the info where it has only that method."""
+    """The environment, with the masks of ``action_masks()`` in the info if it has only that method."""
     choice = None if isinstance(env, ObservedMask) else choices_of(env.action_space)
     return MethodMask(env, choice) if choice is not None and env.has_wrapper_attr(_METHOD) else env
 
 
 def source_of(env: gymnasium.Env[Any, Any]) -> str:
-    """Source of its masks, in words."""
+    """Text for the source of an environment's masks."""
     return str(getattr(env, "mask_source", IN_INFO))
 
 
 def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
-    """Line on the masks of an environment; None where it has none."""
+    """A line about the masks of an environment; None if it has none."""
     if spec.action_mask:
         return f"{source_of(env)}: invalid actions are masked"
     why = (
@@ -116,11 +116,11 @@ def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
 
 
 def sample_allowed(env: Any, spec: EnvSpec) -> None:
-    """Makes an environment's action space draw only what its latest mask allows: the checker knows no masks."""
+    """Makes an environment's action space sample only actions that its latest mask allows, for Gymnasium's checker."""
     latest, scaled, form = dict[str, Any](), ActionScaling(spec), spec.form()
 
-    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)  # the checker looks at the parameters
+    def recording(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)  # the checker inspects the parameters
         def call(*args: Any, **kwargs: Any) -> Any:
             if args and latest.get(MASK) is not latest.get(_DRAWN):  # drawn before a reset, under another mask
                 args = (env.action_space.sample(),)
@@ -130,7 +130,7 @@ def sample_allowed(env: Any, spec: EnvSpec) -> None:
 
         return call
 
-    env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
+    env.reset, env.step, env.action_space = recording(env.reset), recording(env.step), copy.deepcopy(env.action_space)
     space, own = env.action_space, env.action_space.sample
 
     def sample() -> Any:
@@ -144,7 +144,7 @@ def sample_allowed(env: Any, spec: EnvSpec) -> None:
 
 
 def _mask_of(env: Any, result: tuple[Any, ...]) -> Any:
-    """The mask after a reset or step of the environment itself, wherever it gives one."""
+    """The mask in the result of the environment's own reset or step, or from its method."""
     for given in (result[-1], result[0]):
         if isinstance(given, dict) and MASK in given:
             return given[MASK]

@@ -1,13 +1,13 @@
-"""Nested observations as one float32 vector, in an order that depends on names alone.
+"""Nested observations as one float32 vector, in an order that depends only on names.
 
-Dict entries are laid out in the order of their sorted keys, Tuple entries by index, both depth
-first. A Box takes its values in C order, a Discrete(n) n values (one-hot), a MultiDiscrete the
-one-hots of its components one after the other, a MultiBinary its bits. That is the order of
-``gymnasium.spaces.flatten`` for every Dict but those built from an OrderedDict or from keywords,
-whose order there is that of insertion. Parts that are text, such as MiniGrid's mission, are left out.
+Dict entries are laid out in the order of their sorted keys, Tuple entries by index, both depth first. A Box is
+flattened in C order, a Discrete(n) is a one-hot of n values, a MultiDiscrete the concatenated one-hots of its
+components, a MultiBinary its bits. ``gymnasium.spaces.flatten`` has the same order, except for a Dict built from an
+OrderedDict or from keywords, where it keeps the order of insertion. Parts that are text, such as MiniGrid's mission,
+are left out.
 
-An action mask, ``info["action_mask"]``, follows the observation as K values of 0 and 1. So whatever keeps, sends or
-replays observations does so with their masks, and replay has the mask of either state. The networks see it too.
+An action mask, ``info["action_mask"]``, follows the observation as K values of 0 and 1. So observations are stored,
+sent and replayed together with their masks, and replay has the mask of both states. The networks see it, too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from spreeze.errors import EnvironmentError_
 from spreeze.types import ActionPart, Choices
 
 MASK = "action_mask"
-"""Key of the info that holds the mask, as in Gymnasium's Taxi-v3."""
+"""Key of the mask in the info, as in Gymnasium's Taxi-v3."""
 MAX_ONE_HOT = 65_536
-"""Values of one one-hot leaf at most: each is a column of every replay row."""
+"""Maximum number of values of a one-hot leaf: each is a column of every replay row."""
 
 Path = tuple[str | int, ...]
 Writer = Callable[[Any, np.ndarray], None]
@@ -34,7 +34,7 @@ Writer = Callable[[Any, np.ndarray], None]
 
 
 class LeafError(Exception):
-    """A leaf that does not fit its space: its name and what was found."""
+    """A leaf that does not fit its space: its name, and a text for its value."""
 
     def __init__(self, name: str, found: str) -> None:
         super().__init__(f"{name} = {found}")
@@ -60,7 +60,7 @@ class Leaf:
         return path_text(self.path)
 
     def text(self) -> str:
-        """Description for people: ``0:3 goal (Box, (3,))``."""
+        """Readable description: ``0:3 goal (Box, (3,))``."""
         kind = type(self.space).__name__
         size = f"{kind}, {tuple(self.space.shape)}"
         if kind == "Discrete":
@@ -71,10 +71,10 @@ class Leaf:
 
 
 def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
-    """The leaves of a Gymnasium space, which an error calls ``what``, and their places, in the order of the vector.
+    """The leaves of a Gymnasium space with their columns, in the order of the vector; errors call the space ``what``.
 
     Raises:
-        EnvironmentError_: a leaf that cannot be part of a vector; the message names it and why.
+        EnvironmentError_: a leaf that cannot be part of a vector; the message names it and the reason.
     """
     from gymnasium import spaces
 
@@ -96,13 +96,13 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
 
 
 def text_left_out(space: Any) -> str | None:
-    """Line on the parts of an observation space that are text; None where it has none."""
+    """A line about the parts of an observation space that are text; None if it has none."""
     names = sorted(path_text(path) for path, part in _parts(space) if path and _is_text(part))
     return f"left out of the observation, because networks read no text: {', '.join(names)}" if names else None
 
 
 def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The spaces without parts and the keys that lead to them, those of a Dict in the order of the keys."""
+    """Yields the path and space of each leaf, those of a Dict sorted by key."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -120,7 +120,7 @@ def _is_text(space: Any) -> bool:
 
 
 def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ...]:
-    """The other leaves, in a vector of their own."""
+    """The leaves not at these paths, laid out as a new vector."""
     kept, stop = list[Leaf](), 0
     for leaf in leaves:
         if leaf.path not in paths:
@@ -132,11 +132,11 @@ def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ..
 def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[ActionPart, ...] = ()) -> np.ndarray:
     """The action mask of an observation, float32 [K]: 1 where an option is allowed, else 0.
 
-    After a terminated episode no action follows: then the info is not read, and all are allowed. With the ``parts`` of
-    a Dict or Tuple action it may be such a structure of masks.
+    After termination no action follows: then the info is not read, and all options are allowed. With the ``parts`` of a
+    Dict or Tuple action, the mask may be such a structure.
 
     Raises:
-        LeafError: there is none, it is no row of K flags, or it allows nothing of a choice.
+        LeafError: there is none, it is not a row of K flags, or it allows no option of a choice.
     """
     if terminated:
         return np.ones(choice.options, np.float32)
@@ -159,9 +159,10 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[Action
 
 
 def joined_mask(mask: Any, choice: Choices | None, parts: tuple[ActionPart, ...]) -> Any:
-    """Flags [K] of a mask that is a structure like the action, as Gymnasium's ``sample`` takes it; others as they are.
+    """Flags [K] of a mask with the structure of the action, as for Gymnasium's ``sample``; other masks are unchanged.
 
-    A part without a mask, and one of None, allows all. A MultiBinary has two flags a bit, or its bits, 2 for any.
+    A part without a mask, or with None, allows all options. A MultiBinary has two flags per bit, or its bits, with 2
+    for any value.
     """
     if choice is None or not parts or not isinstance(mask, dict | tuple):
         return mask
@@ -169,13 +170,13 @@ def joined_mask(mask: Any, choice: Choices | None, parts: tuple[ActionPart, ...]
 
 
 def options_of(choice: Choices, parts: tuple[ActionPart, ...]) -> list[tuple[ActionPart, tuple[int, ...]]]:
-    """The parts with choices, and the numbers of options of these."""
+    """The parts with choices, and their numbers of options."""
     own = [part for part in parts if part.start is not None]
     return [(part, choice.nvec[part.begin - own[0].begin :][: math.prod(part.shape)]) for part in own]
 
 
 def flags_of(mask: Any, path: Any, options: Any) -> Any:
-    """Flags, one an option, of the part at ``path`` in a structure of masks."""
+    """Flags, one per option, of the part at ``path`` in a structure of masks."""
     for key in path:
         mask = None if mask is None or (isinstance(mask, dict) and key not in mask) else mask[key]
     if mask is None:
@@ -188,7 +189,7 @@ def flags_of(mask: Any, path: Any, options: Any) -> Any:
 
 
 class Flattener:
-    """Writes nested observations into vectors: one path and one writer a leaf, made once."""
+    """Writes nested observations into vectors, with one path and one writer per leaf, made once."""
 
     def __init__(self, leaves: tuple[Leaf, ...]) -> None:
         self.obs_dim = leaves[-1].stop if leaves else 0
@@ -224,15 +225,15 @@ def _writer(leaf: Leaf) -> Writer:
 
 
 def _values(leaf: Leaf) -> Writer:
-    shape, name, place = tuple(leaf.space.shape), leaf.name, slice(leaf.start, leaf.stop)
+    shape, name, columns = tuple(leaf.space.shape), leaf.name, slice(leaf.start, leaf.stop)
 
     def write(value: Any, out: np.ndarray) -> None:
         if type(value) is not np.ndarray or value.dtype == np.float64:
-            with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is infinite and found as such
+            with np.errstate(over="ignore", invalid="ignore"):  # overflows become infinite and are detected later
                 value = np.asarray(array_like(value), np.float32)
         if value.shape != shape:
             raise LeafError(name, f"shape {value.shape}; expected {shape}")
-        out[place] = value.reshape(-1)
+        out[columns] = value.reshape(-1)
 
     return write
 

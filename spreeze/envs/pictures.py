@@ -1,8 +1,8 @@
-"""Pictures: which observations are some, and what environments draw, as bytes.
+"""Pictures: finds them in observations, and converts rendered ones to bytes.
 
-A part of an observation is a picture where its space is a Box of bytes up to 255 with at least 36 pixels a side,
-channels first or last. With ``env.image = true`` any bounded array of that size is one, alone one of any size, scaled
-from its bounds to bytes; with ``env.image = false`` none is.
+A part of an observation is a picture if its space is a Box of bytes up to 255 with at least 36 pixels a side, channels
+first or last. With ``env.image = true`` any bounded array of that size is one (of any size, if it is the only part),
+scaled from its bounds to bytes; with ``env.image = false`` none is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from spreeze.errors import EnvironmentError_
 from spreeze.types import EnvSpec, PictureSpec
 
 MIN_SIDE = 36
-"""Pixels of height and width from which bytes are taken for a picture: a board or a map of cells is smaller."""
+"""Least height and width of bytes that count as a picture: a board or a map of cells is smaller."""
 _MOST_OF_UNIT = 1.5
-"""Up to here floats are 0 .. 1, a little more by interpolation; as 0 .. 255 they would be black."""
+"""Largest value of floats in 0 .. 1, with some overshoot by interpolation; in 0 .. 255 such pictures would be black."""
 
 
 def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation space") -> tuple[PictureSpec, ...]:
-    """The pictures of an observation space, which an error calls ``what``; none where all of it is numbers.
+    """The pictures of an observation space, which errors call ``what``; empty if it has only numbers.
 
     ``wanted`` is the setting ``env.image``.
 
@@ -70,7 +70,7 @@ def _is_box(space: Any) -> bool:
 
 
 def _bounds(space: Any) -> tuple[float, float] | None:
-    """The values that become bytes 0 and 255; None where a Box has no bounds."""
+    """The values that become bytes 0 and 255; None if a Box has no bounds."""
     if space.dtype == np.uint8:
         return 0.0, 255.0
     low, high = float(np.min(space.low)), float(np.max(space.high))
@@ -85,7 +85,7 @@ def _sides(space: Any) -> list[int]:
 
 
 def is_picture(space: Any) -> bool:
-    """True if a space without parts is one of pictures, as far as its author says."""
+    """True if a leaf space is declared like a picture: bytes up to 255, of sufficient size."""
     return bool(_sides(space)) and space.dtype == np.uint8 and bool(np.max(space.high) == 255)
 
 
@@ -104,10 +104,10 @@ def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def refuse_pictures(space: Any, what: str) -> None:
-    """Refuses a space of an observation, called ``what``, of a vector engine or team, whose networks take no pictures.
+    """Refuses an observation space, called ``what``, of a vector engine or team if it has pictures.
 
     Raises:
-        EnvironmentError_: it has a picture; the message names it and what can be done.
+        EnvironmentError_: it has a picture; the message names it and a remedy.
     """
     for leaf in leaves_of(space, what):
         if is_picture(leaf.space):
@@ -118,9 +118,9 @@ def refuse_pictures(space: Any, what: str) -> None:
 
 
 class DrawnPictures:
-    """Turns what an environment draws, one picture after the other, into uint8 [H, W, 3].
+    """Converts rendered pictures of one environment, one after the other, to uint8 [H, W, 3].
 
-    Floats are taken as 0 .. 1 until one is larger, integers of two bytes as 0 .. 255 likewise.
+    Floats count as 0 .. 1 until a larger value appears, and two-byte integers likewise as 0 .. 255.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class DrawnPictures:
         """The largest value so far."""
 
     def __call__(self, drawn: Any) -> np.ndarray:
-        """A picture [H, W], [H, W, C] or [C, H, W] with C = 1, 3 or 4; of a list of pictures the newest.
+        """Converts a picture [H, W], [H, W, C] or [C, H, W] with C = 1, 3 or 4, or the last of a list of pictures.
 
         Raises:
             ValueError: no picture.
@@ -166,7 +166,7 @@ class DrawnPictures:
 
 
 def seen_as(spec: EnvSpec) -> str | None:
-    """Line on how an observation of several dimensions is understood; None for a vector."""
+    """A line about the interpretation of an observation with several dimensions; None for a vector."""
     frames = spec.frames
     if frames is None:
         if len(spec.obs_shape or ()) < 2:

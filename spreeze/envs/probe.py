@@ -1,7 +1,7 @@
-"""Tries an environment in a child process before anything is started, and times it.
+"""Tries and times an environment in a child process before a run starts.
 
-The child (``python -m spreeze.envs.probe``) writes one JSON file; an environment that hangs,
-prints from C or takes the process down cannot harm the caller.
+The child (``python -m spreeze.envs.probe``) writes one JSON file; an environment that hangs, prints from C or crashes
+its process cannot harm the caller.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ from spreeze.types import EnvSpec, rebuild
 START_S: float = SamplingConfig().start_deadline_s
 """Default time limit to construct and reset an environment."""
 TIMED_STEPS = 2000
-"""Steps after which the time of a step is known well enough; fewer where they take more than 1.5 s."""
+"""Number of timed steps; fewer if they take more than 1.5 s."""
 _TIMING_S = 1.5
 _LEAST_RUNNING = 0.01
-"""Share of the time in which a step runs, at least."""
+"""Least share of a step's time in which it runs."""
 _SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
 """Modules that step environments of other packages."""
 _MOST_IDS = 200
 _GRACE_S = 5.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STACK_S = 0.3
 """Time for a late child to write its stack before it is killed [s]."""
-_FIRST_WORD_S, _WORD_S = 5.0, 20.0
-"""When a slow start is told of first, and how often after that."""
+_FIRST_NOTICE_S, _NOTICE_S = 5.0, 20.0
+"""Time of the first notice about a slow start, and the interval of the next ones."""
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
-"""Least time for a second environment to come up; where the first took longer than the other, none is tried."""
+"""Least time allowed for a second environment to start; none is tried if the first took longer than the other value.
+"""
 _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
 
 
@@ -80,7 +81,7 @@ _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_arra
 class Probe:
     spec: EnvSpec
     step_us_median: float | None
-    """Median time of one env step with random actions, without what it waited for a core; None if not timed."""
+    """Median time of one env step with random actions, without its waiting time for a core; None if not timed."""
     step_cv: float | None
     """Standard deviation of the step time over its mean; None if not timed."""
     memory_bytes: int
@@ -88,43 +89,43 @@ class Probe:
     notes: tuple[str, ...] = ()
     """Remarks for the user on how it is made and observed."""
     step_cpu_share: float = 1.0
-    """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
+    """CPU time over time of a step, including the simulator's other processes; 1 if it does not wait by itself."""
     start_s: float = 0.0
     """Time that making and resetting the environment took, without the import of its module."""
     further_env_bytes: int | None = None
     """Resident memory that one more environment of the process adds; None if none was made."""
     alone: str | None = None
-    """Why no second environment can be there beside the first; None: it can, or that was not tried."""
+    """Why no second environment can exist beside the first; None: it can, or that was not tried."""
     alone_in_process: bool = False
-    """True if that holds within one process only: another process can have one as well."""
+    """True if that holds only within one process: another process can have an environment, too."""
     packages: dict[str, str] = field(default_factory=dict)
-    """Version by distribution of the environment and of its simulators, as far as they come from distributions."""
+    """Distribution -> version, of the environment and its simulators, as far as they come from distributions."""
 
 
 class Waiting(TypedDict, total=False):
-    """How a child is waited for, and what it tries besides."""
+    """Options for waiting for a child, and for trying a second environment."""
 
     interrupted: Callable[[], bool]
-    """Asked ten times a second whether to give up."""
+    """Called ten times a second; True ends the wait."""
     on_wait: Callable[[str], object]
-    """Told in a line now and then that a slow start is waited for."""
+    """Called with a line of text now and then during a slow start."""
     second: bool
-    """Also tries whether there can be two at a time, and what a further one takes of memory; not where that is known,
-    nor where it would take more time or memory than there is."""
+    """Also tries whether two environments can exist at a time, and measures the memory of the second; skipped where
+    that is known, or where time or memory do not suffice."""
 
 
 class ProbeOptions(EnvOptions, Waiting, total=False):
     deadline_s: float
-    """The child is killed after that time; default ``START_S``."""
+    """Time after which the child is killed; default ``START_S``."""
 
 
 Tries = Literal["time", "check", "draw", "ids"]
-"""Things that a child can try: a probe, a ``Checkup``, a picture, or which ids a module registers."""
+"""Tasks of a child: a probe, a ``Checkup``, a picture, or the ids that a module registers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeJob:
-    """Job of a child, as JSON between it and its parent."""
+    """Job of a child, which its parent sends as JSON."""
 
     what: Tries
     task: dict[str, Any]
@@ -135,7 +136,7 @@ class ProbeJob:
     limit_s: float = START_S + _GRACE_S
     """Time after which the child ends itself."""
     folder: str = ""
-    """The folder to which it writes what it found."""
+    """The folder to which it writes its results."""
 
 
 def probe_env(
@@ -150,15 +151,15 @@ def probe_env(
         options: as ``EnvOptions`` and ``ProbeOptions``.
 
     Raises:
-        EnvironmentError_: it cannot be used, hangs, or took its process down.
-        KeyboardInterrupt: ``interrupted`` said so; the child is gone.
+        EnvironmentError_: it cannot be used, hangs, or crashed its process.
+        KeyboardInterrupt: ``interrupted`` returned True; the child has ended.
     """
     found = in_child("time", env_id, import_module, steps=steps, **options)
     return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"]), "notes": tuple(found["notes"])})
 
 
 def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> Probe:
-    """``probe_env`` of the task that is configured, within ``sampling.start_deadline_s``."""
+    """``probe_env`` of the configured task, within ``sampling.start_deadline_s``."""
     env = config.env
     own = EnvOptions(plain=env.plain, args=env.args, image=dataclasses.asdict(config.image), picture=env.image)
     deadline_s = config.sampling.start_deadline_s
@@ -168,7 +169,7 @@ def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> P
 def ids_of(import_module: str, **waiting: Unpack[Waiting]) -> list[str]:
     """The ids that a module registers with Gymnasium, or else its environment classes as ``MODULE:CLASS``.
 
-    It is imported in a child process. At most 200, its own before those of modules that it imports.
+    A child process imports it. At most 200 ids, its own before those of modules that it imports.
 
     Raises:
         EnvironmentError_: it cannot be imported.
@@ -196,11 +197,11 @@ def in_child(
 ) -> dict[str, Any]:
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``), ``draw`` (a picture) or ``ids``.
 
-    A child that was stopped in the meantime (Ctrl-Z), or slept with the machine, is replaced by another one.
+    A failed child that was stopped in the meantime (Ctrl-Z), or slept with the machine, is replaced by a new one.
 
     Raises:
-        EnvironmentError_: it cannot be used, hangs, or took its process down.
-        KeyboardInterrupt: ``interrupted`` said so; the child is gone.
+        EnvironmentError_: the environment cannot be used, hangs, or crashed its process.
+        KeyboardInterrupt: ``interrupted`` returned True; the child has ended.
     """
     deadline_s, second = options.get("deadline_s", START_S), options.get("second", False)
     own = {name: value for name, value in options.items() if name in EnvOptions.__annotations__}
@@ -210,7 +211,7 @@ def in_child(
     while True:
         slept_s = AWAKE.slept_s
         try:
-            found = _tried(job, deadline_s, interrupted, on_wait)
+            found = _run_child(job, deadline_s, interrupted, on_wait)
         except EnvironmentError_:
             if AWAKE.slept_s == slept_s:
                 raise
@@ -219,7 +220,7 @@ def in_child(
                 return found
 
 
-def _tried(
+def _run_child(
     job: ProbeJob, deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
 ) -> dict[str, Any]:
     """Result of one child; errors as ``in_child``."""
@@ -236,9 +237,9 @@ def _tried(
 
 
 class _Child:
-    """A child process that tries an environment; what it found counts as soon as it is there.
+    """A child process that tries an environment; a result counts as soon as its file exists.
 
-    Once left, it and all that it started are gone.
+    The end of the context kills the child and all processes that it started.
     """
 
     def __init__(self, job: ProbeJob, interrupted: Callable[[], bool], on_wait: Callable[[str], object]) -> None:
@@ -247,7 +248,7 @@ class _Child:
         self._kills = oom_kills()
 
     def __enter__(self) -> _Child:
-        paths = python_path(*filter(None, sys.path))  # it finds the modules that this process finds
+        paths = python_path(*filter(None, sys.path))  # so that it finds the same modules as this process
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
         command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(dataclasses.asdict(self._job))]
         with open(self._folder / "stderr", "wb") as errors, signals_blocked():
@@ -271,8 +272,8 @@ class _Child:
         end_orphans(self._nonce)
 
     def result(self, deadline_s: float) -> dict[str, Any]:
-        """Result of the child; an EnvironmentError_ if it ends, or the deadline comes, before there is one."""
-        if self._wait(_RESULT, deadline_s, tell=True):
+        """Result of the child; an EnvironmentError_ if it ends, or the deadline passes, before there is one."""
+        if self._wait(_RESULT, deadline_s, notify=True):
             return self._read(_RESULT)
         code = self._process.poll()
         if code is None:
@@ -281,26 +282,27 @@ class _Child:
             time.sleep(_STACK_S)
             raise EnvironmentError_(
                 f"{self._env_id}: no environment step within {deadline_s:g} s; the probe was ended"
-                f"{self._said()}; if it needs longer to start, set --start-deadline-s "
+                f"{self._stderr_text()}; if it needs longer to start, set --start-deadline-s "
                 f"{2 * deadline_s:g}"
             )
         if self._interrupted():
             raise KeyboardInterrupt
         raise EnvironmentError_(
-            f"{self._env_id}: its process ended with {ending(code, self._kills)} before the first step{self._said()}"
+            f"{self._env_id}: its process ended with {ending(code, self._kills)} before the first step"
+            f"{self._stderr_text()}"
         )
 
     def second(self, start_s: float) -> dict[str, Any]:
         """Result of a second environment beside the first."""
         within_s = max(_SECOND_S, 2.0 * start_s)
-        if not self._wait(_SECOND, within_s, tell=start_s > _FIRST_WORD_S):
+        if not self._wait(_SECOND, within_s, notify=start_s > _FIRST_NOTICE_S):
             code = self._process.poll()
             how = (
                 f"it did not start within {within_s:.0f} s"
                 if code is None
                 else (f"the process ended with {ending(code, self._kills)}")
             )
-            return {"alone": f"{how}{self._said()}"}
+            return {"alone": f"{how}{self._stderr_text()}"}
         found = self._read(_SECOND)
         if found["alone"] is not None and not self._interrupted():
             found["alone_in_process"] = self._repeats_elsewhere(within_s)
@@ -318,11 +320,11 @@ class _Child:
                 except EnvironmentError_:
                     return False
 
-    def _wait(self, name: str, within_s: float, *, tell: bool) -> bool:
-        """True if a file is there in time; the child may have ended before."""
-        began_s, path = AWAKE(), self._folder / name
-        next_word_s = _FIRST_WORD_S if tell else within_s
-        while (waited_s := AWAKE() - began_s) < within_s:
+    def _wait(self, name: str, within_s: float, *, notify: bool) -> bool:
+        """Waits for a file of the child; True if it exists in time. The child may have ended before."""
+        started_s, path = AWAKE(), self._folder / name
+        next_notice_s = _FIRST_NOTICE_S if notify else within_s
+        while (waited_s := AWAKE() - started_s) < within_s:
             if self._interrupted():
                 raise KeyboardInterrupt
             ended = self._process.poll() is not None
@@ -330,30 +332,30 @@ class _Child:
                 return True
             if ended:
                 return False
-            if waited_s >= next_word_s:
-                next_word_s += _WORD_S
+            if waited_s >= next_notice_s:
+                next_notice_s += _NOTICE_S
                 self._on_wait(
                     f"waiting for {self._env_id} to start: {waited_s:.0f} s so far, at most {within_s:g} s "
                     "(--start-deadline-s)"
                 )
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOOK_S if waited_s > 1.0 else 0.2 * _LOOK_S)
+                self._process.wait(_POLL_S if waited_s > 1.0 else 0.2 * _POLL_S)
         return path.exists()
 
     def _read(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._folder / name).read_text(encoding="utf-8"))
         return found
 
-    def _said(self) -> str:
-        words = Log(self._folder / "stderr", 0).last_words
-        return f": {words}" if words else ""
+    def _stderr_text(self) -> str:
+        text = Log(self._folder / "stderr", 0).last_words
+        return f": {text}" if text else ""
 
 
 _RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
-"""Files by which child and parent tell each other."""
+"""Files with which child and parent signal each other."""
 
 
-def _begun(make: Callable[[], Task]) -> Task:
+def _make_and_reset(make: Callable[[], Task]) -> Task:
     task = make()
     try:
         task.reset(seed=0)
@@ -363,31 +365,31 @@ def _begun(make: Callable[[], Task]) -> Task:
     return task
 
 
-def _begun_or_drawn(make: Callable[[], Task], drawing: Callable[[], Task] | None) -> tuple[Task, bool]:
-    """Makes and resets a task; returns it, and whether ``drawing`` had to make it (with a ``render_mode``).
+def _make_or_draw(make: Callable[[], Task], drawing: Callable[[], Task] | None) -> tuple[Task, bool]:
+    """Makes and resets a task; returns it, and True if ``drawing`` had to make it (with a ``render_mode``).
 
-    Some environments observe what they draw.
+    Some environments observe their own pictures.
     """
     try:
-        return _begun(make), False
+        return _make_and_reset(make), False
     except Exception as error:
         if drawing is None:
             raise
         try:
-            task = _begun(drawing)
+            task = _make_and_reset(drawing)
         except Exception:
             raise error from None
-    with contextlib.suppress(Exception):  # an error that comes only now and then has another reason
-        found = _begun(make)
+    with contextlib.suppress(Exception):  # an intermittent error has another reason
+        found = _make_and_reset(make)
         close_in_time(task.close)
         return found, False
     return task, True
 
 
 def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn: bool = False) -> Probe:
-    """Times a task's steps; it has been reset. ``before_bytes`` is what ``_memory_bytes`` was before it was made.
+    """Times the steps of a task that has been reset. ``before_bytes``: ``_memory_bytes`` before it was made.
 
-    ``drawn`` says that it can be reset with a ``render_mode`` alone.
+    ``drawn``: True if it can be reset only with a ``render_mode``.
     """
     import psutil
 
@@ -398,9 +400,9 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     packages = packages_of(task) if steps > 1 else {}
     actions = _Actions(task, max(1, steps))
     times = []
-    began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
+    started, used_s, voluntary = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
     waited_s = waited_for_core_s()
-    end = began + _TIMING_S
+    end = started + _TIMING_S
     for index in range(max(1, steps)):
         action = actions.at(index)
         before = time.perf_counter()
@@ -411,9 +413,9 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
             task.reset()
         if now > end:
             break
-    used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - began
+    used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - started
     waited_s = waited_for_core_s() - waited_s
-    slept = process.num_ctx_switches().voluntary - slept
+    voluntary = process.num_ctx_switches().voluntary - voluntary
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     observed = task.env.env if isinstance(task.env, ImageFrames) else task.env
     left_out = text_left_out(observed.observation_space)
@@ -422,19 +424,19 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
         memory_bytes=max(0, _memory_bytes() - before_bytes),
         start_s=start_s,
         notes=tuple(filter(None, [_DRAWN_NOTE if drawn else None, used_or_not(task.env, task.spec), left_out])),
-        # Long steps wait for a core in the midst of many of them, short ones between.
+        # Most long steps are interrupted by a wait for a core; short ones wait between them.
         step_us_median=None
         if timed is None
         else float(min(np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
-        # A step that only waits for a core gives none up of its own accord.
-        step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
+        # A step that only waits for a core has no voluntary context switch.
+        step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and voluntary >= len(times) / 2 else 1.0,
         packages=packages,
     )
 
 
 def _memory_bytes() -> int:
-    """Resident memory of this process, and what the processes that it started have for themselves."""
+    """Resident memory of this process, and unshared memory of the processes that it started."""
     import psutil
 
     own = os.getpid()
@@ -442,26 +444,27 @@ def _memory_bytes() -> int:
 
 
 def packages_of(task: Task) -> dict[str, str]:
-    """Version by distribution of what a task is made of, as far as it is imported from distributions."""
-    words = [*task.spec.env_id.split(":"), task.spec.import_module or "", type(task.env.unwrapped).__module__]
+    """Distribution -> version, of the packages of a task, as far as they come from distributions."""
+    modules = [*task.spec.env_id.split(":"), task.spec.import_module or "", type(task.env.unwrapped).__module__]
     found: dict[str, str] = {}
-    for name in sorted({*(word.partition(".")[0] for word in words), *_SIMULATORS} & sys.modules.keys()):
+    for name in sorted({*(module.partition(".")[0] for module in modules), *_SIMULATORS} & sys.modules.keys()):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
             continue
         if "-packages" in (getattr(sys.modules[name], "__file__", None) or ""):
-            found |= {one: metadata.version(one) for one in metadata.packages_distributions().get(name, [])}  # slow
+            distributions = metadata.packages_distributions().get(name, [])  # slow
+            found |= {distribution: metadata.version(distribution) for distribution in distributions}
     return found
 
 
 def _processor_s(process: Any) -> float:
-    """Processor time of a process and of what it started."""
+    """CPU time of a process and its descendants."""
     import psutil
 
     total = 0.0
-    for one in (process, *process.children(recursive=True)):
+    for member in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
-            total += sum(one.cpu_times()[:2])
+            total += sum(member.cpu_times()[:2])
     return total
 
 
@@ -482,7 +485,7 @@ class _Actions:
 
 
 def main(argv: list[str]) -> int:
-    """The child: a ``ProbeJob`` says what to do, JSON files in its folder what was found."""
+    """Entry point of the child: does a ``ProbeJob`` and writes its results as JSON files to the job's folder."""
     job = ProbeJob(**json.loads(argv[0]))
     task = {**job.task, "args": tuple(job.task.get("args", ()))}
     leave_to_supervisor()
@@ -507,31 +510,31 @@ def main(argv: list[str]) -> int:
     replace_bytes(folder / _RESULT, json.dumps(found).encode())
     if job.second and "error" not in found:
         faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * found["start_s"]), exit=True)
-        second = _another(task, found, tasks)
+        second = _second_env(task, found, tasks)
         replace_bytes(folder / _SECOND, json.dumps(second).encode())
         while second["alone"] is not None and not (folder / _ENOUGH).exists():
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     close_in_time(*(made.close for made in tasks))
     return 2 if "error" in found else 0
 
 
 def _timed(given: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, Any]:
-    """The probe of a task; the environment, still open, goes to ``tasks``."""
-    import gymnasium  # noqa: F401 (imports are paid once a process)
+    """The probe of a task; appends the environment, still open, to ``tasks``."""
+    import gymnasium  # noqa: F401 (the time of imports is not the environment's)
 
     if given["import_module"] is not None:
         import_user_module(given["import_module"])
-    before_bytes, began = _memory_bytes(), time.perf_counter()
+    before_bytes, started = _memory_bytes(), time.perf_counter()
     drawn = {**given, "args": (*given["args"], "render_mode='rgb_array'")}
     wanted = not any(text.startswith("render_mode=") for text in given["args"])
-    task, is_drawn = _begun_or_drawn(lambda: make_task(**given), (lambda: make_task(**drawn)) if wanted else None)
+    task, is_drawn = _make_or_draw(lambda: make_task(**given), (lambda: make_task(**drawn)) if wanted else None)
     tasks.append(task)
-    start_s = time.perf_counter() - began
+    start_s = time.perf_counter() - started
     return dataclasses.asdict(measure(task, steps, before_bytes, start_s, drawn=is_drawn))
 
 
-def _another(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
-    """Tries a second environment beside the first one, unless it is known that there can be several."""
+def _second_env(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
+    """Tries a second environment beside the first one, unless several are known to work."""
     if (
         is_known_to_repeat(given["env_id"])
         or first["start_s"] > _SLOWEST_TWICE_S
@@ -555,7 +558,7 @@ def _text_of(error: Exception, limit: int = 300) -> str:
 _CHECKUP_TIMING_S = 2.0
 _DRAWN = 4096
 _RESETS = 5
-_PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
+_PLAIN_TEXTS: tuple[tuple[str, str | None], ...] = (
     (r"symmetric and normalized|alternative render modes|action space.*infinity|[Bb]ox .*(infinity|precision)", None),
     (r"render_modes|render mode|render_fps", None),
     (
@@ -566,7 +569,7 @@ _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
     (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations are not reproducible"),
     (r"obs.*dtype|dtype.*obs", "observations have another dtype than their space and are converted at each step"),
 )
-"""Message of Gymnasium's checker, and the doctor's words for it; None: no matter here."""
+"""Pattern of a message of Gymnasium's checker, and the doctor's text for it; None: irrelevant here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -580,15 +583,15 @@ class Checkup:
     further_env_bytes: int | None
     """Resident memory that one more environment of a process adds; None if there can be only one."""
     alone: str | None
-    """Why there can be only one at a time; None: there can be several."""
+    """Why only one can exist at a time; None: several can."""
     largest_observation: float
     """Largest magnitude in the vectors observed; 0 with pictures."""
     notes: tuple[str, ...]
-    """Findings of Gymnasium's checker, in plain words."""
+    """Findings of Gymnasium's checker, in plain language."""
 
 
 def check_up(given: dict[str, Any]) -> Checkup:
-    """Times steps and resets, measures a second environment's memory, asks Gymnasium's checker."""
+    """Times steps and resets, measures a second environment's memory, and runs Gymnasium's checker."""
     tasks, added, alone = [make_task(**given)], None, None
     try:
         steps_us, resets_us, mean_us, largest = _time(tasks[0])
@@ -611,21 +614,21 @@ def check_up(given: dict[str, Any]) -> Checkup:
         further_env_bytes=added,
         alone=alone,
         largest_observation=largest,
-        notes=_ask_gymnasium(make_env(**given), tasks[0].spec),
+        notes=_gymnasium_findings(make_env(**given), tasks[0].spec),
     )
 
 
 def _time(task: Task) -> tuple[list[float], list[float], float, float]:
     """Times of steps and resets in us, the mean time of a step with its share of resets, and the largest observation.
 
-    Steps in which another program took the core say more of the machine than of the environment: they are left out,
-    unless hardly any other is left.
+    Steps in which another program took the core are left out, unless hardly any others remain: they measure the machine
+    rather than the environment.
     """
     steps_us: list[float] = []
     quiet_us: list[float] = []
     resets_us = [_reset_us(task) for _ in range(_RESETS)]
     actions = _Actions(task, _DRAWN)
-    task.step(actions.at(0))  # what only the first step costs is not the environment's speed
+    task.step(actions.at(0))  # the first step may include one-time costs
     end, largest = time.perf_counter() + _CHECKUP_TIMING_S, 0.0
     before_switches = _preemptions()
     while time.perf_counter() < end:
@@ -659,13 +662,13 @@ def _reset_us(task: Task) -> float:
     return 1e6 * (time.perf_counter() - before)
 
 
-def _ask_gymnasium(env: Any, spec: EnvSpec) -> tuple[str, ...]:
-    """Findings of ``gymnasium.utils.env_checker`` on an environment, each sentence once."""
+def _gymnasium_findings(env: Any, spec: EnvSpec) -> tuple[str, ...]:
+    """Findings of ``gymnasium.utils.env_checker`` on an environment, each message once."""
     from gymnasium.utils.env_checker import check_env
 
     from spreeze.envs.masks import sample_allowed
 
-    said: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -673,24 +676,24 @@ def _ask_gymnasium(env: Any, spec: EnvSpec) -> tuple[str, ...]:
                 sample_allowed(env.unwrapped, spec)
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
-            said.append(one_line(error) or described(error))
+            messages.append(one_line(error) or described(error))
         finally:
             close_in_time(env.close)
-    said += [str(warning.message) for warning in caught if "gym" in str(warning.filename)]
-    return tuple(dict.fromkeys(filter(None, map(plain_words, said))))
+    messages += [str(warning.message) for warning in caught if "gym" in str(warning.filename)]
+    return tuple(dict.fromkeys(filter(None, map(plain_text, messages))))
 
 
-def plain_words(text: str) -> str | None:
-    """A sentence of the checker without colours and file names, in our words where there are some."""
+def plain_text(text: str) -> str | None:
+    """A message of the checker without colours and file names, or our text for it, if there is one."""
     text = " ".join(re.sub(r"\x1b\[\d+m|WARN: ", "", text).split())
-    for pattern, words in _PLAIN_WORDS:
+    for pattern, replacement in _PLAIN_TEXTS:
         if re.search(pattern, text):
-            return words
+            return replacement
     return text[:200]
 
 
 def draw(task: Task) -> dict[str, Any]:
-    """Draws one picture; its height and width."""
+    """Draws one picture; returns its height and width."""
     try:
         task.reset(seed=0)
         height, width, _ = task.render().shape

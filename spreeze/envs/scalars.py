@@ -1,4 +1,4 @@
-"""Rewards, flags and arrays as environments give them: plain ones, tensors, and lists of one element."""
+"""Converts rewards, flags and arrays of environments, which may be plain values, tensors, or lists of one element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def element_of(value: Any) -> Any:
-    """The element of an array, a tensor or a list of one; anything else as it is.
+    """The element of an array, tensor or list of one; any other value is returned unchanged.
 
     Raises:
         ValueError: there are several, or none.
@@ -28,7 +28,7 @@ def element_of(value: Any) -> Any:
 
 
 def array_like(value: Any) -> Any:
-    """A tensor of Torch as an array, from whatever device and without its gradient; anything else as it is."""
+    """A torch tensor as an array, from any device and without its gradient; other values are returned unchanged."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") and hasattr(value, "cpu") else value
 
 

@@ -1,4 +1,4 @@
-"""A vector environment of one, stepped and reset by hand like any other environment."""
+"""A vector environment with one element, with the interface of a plain environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spreeze.types import Box, Choices, EnvSpec
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
-    """The only environment of a vector environment; a seed makes it again, for some engines seed only then."""
+    """The only environment of a vector environment; a seed makes it anew, since some engines seed only then."""
 
     def __init__(self, env_id: str, make: Callable[[int], Any]) -> None:
         self._env_id, self._make = env_id, make
@@ -41,7 +41,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         self.spec = gymnasium.envs.registration.EnvSpec(
             id=env_id, entry_point=f"{__name__}:SingleEnv", max_episode_steps=limit, reward_threshold=threshold
         )
-        # Whether it gives masks shows in the info of a reset.
+        # The info of a reset shows whether it gives masks.
         self._obs_dim = math.prod(self.observation_space.shape or (0,))
         self._masked = not isinstance(self._action, Box) and env.reset()[1].get(MASK) is not None
         self._task = self._task_of(env)
@@ -62,7 +62,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode, where the engine has not begun it already."""
+        """Starts an episode, unless the engine has just started one."""
         if seed is None:
             return self._shaped(self._task.restart())
         self._task.close()
@@ -73,9 +73,9 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         values = row_of(self._parts, action) if self._parts else np.asarray(action, np.float32)
         values = values.reshape(1, -1)
         is_number = isinstance(self._action, Choices) and not self._parts
-        done = self._task.step(values - self._action.low if is_number else values)
-        obs, info = self._shaped(done.next_obs)
-        return obs, float(done.reward[0]), bool(done.terminated[0]), bool(done.truncated[0]), info
+        result = self._task.step(values - self._action.low if is_number else values)
+        obs, info = self._shaped(result.next_obs)
+        return obs, float(result.reward[0]), bool(result.terminated[0]), bool(result.truncated[0]), info
 
     def _shaped(self, obs: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         """Observation and info."""
@@ -88,7 +88,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
-    """The space of a nested observation's parts, one after the other by key, as ``VectorTask`` joins them."""
+    """The space of a nested observation's parts, concatenated by key as in ``VectorTask``."""
     leaves = leaves_of(space, "observation space")
     for leaf in leaves:
         if not isinstance(leaf.space, gymnasium.spaces.Box):
@@ -100,7 +100,7 @@ def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
 
 
 def _limits(env: Any) -> tuple[int | None, float | None]:
-    """Env steps of an episode and reward threshold, as far as the engine says."""
+    """Time limit [env steps] and reward threshold, as far as the engine specifies them."""
     spec = getattr(env, "spec", None)
     config = getattr(spec, "config", spec)
     limit, threshold = getattr(config, "max_episode_steps", None), getattr(spec, "reward_threshold", None)

@@ -1,8 +1,8 @@
-"""Small tasks to try things with: ``--import spreeze.envs.small_tasks``.
+"""Small tasks for experiments: ``--import spreeze.envs.small_tasks``.
 
-``Docking-v0`` shows its goal in an image and tells its place in a vector; ``PendulumImage-v0`` is Pendulum-v1 drawn. A
-policy without memory cannot solve ``TMaze-v0``, nor ``CartPoleNoVel-v1`` and ``PendulumNoVel-v1``, which do not tell
-velocities. ``spreeze/Synthetic-v0``, which needs no ``--import``, costs a given time, to measure samplers with::
+``Docking-v0`` shows its goal in an image and has its position in a vector; ``PendulumImage-v0`` renders Pendulum-v1. A
+policy without memory cannot solve ``TMaze-v0``, nor ``CartPoleNoVel-v1`` and ``PendulumNoVel-v1``, which hide
+velocities. The steps of ``spreeze/Synthetic-v0``, which needs no ``--import``, take a given time, to measure samplers::
 
     python -m spreeze.train --env spreeze/Synthetic-v0 --env-arg law=gamma --env-arg mean_s=0.002 --env-arg cv=0.5
 """
@@ -30,14 +30,15 @@ _SIDE, _STEPS = 40, 10
 class Docking(gymnasium.Env[Any, Any]):
     """A point on a line that has to go to a goal and stay: the reward of a step is minus the distance.
 
-    The goal is the brightness of a lamp in the image ``camera``, the place is the number ``place``; both begin between
-    -1 and 1. In ten steps, the best return is about -0.6; who sees one part alone loses as much as who stays, about -5.
+    The goal is the brightness of a lamp in the image ``camera``, the position is the number ``place``; both start
+    between -1 and 1. In ten steps, the best return is about -0.6; a policy that sees only one part gets no more than
+    one that never moves, about -5.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None, parts: str = "both", discrete: bool = False) -> None:
-        """``parts`` is ``image``, ``vector`` or ``both``; with ``discrete`` a step is a quarter to a side, or none."""
+        """``parts`` is ``image``, ``vector`` or ``both``; with ``discrete`` a step is -0.25, 0 or 0.25."""
         self.render_mode, self._parts, self._discrete = render_mode, parts, discrete
         camera, place = spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8), spaces.Box(-10.0, 10.0, (1,), np.float32)
         both = spaces.Dict({"camera": camera, "place": place})
@@ -107,18 +108,18 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         turns, at_junction = action > 0, self._place == self.length
-        over, reward = False, 0.0
+        terminated, reward = False, 0.0
         if turns != at_junction:
             reward = -0.1
         elif at_junction:
-            over, reward = True, 1.0 if (action == 2) == (self._side == 1) else -1.0
+            terminated, reward = True, 1.0 if (action == 2) == (self._side == 1) else -1.0
         else:
             self._place += 1
-        return np.array([0.0, self._place == self.length], np.float32), reward, over, False, {}
+        return np.array([0.0, self._place == self.length], np.float32), reward, terminated, False, {}
 
 
 class WithoutVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """Leaves some entries of a vector: those that tell places and angles."""
+    """Keeps only some entries of an observation: positions and angles."""
 
     def __init__(self, env: gymnasium.Env[np.ndarray, Any], kept: tuple[int, ...]) -> None:
         super().__init__(env)
@@ -132,21 +133,21 @@ class WithoutVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray
 
 
 def cart_pole(render_mode: str | None = None) -> gymnasium.Env[np.ndarray, Any]:
-    """CartPole by the cart's place and the pole's angle."""
+    """CartPole that observes the cart's position and the pole's angle."""
     return WithoutVelocities(CartPoleEnv(render_mode=render_mode), (0, 2))
 
 
 def pendulum(render_mode: str | None = None) -> gymnasium.Env[np.ndarray, Any]:
-    """Pendulum by cosine and sine of its angle."""
+    """Pendulum that observes the cosine and sine of its angle."""
     return WithoutVelocities(PendulumEnv(render_mode=render_mode), (0, 1))
 
 
 class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
     """A contextual bandit in noise: the observation [O] is standard normal and new at each step.
 
-    With box actions [A] the reward is ``1 - mean((a - tanh(W o))^2)``, with discrete ones it is
-    1 for the largest of ``W o`` and 0 else; W is fixed by ``task_seed``. So something can be learned,
-    and the optimal return is known: ``episode_steps``.
+    With box actions [A] the reward is ``1 - mean((a - tanh(W o))^2)``, with discrete ones it is 1 for the largest of
+    ``W o``, else 0; ``task_seed`` determines W. So the task can be learned, and the optimal return is known:
+    ``episode_steps``.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}  # type: ignore[misc]
@@ -175,20 +176,20 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
             mean_s: mean step time.
             cv: standard deviation over mean of the Gamma distribution; the exponential one has 1, the constant one 0.
             cost: ``sleep`` waits like a simulator in another process, ``spin`` takes that much CPU time.
-            reset_s: time of a reset, spent likewise.
+            reset_s: time of a reset, of the same kind.
             obs_dim: O.
             action_dim: A, or the number of discrete actions.
             action_kind: ``box`` or ``discrete``.
             episode_steps: env steps after which an episode is truncated.
             p_terminated: probability that a step terminates its episode.
-            task_seed: of the hidden matrix W.
+            task_seed: seed of the hidden matrix W.
 
         Raises:
             ValueError: an unknown law, cost or kind, or a number out of range.
         """
-        for name, word, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
-            if word not in known:
-                raise ValueError(f"{name} = {word!r}: allowed is {', '.join(known)}")
+        for name, kind, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
+            if kind not in known:
+                raise ValueError(f"{name} = {kind!r}: allowed is {', '.join(known)}")
         least = {
             "mean_s": (mean_s, 0),
             "reset_s": (reset_s, 0),
@@ -232,7 +233,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Spends the time that was drawn; rewards what W says of the last observation."""
+        """Takes the time that was drawn; the reward depends on W and the last observation."""
         cost_s = self._times.next()
         if cost_s > 0.0:
             self._spend(cost_s)
@@ -259,24 +260,24 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 class _StepTimes:
-    """Step times in seconds, drawn ahead: one at a time would cost more than a short step."""
+    """Step times in seconds, drawn ahead: drawing one at a time would cost more than a short step."""
 
     def __init__(self, law: str, mean_s: float, cv: float) -> None:
         self._law, self._mean_s, self._cv = law, mean_s, cv
         self._rng = np.random.default_rng()
-        self._ready: list[float] = []
+        self._drawn: list[float] = []
         self.seeded = False
 
     def seed(self, seed: int) -> None:
         self._rng, self.seeded = np.random.default_rng(seed), True
-        self._ready.clear()
+        self._drawn.clear()
 
     def next(self) -> float:
         if self._law == "constant" or not self._mean_s:
             return self._mean_s
-        if not self._ready:
-            self._ready = self._draw()
-        return self._ready.pop()
+        if not self._drawn:
+            self._drawn = self._draw()
+        return self._drawn.pop()
 
     def _draw(self) -> list[float]:
         if self._law == "exponential":
@@ -286,7 +287,7 @@ class _StepTimes:
 
 
 def spin(seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
-    """Computes until this thread has taken so much CPU time: a slow or shared core takes longer."""
+    """Computes until this thread has used that much CPU time: a slow or shared core takes longer."""
     end = clock() + seconds
     while clock() < end:
         pass

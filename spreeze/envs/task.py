@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 _FLOAT32 = np.dtype(np.float32)
-"""NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
+"""NumPy has a single object for it, and ``is`` takes a tenth of the time of a comparison."""
 _LONGEST_HOLD, _HOLD_EXPONENT, _MOST_HELD = 64, 1.5, 2
-"""Longest hold of a random action [env steps], the exponent by which longer ones get rarer, and the most components
-of actions that are held."""
+"""Longest hold of a random action [env steps], exponent of the distribution of lengths, and the largest number of
+action components for which actions are held."""
 CHANGED_ARGS = "env_args.json"
-"""File of a run directory: the ``key=value`` texts that have changed, all together."""
+"""File of a run directory with all changed ``key=value`` texts."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of nearly all rewards."""
 _LEAST = -FLOAT32_MAX
@@ -41,12 +41,12 @@ _LEAST = -FLOAT32_MAX
 class ActionScaling:
     """Maps [-1, 1] to the bounds of boxes and clips there; choices stay indices.
 
-    What depends on the bounds alone is computed once: each call of NumPy costs a process that has just slept five
-    microseconds.
+    Terms that depend only on the bounds are computed once: each call of NumPy costs five microseconds in a process that
+    has just slept.
     """
 
     def __init__(self, spec: EnvSpec, *, bounded: bool = False) -> None:
-        """Args: ``bounded`` where the policy's actions lie in [-1, 1]: such bounds then need no clipping."""
+        """``bounded``: the policy's actions lie in [-1, 1], so that bounds of -1 and 1 need no clipping."""
         self._choosing = spec.box is None
         if spec.box is None:
             return
@@ -62,9 +62,9 @@ class ActionScaling:
         self._as_given = self._unit and bounded
 
     def __call__(self, actions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """A policy's actions [N, A], float32, as ``Task.step`` takes them; indices are returned as they are.
+        """Converts a policy's actions [N, A], float32, to those of ``Task.step``; indices are returned unchanged.
 
-        They go to ``out``, if it is given, which environments may write into and keep; else to a new array.
+        The result is written to ``out``, if given, which environments may modify and keep; else to a new array.
         """
         if self._choosing:
             return actions
@@ -84,8 +84,8 @@ class ActionScaling:
 class Task:
     """One environment, checked at every step; the caller resets it.
 
-    Every observation is a fresh array, because some environments write into one of their own. A task with images
-    gives single frames, uint8; ``ObsBuffer`` stacks them.
+    Every observation is a new array, because some environments reuse theirs. A task with images returns single frames,
+    uint8; ``ObsBuffer`` stacks them.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
@@ -106,18 +106,18 @@ class Task:
         self.mask: np.ndarray | None = None
         """float32 [K], the current action mask; None without masks."""
         self._to_picture = DrawnPictures()
-        # Numbers of the space's own type, made once: Gymnasium checks a Python integer at a third more cost.
+        # Numbers of the space's own type, made once: checking a Python integer costs Gymnasium a third more.
         kind = getattr(self._action_dtype, "type", np.int64)
         self._numbers: list[Any] = []
-        """The environment's number of each option, where an action is a single number."""
+        """The environment's value of each option, if an action is a single number."""
         if self._choices is not None and not self._choices.shape:
             self._numbers = [kind(self._choices.start[0] + index) for index in range(self._choices.options)]
         self.info_numbers: InfoNumbers | None = None
-        """Takes each step's ``info``, where its numbers become metrics."""
+        """Collects the numbers of each step's ``info`` for metrics."""
         self.info: Any = {}
         """``info`` of the latest step."""
         self.success: bool | None = None
-        """True if the latest episode that has ended was a success; None if the environment does not say."""
+        """True if the latest episode that has ended was a success; None if the environment does not report it."""
         self.unscale_action = ActionScaling(spec)
         """Converts actions [N, A] of a policy to those of ``step``."""
 
@@ -164,7 +164,7 @@ class Task:
             reward = float(reward) if type(reward) in _NUMBERS else number_of(reward)
         except (ValueError, OverflowError) as error:
             raise self._bad("reward", str(error)) from None
-        if not _LEAST <= reward <= FLOAT32_MAX:  # nor is NaN
+        if not _LEAST <= reward <= FLOAT32_MAX:  # NaN fails, too
             raise self._bad("reward", str(reward))
         checked = self._checked_obs(obs)
         if terminated is not False and terminated is not True:
@@ -198,15 +198,15 @@ class Task:
             self.mask = mask_of(info, choice, terminated=terminated, parts=self.spec.action_parts)
             part = self.mask if self._frame is None else self.mask.view(np.uint8)
         except LeafError as error:
-            place = f"step {self._steps} of its episode" if self._steps else "reset"
-            raise self._bad(error.name, f"{error.found} (at {place})") from None
+            position = f"step {self._steps} of its episode" if self._steps else "reset"
+            raise self._bad(error.name, f"{error.found} (at {position})") from None
         return np.concatenate((obs.reshape(-1), part))
 
     def _bad(self, field: str, value: str) -> BadTransition:
         return BadTransition(field, value, self.spec.env_id)
 
     def _checked_obs(self, obs: Any) -> np.ndarray:
-        """A fresh float32 [O] vector, all of it finite."""
+        """A new float32 [O] vector, checked to be finite."""
         if self._frame is not None:
             if type(obs) is not np.ndarray or obs.dtype != np.uint8 or obs.shape != self._frame:
                 found = f"{getattr(obs, 'dtype', type(obs).__name__)} {getattr(obs, 'shape', '')}"
@@ -216,7 +216,7 @@ class Task:
             flat = obs.copy() if self._flat else obs.flatten()
         else:
             flat = self._converted(obs)
-        if np.vdot(flat, self._zeros) != 0.0:  # NaN as soon as one is not finite: half of what isfinite takes
+        if np.vdot(flat, self._zeros) != 0.0:  # NaN if any value is not finite; takes half the time of isfinite
             index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise self._bad(f"observation[{index}]", str(flat[index]))
         return flat
@@ -249,7 +249,7 @@ class Task:
 
     @property
     def render_fps(self) -> float:
-        """Env steps/s at which the environment's author shows it; 30 where not stated."""
+        """Env steps/s at which the environment is meant to be shown; 30 if not stated."""
         fps = (self.env.metadata or {}).get("render_fps")
         return float(fps) if fps else 30.0
 
@@ -274,13 +274,13 @@ def make_task(
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``.
 
-    ``action_mask`` says whether it gives masks; if None, an environment with choices is reset once to see.
+    ``action_mask``: True if it gives masks; if None, an environment with choices is reset once to find out.
     """
     env = make_env(env_id, import_module, render_mode, **options)
     with closed_on_error(env):
         plain, args = options.get("plain", False), options.get("args", ())
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
-        if engine_of(env_id) is not None:  # of which another engine may have made this one
+        if engine_of(env_id) is not None:  # another engine may have made this environment
             spec = dataclasses.replace(spec, env_id=env_id)
         choosing = spec.choices is not None and spec.team is None
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
@@ -320,7 +320,7 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
 
 
 def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:
-    """One more environment of a known description; errors as ``make_env``.
+    """Makes an environment of a known description; errors as ``make_env``.
 
     ``whole_games``: an Atari episode is the whole game, even if a lost life ends it for the samplers (evaluation).
     """
@@ -329,7 +329,7 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
 
 
 class TaskSource:
-    """Opens environments of one description; a new ``version`` says that those made before have older arguments."""
+    """Opens environments of one description; a new ``version`` means that earlier ones have outdated arguments."""
 
     def __init__(self, spec: EnvSpec, run_dir: Path, version: Callable[[], int]) -> None:
         self._spec, self._file, self._version = spec, run_dir / CHANGED_ARGS, version
@@ -340,7 +340,7 @@ class TaskSource:
         return self._version()
 
     def __call__(self) -> Task:
-        """One more environment; errors as ``open_task``, or an OSError where the changes cannot be read."""
+        """A new environment; errors as ``open_task``, or an OSError if the changes cannot be read."""
         if not self.version:
             return open_task(self._spec)
         changed = json.loads(self._file.read_text(encoding="utf-8"))
@@ -353,10 +353,10 @@ def merged_args(args: tuple[str, ...], changed: list[str]) -> tuple[str, ...]:
 
 
 def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """An environment of a known description for code of others; errors as ``make_env``.
+    """Makes an unwrapped environment of a known description for user code; errors as ``make_env``.
 
-    It is the environment itself; one with images observes its last k frames, uint8 [k, *frame], as policies take them.
-    An EnvironmentError_, too, if its spaces are not those of the description.
+    With images, it observes its last k frames, uint8 [k, *frame], the input of policies. Also raises an
+    EnvironmentError_ if its spaces are not those of the description.
     """
     env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec))
     with closed_on_error(env):
@@ -411,7 +411,7 @@ def _bounds_text(spec: EnvSpec) -> str:
 
 
 def options_of(spec: EnvSpec, *, whole_games: bool = True) -> EnvOptions:
-    """Options with which a known environment is made again, where the same parts of observations are pictures."""
+    """Options for making a known environment again, with the same parts of observations as pictures."""
     image, picture = None, spec.frames is not None and (spec.frames.as_asked or None)
     if spec.frames is not None:
         image = spec.frames.options | ({"episodic_life": False} if whole_games else {})
@@ -438,18 +438,18 @@ class ObsBuffer:
     def put(self, row: int, obs: np.ndarray) -> None:
         if self._stacked:
             stack = self.array[row]
-            stack[:-1] = stack[1:]  # one move within the cache: a thousandth of what the step takes
+            stack[:-1] = stack[1:]  # one move within the cache: a thousandth of a step's time
             stack[-1] = obs
         else:
             self.array[row] = obs
 
 
 class RandomActions:
-    """Random actions, each held for a random number of env steps: where single ones cancel, these lead somewhere.
+    """Random actions, each held for a random number of env steps: independent ones cancel out, held ones explore.
 
     The lengths follow Zipf's law, as in FlashSAC (arXiv 2604.04539): most are short, few are long. With action masks,
-    for teams, and for more than two numbers, an action lasts one step: what throws a cart over a hill throws a robot on
-    its back, where it would stay to the end of its episode (``assets/figures.md``).
+    for teams, and for more than two numbers, an action lasts one step: holds that carry a cart over a hill throw a
+    robot on its back, where it stays to the end of its episode (``assets/figures.md``).
     """
 
     def __init__(self, spec: EnvSpec, rng: np.random.Generator) -> None:
@@ -462,7 +462,7 @@ class RandomActions:
         self._held = np.zeros((0, spec.action_dim), np.float32)
 
     def draw(self, rows: int, obs: np.ndarray | None = None) -> np.ndarray:
-        """The next actions float32 [rows, A] of so many environments; ``obs`` as for ``uniform_actions``."""
+        """The next actions float32 [rows, A] of ``rows`` environments; ``obs`` as for ``uniform_actions``."""
         found = uniform_actions(self._spec, rows, self._rng, obs)
         if not self._holds:
             return found
@@ -476,9 +476,9 @@ class RandomActions:
 
 
 def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.ndarray | None = None) -> np.ndarray:
-    """Actions float32 [rows, A] as a policy gives them, each as likely as any other.
+    """Uniformly random actions float32 [rows, A], in the form of a policy's.
 
-    With action masks, those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
+    With action masks, only those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
     """
     if spec.box is not None and spec.choices is not None:
         only = dataclasses.replace(spec, action=spec.choices, action_parts=())

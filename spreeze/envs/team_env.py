@@ -1,17 +1,17 @@
-"""Tasks of several agents: a parallel environment of PettingZoo, stepped as one that acts for the whole team.
+"""Tasks of several agents: a parallel environment of PettingZoo, stepped by one agent that acts for the whole team.
 
 ``mpe2:NAME`` is an environment of the package mpe2, ``lbf:ID`` one of lbforaging (extra ``multiagent``);
-``parallel:MODULE`` is made by ``parallel_env()`` of the module that ``--import`` names. SMAC is not here: it needs the
-binary of StarCraft II.
+``parallel:MODULE`` is made by ``parallel_env()`` of the ``--import`` module. SMAC is not supported: it needs the binary
+of StarCraft II.
 
-*Layout.* An observation is ``obs of each agent | state`` (see ``types.TeamSpec``). The state is what ``state()`` gives,
-left out where it only repeats the observations, as in mpe2. An action is one index an agent.
+*Layout.* An observation is ``obs of each agent | state`` (see ``types.TeamSpec``). The state is the result of
+``state()``, left out if it only repeats the observations, as in mpe2. An action is one index per agent.
 
 *Return.* The team's reward is the sum of its agents' rewards, so returns are those of the team, not of one agent: in a
 task that gives all n agents the same reward, n times as much. EPyMARL counts in the same way.
 
 *Ends.* An episode ends when no agent is left; it was truncated if any of them was. An agent that has left observes
-zeros, and what it would do is ignored.
+zeros, and its actions are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spreeze.types import Choices, EnvSpec, TeamSpec
 
 
 class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """A parallel environment as one agent that acts for all."""
+    """A parallel environment with the interface of a single agent that acts for all."""
 
     def __init__(self, env_id: str, env: Any) -> None:
         """Takes a parallel environment.
@@ -73,7 +73,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._truncated = False
 
     def _starting_state(self, env_id: str, size: int) -> None:
-        """Looks at one reset: whether there is a state of its own, and no mask."""
+        """Checks one reset: sets the dimensions of the state, if it has one of its own, and refuses masks."""
         self._state_dim, self._obs_dim, self._size = 0, size * len(self._agents), size
         obs, infos = self._env.reset(seed=0)
         if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
@@ -85,8 +85,8 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             state = np.ravel(self._env.state())
         except (AttributeError, NotImplementedError):
             return
-        seen = self._joined(obs)
-        if state.shape != seen.shape or not np.array_equal(state.astype(np.float32), seen):
+        joined = self._joined(obs)
+        if state.shape != joined.shape or not np.array_equal(state.astype(np.float32), joined):
             self._state_dim = state.size
             self._obs_dim += state.size
 
@@ -107,13 +107,13 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             if agent in left
         }
         obs, rewards, terminated, truncated, _ = self._env.step(chosen)
-        cut = {agent: self._read("truncated", truncated, agent, flag_of) for agent in left}
-        self._truncated |= any(cut.values())
-        over = not self._env.agents or all(
-            self._read("terminated", terminated, agent, flag_of) or cut[agent] for agent in left
+        truncated_agents = {agent: self._read("truncated", truncated, agent, flag_of) for agent in left}
+        self._truncated |= any(truncated_agents.values())
+        ended = not self._env.agents or all(
+            self._read("terminated", terminated, agent, flag_of) or truncated_agents[agent] for agent in left
         )
         reward = sum(self._read("reward", rewards, agent, number_of) for agent in left)
-        return self._joined(obs), reward, over and not self._truncated, over and self._truncated, {}
+        return self._joined(obs), reward, ended and not self._truncated, ended and self._truncated, {}
 
     def _read(self, field: str, values: dict[Any, Any], agent: Any, read: Callable[[Any], Any]) -> Any:
         try:

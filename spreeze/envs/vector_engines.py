@@ -1,8 +1,8 @@
 """Vector environments of other engines: ``envpool:ID``, and ``vector:ID`` for an id's own vector entry point.
 
-Each restarts an ended episode in its own way, its autoreset mode. ``VectorTask`` turns all of them into
-the same transitions: the true last observation, no row for a step that only started an episode, and
-``terminated`` alone as the end of the MDP.
+Engines differ in how they restart an ended episode, their autoreset mode. ``VectorTask`` turns all modes into the same
+transitions: with the true last observation, without a row for a step that only started an episode, and with only
+``terminated`` as the end of the MDP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VectorStep:
     valid: np.ndarray
     """bool [N]: False where the step only started an episode, and its action was ignored."""
     next_obs: np.ndarray
-    """float32 [N, O]: the true next observation, of an ended episode its last; masks are those of the same states."""
+    """float32 [N, O]: the true next observation, for an ended episode its last one; masks belong to the same states."""
     reward: np.ndarray
     """float32 [N]."""
     terminated: np.ndarray
@@ -40,7 +40,7 @@ class VectorStep:
     truncated: np.ndarray
     """bool [N]."""
     obs: np.ndarray
-    """float32 [N, O]: what to act on next."""
+    """float32 [N, O]: observations for the next actions."""
 
 
 class VectorTask:
@@ -50,7 +50,7 @@ class VectorTask:
         """Takes a vector environment.
 
         Raises:
-            EnvironmentError_: it does not say how it resets ended episodes.
+            EnvironmentError_: its metadata has no autoreset mode.
         """
         self.env, self.spec, self.num_envs = env, spec, int(env.num_envs)
         self.mode = autoreset_mode(env, spec.env_id)
@@ -61,13 +61,13 @@ class VectorTask:
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = np.zeros(self.num_envs, bool)
         self._device: Any = None
-        """The device of the engine's tensors; None: it gives arrays."""
+        """The device of the engine's tensors; None: it returns arrays."""
         self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Starts an episode everywhere; returns the observations, float32 [N, O]."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # EnvPool has taken the seed before, and says so
+            warnings.simplefilter("ignore")  # EnvPool warns that it takes the seed only when it is made
             found = self.env.reset(seed=seed)
         self._device = device_of(found[0])
         obs, infos = self._on_host(found)
@@ -77,7 +77,7 @@ class VectorTask:
         return self.obs
 
     def restart(self) -> np.ndarray:
-        """The first observations of new episodes; the engine's own where it has begun them already."""
+        """The first observations of new episodes; does not reset if the engine has just started them itself."""
         if self._fresh.all():
             return self.obs
         if self._ended.all():  # NextStep: the next step starts them, whatever the action
@@ -91,7 +91,7 @@ class VectorTask:
             BadTransition: an observation or reward that cannot be stored.
         """
         raw, reward, terminated, truncated, infos = self._on_host(self.env.step(self._on_device(self.native(actions))))
-        with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is found below
+        with np.errstate(over="ignore", invalid="ignore"):  # overflows are found below
             reward = self._of_each("reward", np.asarray(reward, np.float32))
         terminated = self._of_each("terminated", np.asarray(terminated, bool))
         truncated = self._of_each("truncated", np.asarray(truncated, bool))
@@ -116,19 +116,19 @@ class VectorTask:
         return VectorStep(valid, next_obs, reward, terminated & valid, truncated & valid, obs)
 
     def _of_each(self, field: str, values: np.ndarray) -> np.ndarray:
-        """One value for each environment [N], also where each is an array of one."""
+        """One value for each environment [N], even if each is an array of one."""
         if values.size != self.num_envs:
             raise BadTransition(field, f"shape {values.shape} for {self.num_envs} environments", self.spec.env_id)
         return values.reshape(self.num_envs)
 
     def _on_device(self, array: np.ndarray) -> Any:
-        """An array as the engine takes it: a tensor on its device, where that is what it gives."""
+        """The array as a tensor on the engine's device, if the engine works with tensors."""
         if self._device is None:
             return array
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     def _on_host(self, found: Any) -> Any:
-        """Arrays in place of the tensors that an engine gives."""
+        """Arrays in place of the tensors that an engine returns."""
         if self._device is None:
             return found
         if isinstance(found, tuple):
@@ -138,7 +138,7 @@ class VectorTask:
         return np.asarray(found.cpu() if hasattr(found, "cpu") else found)
 
     def native(self, actions: np.ndarray) -> Any:
-        """Actions of ``step`` as the engine's own ``step`` takes them."""
+        """Converts the actions of ``step`` to those of the engine's own ``step``."""
         if self.spec.action_parts:
             return self._form(actions)
         if self.spec.choices is not None:
@@ -146,7 +146,7 @@ class VectorTask:
         return actions.reshape(self.num_envs, *self._action_shape).astype(self._action_dtype, copy=False)
 
     def _rows(self, obs: Any, infos: dict[str, Any], without: np.ndarray | None = None) -> np.ndarray:
-        """Observations [N, O], checked and with their masks; those of ``without`` [N] have none, all is allowed."""
+        """Observations [N, O], checked and with their masks; where ``without`` [N] is true, all actions are allowed."""
         return self._with_masks(self._checked(obs), infos, range(self.num_envs), without)
 
     def _with_masks(
@@ -161,7 +161,7 @@ class VectorTask:
         return np.concatenate((array, np.stack(masks)), 1)
 
     def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
-        """The mask of one environment; Gymnasium says in ``_action_mask`` which of them gave one."""
+        """The mask of one environment; Gymnasium's ``_action_mask`` marks those that gave one."""
         masks, given = infos.get(MASK), infos.get(f"_{MASK}")
         own = {} if masks is None or (given is not None and not given[index]) else {MASK: _mask_at(masks, index)}
         try:
@@ -170,7 +170,7 @@ class VectorTask:
             raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
 
     def _checked(self, obs: Any, rows: int | None = None) -> np.ndarray:
-        """A fresh float32 array [N, O] without masks, finite; the parts of a nested observation follow their keys."""
+        """A new float32 array [N, O] without masks, finite; the parts of a nested observation are sorted by key."""
         count, obs_dim = self.num_envs if rows is None else rows, self.spec.obs_dim - self.spec.mask_dim
         with np.errstate(over="ignore", invalid="ignore"):
             array = _joined(obs, count) if isinstance(obs, dict) else np.array(obs, np.float32)
@@ -186,7 +186,7 @@ class VectorTask:
 
 
 def device_of(obs: Any) -> Any:
-    """The torch device of observations that are tensors, of any package; None for NumPy's arrays."""
+    """The torch device of observations that are tensors of any package; None for NumPy arrays."""
     part = next(iter(obs.values())) if isinstance(obs, dict) else obs
     if isinstance(part, np.ndarray | np.generic) or not hasattr(part, "__dlpack__"):
         return None
@@ -194,7 +194,7 @@ def device_of(obs: Any) -> Any:
 
 
 def autoreset_mode(env: Any, env_id: str) -> str:
-    """How a vector environment resets ended episodes; an EnvironmentError_ where it does not say that."""
+    """The autoreset mode of a vector environment; an EnvironmentError_ if its metadata has none."""
     mode = (env.metadata or {}).get("autoreset_mode")
     name = str(getattr(mode, "value", mode))
     if name not in AUTORESET_MODES:
@@ -205,7 +205,7 @@ def autoreset_mode(env: Any, env_id: str) -> str:
 
 
 def _joined(obs: Any, count: int) -> np.ndarray:
-    """A nested observation of ``count`` environments as [count, O], parts by sorted key as ``Flattener`` has them."""
+    """A nested observation of ``count`` environments as [count, O], with parts sorted by key as in ``Flattener``."""
     if isinstance(obs, dict):
         return np.concatenate([_joined(obs[key], count) for key in sorted(obs)], 1)
     array: np.ndarray = np.asarray(obs, np.float32).reshape(count, -1)
@@ -213,7 +213,7 @@ def _joined(obs: Any, count: int) -> np.ndarray:
 
 
 def _mask_at(masks: Any, index: int) -> Any:
-    """The mask of one environment; of a structure those parts beside which Gymnasium says who gave them."""
+    """The mask of one environment; of a structure only the parts that have Gymnasium's ``_`` flags beside them."""
     if not isinstance(masks, dict):
         return masks[index]
     return {key: _mask_at(part, index) for key, part in masks.items() if f"_{key}" in masks}
@@ -225,7 +225,7 @@ def _of_one(obs: Any) -> Any:
 
 
 def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -> VectorTask:
-    """The vector environment of an id with an engine's prefix; how its environments' seeds follow is the engine's.
+    """The vector environment of an id with an engine's prefix; the engine derives the seeds of its environments.
 
     Raises:
         EnvironmentError_: the engine is not installed, or does not know the id.
@@ -241,7 +241,7 @@ def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> 
 
 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One environment of an engine as a plain one, for evaluation and probes.
+    """One environment of an engine with the plain Gymnasium interface, for evaluation and probes.
 
     Raises:
         EnvironmentError_: as ``open_vector``; or a picture is wanted, which engines do not draw.

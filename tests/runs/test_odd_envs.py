@@ -181,7 +181,7 @@ def test_an_environment_that_dies_is_told_with_its_last_words(name, words):
 
 
 def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_waited_for_aloud(monkeypatch):
-    monkeypatch.setattr("spreeze.envs.probe._FIRST_WORD_S", 1.0)
+    monkeypatch.setattr("spreeze.envs.probe._FIRST_NOTICE_S", 1.0)
     said = []
     with pytest.raises(EnvironmentError_) as caught:
         probed("Late", deadline_s=8.0, on_wait=said.append)

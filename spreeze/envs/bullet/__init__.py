@@ -1,11 +1,12 @@
 """The Bullet tasks of pybullet-envs-gymnasium 0.6.0, bit for bit, at about twice its speed.
 
-That package asks Bullet for one number at a time; these tasks ask in batches. Nothing here imports
-Bullet before a task is made.
+That package queries Bullet for one number at a time; these tasks query in batches. Nothing here imports Bullet before a
+task is made.
 
-They repeat themselves better than the package alone: Bullet's MJCF reader never sets a link's transform (valgrind's
-memcheck names it), so what the memory held before places the link until the first reset, orders the broad phase's tree
-and with it the contacts. Here models are loaded from zeroed memory, as a fresh process has it (``zeroed_links``).
+They are more reproducible than the package alone: Bullet's MJCF reader never initialises a link's transform (valgrind's
+memcheck reports it), so previous memory contents determine the link's position until the first reset, the order of the
+broad phase's tree, and thereby the contacts. Here models are loaded from zeroed memory, as in a new process
+(``zeroed_links``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 PLAIN_MODULE = "pybullet_envs_gymnasium"
 PREFIX = "spreeze/"
 PROVEN = {"pybullet": "3.2.7", "pybullet-envs-gymnasium": "0.6.0"}
-"""Versions between which equality was proven."""
+"""Versions for which equality was proven."""
 
 _EPISODES: dict[str, tuple[int, float | None]] = {
     "Walker2D": (1000, 2500.0),
@@ -42,7 +43,7 @@ _ENTRY = "spreeze.envs.bullet:make"
 
 
 def make(task: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Makes one of ``TASKS``, without time limit; with a render mode it is the package's own, which draws."""
+    """Makes one of ``TASKS``, without time limit; with a render mode, the package's own version, which can draw."""
     if render_mode is not None:
         importlib.import_module(PLAIN_MODULE)
         return gymnasium.make(plain_id(task), render_mode=render_mode, disable_env_checker=True).unwrapped
@@ -67,7 +68,7 @@ def fast_id(task: str) -> str:
 
 
 def task_of(env_id: str) -> str | None:
-    """The task that an id of either kind names, or None."""
+    """The task of an id of either kind, or None."""
     return next((task for task in TASKS if env_id in (plain_id(task), fast_id(task))), None)
 
 
@@ -84,7 +85,7 @@ def register() -> None:
 
 
 def fast_spec(plain: Any, task: str) -> Any:
-    """The registered specification of a plain environment, with the fast task in its place."""
+    """The registered specification of a plain environment, with the fast task as its entry point."""
     spec = copy.deepcopy(plain)
     spec.entry_point = _ENTRY
     spec.kwargs = {"task": task}
@@ -93,7 +94,7 @@ def fast_spec(plain: Any, task: str) -> Any:
 
 @functools.cache
 def unproven() -> str | None:
-    """Why equality with the package is not proven here, or None where it is."""
+    """Why equality with the package is not proven here, or None if it is."""
     for name, proven in PROVEN.items():
         try:
             found = importlib.metadata.version(name)

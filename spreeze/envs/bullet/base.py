@@ -1,4 +1,4 @@
-"""Base of all Bullet tasks: a headless server and its models, spaces, seeding, the order of a reset."""
+"""Base of all Bullet tasks: a headless server and its models, spaces, seeding, and the order of calls in a reset."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def data_file(*names: str) -> str:
 
 
 class Client:
-    """A Bullet server of its own in this process; gone with ``close`` or with the last reference.
+    """A separate Bullet server in this process, which ends with ``close`` or with the last reference.
 
     ``api`` is the module ``pybullet``, imported with the first client because importing it prints.
     """
@@ -88,7 +88,7 @@ class Client:
         import pybullet
 
         self.api: Any = pybullet
-        # DIRECT, never the default: that joins a Bullet server that any other process has open.
+        # DIRECT, never the default, which joins a Bullet server that any other process has open.
         self.id: int = self.api.connect(self.api.DIRECT)
         self._release = weakref.finalize(self, _disconnect, pybullet, self.id, os.getpid())
         self.api.resetSimulation(physicsClientId=self.id)
@@ -112,7 +112,7 @@ class Client:
         return int(bodies[-1])
 
     def load_model(self, file: str, root_name: str) -> Model:
-        """Loads one of Bullet's MJCF files, whose part ``root_name`` has the robot's pose.
+        """Loads one of Bullet's MJCF files; its part ``root_name`` defines the robot's pose.
 
         The motors that Bullet starts in each joint are switched off.
         """
@@ -166,14 +166,14 @@ class Client:
         )
 
     def save(self) -> int:
-        """Keeps the state in the server's memory; returns its number."""
+        """Saves the state in the server's memory; returns its number."""
         return int(self.api.saveState(physicsClientId=self.id))
 
     def restore(self, state: int) -> None:
         self.api.restoreState(state, physicsClientId=self.id)
 
     def close(self) -> None:
-        """Ends the server; harmless when done twice."""
+        """Ends the server; may be called twice."""
         self._release()
 
 
@@ -195,10 +195,10 @@ def same_body(members: Iterable[BulletJoint | BulletLink]) -> int:
 
 
 class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
-    """A task on a Bullet server of its own, made at the first reset.
+    """A task on its own Bullet server, which the first reset starts.
 
-    Subclasses give ``_load`` (once), ``_place`` (each reset) and ``step``. The order of calls into
-    Bullet in ``reset`` is part of the contract: saved contacts and warm starts depend on it.
+    Subclasses define ``_load`` (called once), ``_place`` (at each reset) and ``step``. The order of calls into Bullet
+    in ``reset`` is part of the contract: saved contacts and warm starts depend on it.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 60}  # type: ignore[misc]
@@ -236,7 +236,7 @@ class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
         return obs, {}
 
     def simulate(self) -> None:
-        """The physics of one env step: what no task can do without."""
+        """Simulates one env step."""
         self._api.stepSimulation(self._id)
 
     @abc.abstractmethod
@@ -268,12 +268,12 @@ def clipped(action: np.ndarray) -> list[float]:
 
 @contextlib.contextmanager
 def zeroed_links() -> Iterator[None]:
-    """Within it a new link of Bullet gets zeroed memory, as the first one of a fresh process does.
+    """Within the block, new links of Bullet get zeroed memory, as in a new process.
 
-    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 makes its ``UrdfLink`` with ``new`` and never sets the link's
-    transform: see the package's docstring for what comes of it. The heap gives out free chunks of the exact size before
-    it cuts larger ones: all of them are taken, zeroed and given back. Does nothing where the C library is not glibc.
-    Also decorates a function that loads.
+    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 makes its ``UrdfLink`` with ``new`` and never initialises the
+    link's transform; the package's docstring describes the consequences. The heap returns free chunks of the exact size
+    before it splits larger ones, so all of these are allocated, zeroed and freed. Does nothing without glibc. Can also
+    decorate a function that loads models.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_info"):
@@ -297,7 +297,7 @@ def zeroed_links() -> Iterator[None]:
 
 
 def _free_chunks(libc: Any) -> int:
-    """How many free chunks of the heap may have a link's size, by glibc's own report."""
+    """Number of free chunks of the heap that may have a link's size, by glibc's own report."""
     text, size = ctypes.c_void_p(), ctypes.c_size_t()
     libc.open_memstream.restype = ctypes.c_void_p
     stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
@@ -306,5 +306,5 @@ def _free_chunks(libc: Any) -> int:
     report = ctypes.string_at(text, size.value).decode()
     libc.free(text)
     bins = re.findall(r'<(?:size|unsorted) from="(\d+)" to="(\d+)" total="\d+" count="(\d+)"/>', report)
-    least, most = _CHUNK_BYTES, _CHUNK_BYTES + 1  # a size is told with the bit of a neighbour in use
+    least, most = _CHUNK_BYTES, _CHUNK_BYTES + 1  # a reported size includes the PREV_INUSE bit
     return sum(int(count) for low, high, count in bins if int(low) <= most and int(high) >= least)

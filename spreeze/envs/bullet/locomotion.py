@@ -1,8 +1,8 @@
 """Walker2D, Hopper, HalfCheetah, Ant and Humanoid: robots that are rewarded for going forward.
 
-Each env step asks Bullet once for all joints, once for all links and once for all contacts. Sums,
-roundings and their order are those of pybullet-envs-gymnasium 0.6.0, so that every observation and
-reward has the same bits; a comment marks where that decides how something is computed.
+Each env step queries Bullet once for all joints, once for all links and once for all contacts. Sums, roundings and
+their order are those of pybullet-envs-gymnasium 0.6.0, so that every observation and reward has the same bits; comments
+mark the lines whose form follows from that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANY_LINK, _BASE = -2, -1
 
 
 def pairwise_sum(values: list[float]) -> float:
-    """The sum of 8 to 128 numbers in the order in which NumPy adds them: eight running sums."""
+    """The sum of 8 to 128 numbers in NumPy's order of additions: eight running sums."""
     a, b, c, d, e, f, g, h = values[:8]
     end = len(values) & ~7
     for i in range(8, end, 8):
@@ -74,12 +74,12 @@ class Locomotion(BulletTask):
         self._load_motors(model.joints)
         parts = [part.link for part in model.parts.values()]
         self._links = [link for link in parts if link != _BASE]
-        self._base_place = parts.index(_BASE) if _BASE in parts else None
+        self._base_index = parts.index(_BASE) if _BASE in parts else None
         self._torso = None if model.root.link == _BASE else self._links.index(model.root.link)
         self._foot_links = [model.parts[name].link for name in self.robot.feet]
-        # The ground is among the parts whose mean position is the robot's, except in the very first
-        # observation of an environment.
-        self._ground_place: Vector | None = None
+        # The robot's position is the mean of its parts and the ground, but without the ground in an environment's
+        # very first observation.
+        self._ground_position: Vector | None = None
 
     def _load_motors(self, joints: dict[str, BulletJoint]) -> None:
         robot = self.robot
@@ -95,8 +95,8 @@ class Locomotion(BulletTask):
         self._feet = [0.0] * len(self._feet)
         self._start_height: Any = self.robot.start_height
         obs = self._observe()[0]
-        if self._ground_place is None:
-            self._ground_place = self._api.getBasePositionAndOrientation(self._ground, self._id)[0]
+        if self._ground_position is None:
+            self._ground_position = self._api.getBasePositionAndOrientation(self._ground, self._id)[0]
         return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -112,8 +112,10 @@ class Locomotion(BulletTask):
         obs, raw, pitch = self._observe()
         alive = self.robot.alive(obs[0] + self._start_height, pitch, self._feet)
         total = float(np.add.reduce(obs))
-        fallen = (alive < 0 and self.robot.ends_fallen) or total != total  # NaN is the one way not to be finite
-        self._feel_ground()
+        fallen = (
+            alive < 0 and self.robot.ends_fallen
+        ) or total != total  # clipped values can only be NaN if not finite
+        self._read_contacts()
         electricity = self.robot.electricity_cost * _mean(np.absolute(action * raw[self._speeds]))
         electricity += self.robot.stall_cost * _mean(np.square(action))
         at_limit = int(np.count_nonzero(np.absolute(raw[self._positions]) > _AT_LIMIT))
@@ -131,7 +133,7 @@ class Locomotion(BulletTask):
             self._body, self._motor_ids, self._api.TORQUE_CONTROL, forces=torques, physicsClientId=self._id
         )
 
-    def _feel_ground(self) -> None:
+    def _read_contacts(self) -> None:
         contacts = self._api.getContactPoints(self._body, self._ground, _ANY_LINK, _BASE, self._id)
         touching = {contact[3] for contact in contacts}
         self._feet = [1.0 if link in touching else 0.0 for link in self._foot_links]
@@ -147,12 +149,12 @@ class Locomotion(BulletTask):
         else:
             torso = states[self._torso]
             position, quaternion, velocity = torso[0], torso[1], torso[6]
-        if self._base_place is not None:
-            xs.insert(self._base_place, position[0])
-            ys.insert(self._base_place, position[1])
-        if self._ground_place is not None:
-            xs.append(self._ground_place[0])
-            ys.append(self._ground_place[1])
+        if self._base_index is not None:
+            xs.insert(self._base_index, position[0])
+            ys.insert(self._base_index, position[1])
+        if self._ground_position is not None:
+            xs.append(self._ground_position[0])
+            ys.append(self._ground_position[1])
         return position, quaternion, velocity, pairwise_sum(xs) / len(xs), pairwise_sum(ys) / len(ys)
 
     def _observe(self) -> tuple[np.ndarray, np.ndarray, float]:
@@ -184,7 +186,7 @@ class Locomotion(BulletTask):
         return np.minimum(np.maximum(raw, _LOWEST), _HIGHEST), raw, pitch
 
     def _turned(self, velocity: Vector, yaw: float) -> list[float]:
-        """A velocity [m/s] as the body sees it that looks along ``yaw`` [rad]."""
+        """A velocity [m/s] in the frame of a body with heading ``yaw`` [rad]."""
         rotation, column = self._rotation, self._velocity
         rotation[0, 0] = rotation[1, 1] = np.cos(-yaw)
         sine = np.sin(-yaw)
@@ -195,7 +197,7 @@ class Locomotion(BulletTask):
 
 
 def _mean(values: np.ndarray) -> float:
-    """Mean of [A] in the values' own precision, as ``ndarray.mean`` has it, at a third of its time."""
+    """Mean of [A] in the values' own precision, equal to ``ndarray.mean`` but in a third of the time."""
     return float(np.add.reduce(values) / len(values))
 
 
@@ -220,7 +222,7 @@ class Robot:
     single_torque: bool = False
     """Torques are computed in the action's own precision."""
     start_height: float | None = None
-    """Height that the observed one counts from, m; None: the height at reset."""
+    """Origin of the observed height [m]; None: the height at reset."""
     electricity_cost: float = -2.0
     """Reward per mean of |action x joint speed|."""
     stall_cost: float = -0.1

@@ -24,7 +24,7 @@ _ARM_RAD = 3.14
 
 
 class _Cart(BulletTask):
-    """A cart on a rail, pushed by the action; ``hinges`` poles stand on it one on the other."""
+    """A cart on a rail, pushed by the action; ``hinges`` are the joints of the poles, stacked on it."""
 
     def __init__(self, file: str, hinges: tuple[str, ...], obs_dim: int, force: float) -> None:
         super().__init__(Physics(gravity=9.8, substep_s=_STEP_S, substeps=1), obs_dim, 1)
@@ -39,7 +39,7 @@ class _Cart(BulletTask):
         self._find_parts(model)
 
     def _find_parts(self, model: Model) -> None:
-        """For tasks that observe more than joints."""
+        """Hook for tasks that observe more than joints."""
 
     def _swing(self, client: Client, positions: list[float]) -> np.ndarray:
         """Puts the hinges at ``positions`` [rad], at rest."""
@@ -64,7 +64,7 @@ class _Cart(BulletTask):
 
     @abc.abstractmethod
     def _observe(self) -> np.ndarray:
-        """The observation of this moment, float32 [O]."""
+        """The current observation, float32 [O]."""
 
 
 class InvertedPendulum(_Cart):
@@ -105,10 +105,10 @@ class InvertedDoublePendulum(_Cart):
         return self._swing(client, self.np_random.uniform(low=-0.1, high=0.1, size=[2]).tolist())
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One env step of 16.5 ms; reward 10 less what the tip is away from upright."""
+        """One env step of 16.5 ms; reward 10 minus a distance of the tip from upright."""
         obs = self._advance(action)
         x, _, z = self._position
-        # NumPy's power: Python's need not have the same last bit.
+        # NumPy's power: Python's may differ in the last bit.
         distance = 0.01 * np.float64(x) ** 2 + (np.float64(z) + _TIP_M - 2) ** 2
         return obs, 10.0 - float(distance), z + _TIP_M <= 1, False, {}
 
@@ -126,7 +126,7 @@ class Reacher(BulletTask):
 
     def __init__(self) -> None:
         super().__init__(Physics(gravity=0.0, substep_s=_STEP_S, substeps=1), 9, 2, keeps_state=False)
-        self._away = np.zeros(3)
+        self._to_finger = np.zeros(3)
 
     def _load(self, client: Client) -> None:
         model = client.load_model("reacher.xml", "body0")
@@ -148,7 +148,7 @@ class Reacher(BulletTask):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One env step of 16.5 ms; reward: 100 a metre closer, less electricity and a stuck elbow."""
         a = np.asarray(action)
-        old = self._potential
+        potential_before = self._potential
         torques = [_REACHER_TORQUE * value for value in clipped(a)]
         self._api.setJointMotorControlArray(
             self._arm_body, self._arm_ids, self._api.TORQUE_CONTROL, forces=torques, physicsClientId=self._id
@@ -159,7 +159,7 @@ class Reacher(BulletTask):
         work = abs(a[0] * self._shoulder_speed) + abs(a[1] * self._elbow_speed)
         electricity = -0.10 * work - 0.01 * (abs(a[0]) + abs(a[1]))
         stuck = -0.1 if abs(abs(self._elbow) - 1) < 0.01 else 0.0
-        return obs, sum([self._potential - old, float(electricity), stuck]), False, False, {}
+        return obs, sum([self._potential - potential_before, float(electricity), stuck]), False, False, {}
 
     def _observe(self) -> np.ndarray:
         """Reads Bullet; also sets the potential and the scaled joint states; returns float32 [9]."""
@@ -171,11 +171,11 @@ class Reacher(BulletTask):
         )
         finger = self._api.getLinkState(self._arm_body, self._finger_link, 0, 0, self._id)[0]
         goal = self._api.getLinkState(self._target_body, self._target_link, 0, 0, self._id)[0]
-        away = self._away
-        away[0], away[1], away[2] = (a - b for a, b in zip(finger, goal, strict=True))
-        self._potential = -100 * math.sqrt(away.dot(away))
+        to_finger = self._to_finger
+        to_finger[0], to_finger[1], to_finger[2] = (a - b for a, b in zip(finger, goal, strict=True))
+        self._potential = -100 * math.sqrt(to_finger.dot(to_finger))
         values = [
-            target[0][0], target[1][0], away[0], away[1], np.cos(shoulder), np.sin(shoulder),
+            target[0][0], target[1][0], to_finger[0], to_finger[1], np.cos(shoulder), np.sin(shoulder),
             self._shoulder_speed, self._elbow, self._elbow_speed,
         ]  # fmt: skip
         return np.array(values, dtype=np.float32)

@@ -1,10 +1,10 @@
 """Vector environments whose observations, rewards and ends are tensors on the learner's device.
 
 They have the signature of Gymnasium's vector environments: ``step`` takes actions, a torch tensor [N, A], and returns
-torch tensors or anything with ``__dlpack__``. What ``reset`` gets and ``infos`` hold are tensors, too: with autoreset
-mode ``SameStep`` each step has ``infos["final_obs"]`` [N, O], read where an episode ended; with ``Disabled``, and after
-a bad value, ``reset(options={"reset_mask": mask})`` starts those episodes whose mask [N] is true. Nothing here waits
-for the device.
+torch tensors or anything with ``__dlpack__``. The mask of ``reset`` and the values of ``infos`` are tensors, too: with
+autoreset mode ``SameStep`` each step has ``infos["final_obs"]`` [N, O], read where an episode ended; with ``Disabled``,
+and after a bad value, ``reset(options={"reset_mask": mask})`` starts new episodes where the mask [N] is true. Nothing
+here waits for the device.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class DeviceStep(NamedTuple):
     """One step of N environments, tensors on the device."""
 
     valid: Tensor  # bool [N]: False where the step only started an episode
-    next_obs: Tensor  # float32 [N, O]: of an ended episode its last observation
+    next_obs: Tensor  # float32 [N, O]: for an ended episode its last observation
     reward: Tensor  # float32 [N]
     terminated: Tensor  # bool [N]
     truncated: Tensor  # bool [N]
-    obs: Tensor  # float32 [N, O]: what to act on next
+    obs: Tensor  # float32 [N, O]: observations for the next actions
 
 
 class DeviceTask:
     """N environments of one vector environment on a device, whatever its autoreset mode."""
 
     def __init__(self, env: Any, spec: EnvSpec, device: torch.device) -> None:
-        """Takes a vector environment; an EnvironmentError_ if it does not say how it resets ended episodes."""
+        """Takes a vector environment; an EnvironmentError_ if its metadata has no autoreset mode."""
         self.env, self.num_envs, self._spec, self._device = env, int(env.num_envs), spec, device
         self.mode = autoreset_mode(env, spec.env_id)
         assert spec.box is not None
@@ -61,7 +61,7 @@ class DeviceTask:
         return torch.where(mask.unsqueeze(1), self._rows(first), obs)
 
     def step(self, actions: Tensor) -> DeviceStep:
-        """Steps all by ``actions`` [N, A] in [-1, 1], which are scaled to the bounds of the action space."""
+        """Steps all with ``actions`` [N, A] in [-1, 1], which are scaled to the bounds of the action space."""
         native = self._low + (actions.clamp(-1.0, 1.0) + 1.0) * (0.5 * (self._high - self._low))
         found, reward, terminated, truncated, infos = self.env.step(native.reshape(self.num_envs, *self._shape))
         reward = self._each("reward", reward, torch.float32)
@@ -90,10 +90,10 @@ class DeviceTask:
         if tensor.numel() != self.num_envs:
             found = f"shape {tuple(tensor.shape)} for {self.num_envs} environments"
             raise BadTransition(field, found, self._spec.env_id)
-        return tensor.reshape(self.num_envs).to(dtype, copy=True)  # environments may write into their own again
+        return tensor.reshape(self.num_envs).to(dtype, copy=True)  # environments may overwrite their own tensor
 
     def _rows(self, obs: Any) -> Tensor:
-        """A new tensor [N, O]; the parts of a nested observation follow their keys."""
+        """A new tensor [N, O]; the parts of a nested observation are sorted by key."""
         parts = [self._tensor(part).reshape(self.num_envs, -1).float() for part in _leaves(obs)]
         rows = torch.cat(parts, 1) if len(parts) > 1 else parts[0].clone()
         if rows.shape[1] != self._spec.obs_dim:
@@ -115,7 +115,7 @@ class DeviceTask:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor over the memory of an array of any package that has ``__dlpack__``."""
+    """A tensor that shares the memory of any array with ``__dlpack__``."""
     if isinstance(values, torch.Tensor):
         return values
     return torch.utils.dlpack.from_dlpack(values) if hasattr(values, "__dlpack__") else torch.as_tensor(values)

@@ -1,9 +1,9 @@
 """Gymnasium's MuJoCo walkers, N at a time on one device, stepped by MuJoCo Warp (package ``mujoco-warp``).
 
-Model, frame skip, weights of the reward, healthy ranges and noise of starts are those of the Gymnasium environment of
-that name, which is made once for them. Physics differ: MuJoCo Warp computes in float32 with solvers of its own,
-Newton's in place of PGS, so a return is to be judged by Gymnasium's engine, as evaluation does. New episodes begin at
-one of N starts that ``reset`` without a mask has made.
+Model, frame skip, reward weights, healthy ranges and reset noise are read from the Gymnasium environment of that name,
+which is made once for this. The physics differ: MuJoCo Warp computes in float32 with its own solvers, Newton's instead
+of PGS, so returns should be measured with Gymnasium's engine, as evaluation does. New episodes start from one of N
+states drawn by ``reset`` without a mask.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from spreeze.inference.lazy_torch import Tensor, torch
 
 class _Kind(NamedTuple):
     hidden: int
-    """Numbers at the beginning of the positions that are not observed."""
+    """Number of leading positions that are not observed."""
     height: int
-    """Place of the height among the positions."""
+    """Index of the height among the positions."""
     gaussian: bool
-    """Velocities of a start are drawn from a Gaussian, else uniformly."""
+    """True: initial velocities are drawn from a Gaussian; False: uniformly."""
     fastest: float | None = None
     """Bound of observed velocities."""
     forces: bool = False
-    """Contact forces are part of observation and reward."""
+    """True: contact forces are part of observation and reward."""
 
 
 _KINDS = {
@@ -42,12 +42,12 @@ _KINDS = {
     "AntEnv": _Kind(2, 2, True, forces=True),
     "HumanoidEnv": _Kind(2, 2, False, forces=True),
 }
-"""Class in Gymnasium -> what its code says of it."""
+"""Class in Gymnasium -> properties that only its code has."""
 _NAMES = [f"{name.removesuffix('Env')}-v5" for name in _KINDS]
 
 
 class WarpEnv(VectorEnv[Any, Any, Any]):
-    """The vector environment; tensors are float32 views of Warp's own memory or new."""
+    """The vector environment; tensors are float32, new or views of Warp's memory."""
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # as in Gymnasium
 
@@ -63,8 +63,8 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """``args`` are those of Gymnasium's environment.
 
-        ``device`` is such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` contacts and ``njmax`` constraints
-        are the room of each environment (None: MuJoCo Warp's choice).
+        ``device`` is a name such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` and ``njmax`` limit the
+        contacts and constraints of each environment (None: MuJoCo Warp's choice).
 
         Raises:
             EnvironmentError_: the task is not one of these walkers.
@@ -84,11 +84,11 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         )
         warp.config.log_level = warp.LOG_WARNING
         self._warp, self._physics = warp, mujoco_warp
-        self._place = warp.get_device(device) if device else warp.get_preferred_device()
-        self.device = torch.device(warp.device_to_torch(self._place))
+        self._warp_device = warp.get_device(device) if device else warp.get_preferred_device()
+        self.device = torch.device(warp.device_to_torch(self._warp_device))
         if own.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # a humanoid's, which MuJoCo Warp does not have
             own.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
-        with warp.ScopedDevice(self._place):
+        with warp.ScopedDevice(self._warp_device):
             self._model = mujoco_warp.put_model(own.model)
             self._data = mujoco_warp.make_data(own.model, nworld=num_envs, nconmax=nconmax, njmax=njmax)
         names = (
@@ -111,7 +111,7 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         self._graph: Any = None
         self._x = self._obs = torch.zeros(0)
         self._make_starts()
-        self._run(self._simulate)  # compiles, before a step's deadline counts
+        self._run(self._simulate)  # compiles now, so that it does not count towards a step's deadline
         self._make_starts()
         made.close()
 
@@ -144,7 +144,7 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         return self._obs, reward, terminated, truncated, {"final_obs": final}
 
     def _make_starts(self) -> None:
-        """Draws N starts and what is seen there."""
+        """Draws N initial states, and their observations."""
         state, own = self._state, self._own
         noise = own._reset_noise_scale
         for name, first, gaussian in (("qpos", own.init_qpos, False), ("qvel", own.init_qvel, self._kind.gaussian)):
@@ -158,7 +158,7 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         self._starts = [part.clone() for part in (state["qpos"], state["qvel"], self._x, self._obs)]
 
     def _restarted(self, mask: Tensor, obs: Tensor) -> Tensor:
-        """Puts those of ``mask`` [N] to a start; returns the observations [N, O], elsewhere those of ``obs``."""
+        """Resets the environments of ``mask`` [N]; returns the observations [N, O], those of ``obs`` for the others."""
         chosen = torch.randint(self.num_envs, (self.num_envs,), generator=self._generator, device=self.device)
         qpos, qvel, x, first = (part[chosen] for part in self._starts)
         rows, state = mask.unsqueeze(1), self._state
@@ -168,14 +168,14 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         return torch.where(rows, first, obs)
 
     def _position(self) -> Tensor:
-        """How far each is [m]: of its torso or, of a humanoid, of its centre of mass."""
+        """Forward position [m] of each torso or, for a humanoid, of its centre of mass."""
         if "Humanoid" in type(self._own).__name__:
             return self._state["xipos"][:, :, 0] @ self._share_of_mass
         found: Tensor = self._state["xpos"][:, 1, 0] if self._kind.forces else self._state["qpos"][:, 0]
         return found.clone()
 
     def _healthy(self) -> Tensor:
-        """Bool [N]: within the healthy ranges, if the task has some."""
+        """Bool [N]: True within the healthy ranges, if the task has some."""
         qpos, qvel, own = self._state["qpos"], self._state["qvel"], self._own
         found = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         places = ((qpos[:, self._kind.height], "_healthy_z_range"), (qpos[:, 2], "_healthy_angle_range"))
@@ -218,23 +218,26 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
             self._physics.rne_postconstraint(self._model, self._data)
 
     def _advance(self) -> None:
-        """One env step of all; on a GPU as one graph, for MuJoCo Warp launches hundreds of kernels."""
+        """One env step of all; on a GPU as one graph, because MuJoCo Warp launches hundreds of kernels."""
         if self.device.type == "cuda" and self._graph is None:
-            own = self._warp.get_stream(self._place)
+            own = self._warp.get_stream(self._warp_device)
             torch.cuda.synchronize(self.device)
-            with self._warp.ScopedCapture(device=self._place, stream=own) as captured:
+            with self._warp.ScopedCapture(device=self._warp_device, stream=own) as captured:
                 self._simulate()
             self._graph = captured.graph
         self._run(self._simulate if self._graph is None else lambda: self._warp.capture_launch(self._graph))
 
     def _run(self, work: Any) -> None:
-        """Runs work of Warp in order with torch's: on a GPU their streams wait for each other, the host for none."""
+        """Runs Warp's work in order with torch's: on a GPU their streams wait for each other; the host does not."""
         warp = self._warp
-        with warp.ScopedDevice(self._place):
+        with warp.ScopedDevice(self._warp_device):
             if self.device.type != "cuda":
                 work()
                 return
-            own, theirs = warp.get_stream(self._place), warp.stream_from_torch(torch.cuda.current_stream(self.device))
-            own.wait_stream(theirs)
+            own, torch_stream = (
+                warp.get_stream(self._warp_device),
+                warp.stream_from_torch(torch.cuda.current_stream(self.device)),
+            )
+            own.wait_stream(torch_stream)
             work()
-            theirs.wait_stream(own)
+            torch_stream.wait_stream(own)

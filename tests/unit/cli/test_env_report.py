@@ -11,7 +11,7 @@ from kept_rows import Rows
 
 from spreeze.cli.doctor import check_env
 from spreeze.envs.make import make_env
-from spreeze.envs.probe import plain_words
+from spreeze.envs.probe import plain_text
 from spreeze.envs.task import make_task, open_task
 from spreeze.errors import EnvironmentError_, WorkerError
 from spreeze.workers.collectors.transition_collector import TransitionCollector
@@ -149,7 +149,7 @@ def test_a_module_that_is_missing_is_named(bad_envs):
     ],
 )
 def test_the_checker_speaks_plainly(said, words):
-    spoken = plain_words(said)
+    spoken = plain_text(said)
     assert spoken is None if words is None else words in spoken
 
 
