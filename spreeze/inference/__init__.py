@@ -5,6 +5,6 @@ Nothing here imports torch, so samplers and supervisor start in a fraction of it
 
 import warnings
 
-# At times OpenBLAS sets the processor's flag of invalid values although inputs and outputs are finite, and NumPy
-# reports it (numpy/numpy#24067, scipy/scipy#22720). Weights and observations are checked where they come in.
+# OpenBLAS sometimes sets the processor's flag for invalid values although inputs and outputs are finite, and NumPy
+# reports it (numpy/numpy#24067, scipy/scipy#22720). Weights and observations are checked when they are read.
 warnings.filterwarnings("ignore", r"invalid value encountered in (dot|matmul)", RuntimeWarning, r"spreeze\.")

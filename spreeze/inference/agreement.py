@@ -1,4 +1,4 @@
-"""Compares an exported policy with ours."""
+"""Compares an exported policy with the original one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Agreement(NamedTuple):
     ties: int
     """Observations left out, since two actions are equally good up to rounding."""
     wrong: int = 0
-    """Observations for which it chose another option."""
+    """Observations for which the exported policy chose another option."""
 
 
 def check(
@@ -38,15 +38,15 @@ def check(
     *,
     exact: bool = True,
 ) -> Agreement:
-    """Compares an exported file with our policy's actions ``expected``, in the form of the file, and next states.
+    """Compares an exported file with our policy's actions ``expected``, in the file's format, and next states.
 
     Raises:
         WeightsError: they differ, and the file is ``exact``.
     """
     obs = export.file_input(spec, obs)
-    found, after = act(obs, state)
+    found, next_state = act(obs, state)
     count = len(obs)
-    for ours, theirs in zip(expected_state, after, strict=True):
+    for ours, theirs in zip(expected_state, next_state, strict=True):
         if exact and not np.allclose(ours, theirs, rtol=0.0, atol=TOLERANCE):
             raise WeightsError(
                 f"the exported policy's next states differ by up to {np.abs(ours - theirs).max():.2g}, more than "
@@ -81,10 +81,10 @@ def check(
 
 
 def _is_clear(steps: list[export.Operation], obs: np.ndarray, state: State) -> np.ndarray:
-    """True [N, ...] for each choice whose best option is better than the next by more than rounding."""
-    last = next(place for place, step in enumerate(steps) if step.kind in ("choose", "argmax"))
-    given = export.numpy_arrays(steps[:last])
-    values = export.run_with_state(given, obs, *state)[0] if state else export.run(given, obs)
+    """True [N, ...] for each choice whose best option exceeds the second best by more than rounding."""
+    last = next(index for index, step in enumerate(steps) if step.kind in ("choose", "argmax"))
+    arrays = export.numpy_arrays(steps[:last])
+    values = export.run_with_state(arrays, obs, *state)[0] if state else export.run(arrays, obs)
     if steps[last].kind == "choose":
         _, columns, unused = steps[last].values
         values = values[:, columns] + unused

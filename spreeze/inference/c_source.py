@@ -1,8 +1,8 @@
 """A policy's list of operations as one C99 header, for microcontrollers and programs without Python.
 
-The header holds the weights as constants and ``NAME_act``, which allocates nothing, keeps no state of its own and needs
-no library. Exponentials are computed in the header (relative error below 1e-6), so that loops over them vectorise. With
-``int8`` each column of a matrix is stored in units of its largest magnitude over 127; sums stay float.
+The header holds the weights as constants, and ``NAME_act``, which allocates nothing, keeps no state and needs no
+library. Exponentials are computed in the header (relative error below 1e-6), so that loops over them are vectorised.
+With ``int8`` each column of a matrix is stored in units of its largest magnitude over 127; sums stay float.
 
 To add an operation, write its C function in ``_FUNCTIONS`` and its call in ``_Source``.
 """
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O3", "-Wall", "-Wextra", "-Werror")
-"""Flags of the compiler that checks a header; its own program may have any."""
+"""Compiler flags for checking a header; a program that uses it may have any."""
 _TIMEOUT_S = 120.0
-_WORDS = (
+_KEYWORDS = (
     "auto break case char const continue default do double else enum extern float for goto if inline int long main "
     "register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while"
 )
-"""Words that are no names in C."""
+"""Reserved words of C."""
 
 _FUNCTIONS = {
     "exp": """
@@ -187,16 +187,16 @@ _NEEDS = {"tanh1": ("exp",), "tanh": ("tanh1",), "silu": ("tanh1",), "gelu": ("t
 def c_name(stem: str) -> str:
     """A C identifier for a file's stem: ``walker-2`` gives ``walker_2``."""
     name = re.sub(r"\W", "_", stem, flags=re.ASCII) or "policy"
-    return f"policy_{name}" if name[0].isdigit() or name in _WORDS.split() or name.startswith("_") else name
+    return f"policy_{name}" if name[0].isdigit() or name in _KEYWORDS.split() or name.startswith("_") else name
 
 
 def comment(text: str) -> str:
-    """A text that cannot end the comment that it stands in."""
+    """The text, escaped so that it cannot end the comment that contains it."""
     return re.sub(r"[^ -~]|[\\\\?]", " ", text).replace("*/", "* /").replace("/*", "/ *")
 
 
 class _Source:
-    """The body of ``NAME_act``, built by one call for each operation, with the constants and functions it needs."""
+    """The body of ``NAME_act``, built by one call per operation, with the constants and functions that it needs."""
 
     def __init__(self, name: str, obs: np.ndarray, state_dim: int, *, int8: bool) -> None:
         self._name, self._int8, self._state_dim = name, int8, state_dim
@@ -251,14 +251,14 @@ class _Source:
         return self._x
 
     def _own(self) -> str:
-        """The current x, a copy where it still is the caller's observation."""
+        """The current x; a copy if it is still the caller's observation."""
         if self._x == "obs":
             self._new(self._shape)
             self._body.append(f"for (int i = 0; i < {self._size}; i++) {self._x}[i] = obs[i];")
         return self._x
 
     def _weights(self, weight: np.ndarray, axis: int) -> tuple[str, np.ndarray | None]:
-        """Name of a constant matrix; with int8 also the unit of each output, which lies along ``axis``."""
+        """Name of a constant matrix; with int8 also the scale of each output, along ``axis``."""
         if not self._int8:
             return self._constant(weight), None
         unit = np.abs(weight).max(tuple(k for k in range(weight.ndim) if k != axis), keepdims=True) / np.float32(127.0)
@@ -281,9 +281,9 @@ class _Source:
             self._call("channel_multiply", y, out, self._size // out, self._constant(unit))
         self._call("channel_add", y, out, self._size // out, self._constant(bias))
 
-    def _part(self, place: np.ndarray, shape: np.ndarray) -> None:
+    def _part(self, columns: np.ndarray, shape: np.ndarray) -> None:
         y = self._new(shape[1:].tolist())
-        self._body.append(f"for (int i = 0; i < {self._size}; i++) {y}[i] = obs[{int(place[0])} + i];")
+        self._body.append(f"for (int i = 0; i < {self._size}; i++) {y}[i] = obs[{int(columns[0])} + i];")
 
     def _keep(self) -> None:
         self._kept.append((self._x, self._size))
@@ -390,7 +390,7 @@ class _Source:
             .replace("const T ", f"const {'int8_t' if self._int8 else 'float'} ")
             for kind in self._used
         ]  # fmt: skip
-        told = [f" * {key}: {comment(str(value))}" for key, value in about.items()]
+        lines = [f" * {key}: {comment(str(value))}" for key, value in about.items()]
         unit = "in the environment's unit" if action_type == "float" else "as the environment numbers them"
         use = [
             f" * {name}_act() writes the greedy action {unit}; it uses {4 * self._stack_floats:,} bytes of stack.",
@@ -398,7 +398,7 @@ class _Source:
         ]
         return "\n".join(
             [
-                "/* A policy trained by Spreeze, C99, without allocation.", *told, *use, " */",
+                "/* A policy trained by Spreeze, C99, without allocation.", *lines, *use, " */",
                 f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>",
                 *(["#include <math.h>"] if "layer_norm" in self._used else []), "",
                 f"#define {name.upper()}_OBS {self._obs_size}",
@@ -427,11 +427,11 @@ def header(
         obs: one observation, for its shape and type.
         state_dim: values of the policy's state; 0 without memory.
         about: lines of the comment at its top.
-        name: prefix of everything that the header defines; a C identifier.
+        name: prefix of all definitions of the header; a C identifier.
         int8: store matrices in eight bits.
 
     Raises:
-        ConfigError: an operation has no C.
+        ConfigError: an operation has no C version.
     """
     source = _Source(name, obs, state_dim, int8=int8)
     for step in steps:
@@ -449,7 +449,7 @@ def open_header(path: Path) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], An
     """Compiles a header and returns its policy: from observations [N, ...] and state to actions [N, A] and next state.
 
     Raises:
-        ConfigError: no compiler, or it does not take the header.
+        ConfigError: there is no compiler, or it rejects the header.
     """
     found = compiler()
     if found is None:
@@ -459,8 +459,8 @@ def open_header(path: Path) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], An
     if declared is None:
         raise ConfigError(f"{path}: not a header of a policy")
     name, obs_type, stateful, action_type, actions = declared.groups()
-    told = re.search(r"^ \* action: (\[.*\])$", text, re.MULTILINE)
-    shape = json.loads(told[1]) if told else [int(actions)]
+    action_line = re.search(r"^ \* action: (\[.*\])$", text, re.MULTILINE)
+    shape = json.loads(action_line[1]) if action_line else [int(actions)]
     big = name.upper()
     program = f"""#include "{path.resolve()}"
 void each(int rows, const {obs_type} *obs, float *state, {action_type} *action);
@@ -473,17 +473,17 @@ void each(int rows, const {obs_type} *obs, float *state, {action_type} *action) 
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "policy.so")
         command = [found, *FLAGS, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-lm"]
-        done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        if done.returncode:
-            raise ConfigError(f"{found} does not take the header: {done.stderr.strip()[:500]}")
+        result = subprocess.run(command, input=program, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        if result.returncode:
+            raise ConfigError(f"{found} does not take the header: {result.stderr.strip()[:500]}")
         each = ctypes.CDLL(str(library)).each
 
     def act(obs: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         obs = np.ascontiguousarray(obs)
-        after = tuple(part.copy() for part in state)
+        next_state = tuple(part.copy() for part in state)
         action = np.empty((len(obs), int(actions)), np.int32 if action_type == "int32_t" else np.float32)
-        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (obs, *(after or (action,)), action)]
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (obs, *(next_state or (action,)), action)]
         each(len(obs), *pointers)
-        return action.reshape(len(obs), *shape), after
+        return action.reshape(len(obs), *shape), next_state
 
     return act

@@ -1,8 +1,8 @@
 """The convolutional trunks, one for each image of an observation, and their forward pass in NumPy for samplers.
 
-On one core it takes as long as torch for eight observations and two thirds of that for one, and a sampler need not load
-torch. The stride is folded into channels, so that every patch is a few long runs of memory and each layer one matmul.
-Observations are processed one by one, so that their patches fit a core's cache.
+On one core it is as fast as torch for eight observations and takes two thirds of its time for one; and samplers need
+not load torch. The stride is folded into channels, so that a patch is a few contiguous pieces of memory and a layer is
+one matmul. Observations are processed one by one, so that their patches fit a core's cache.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def features(conv: list[ConvLayer]) -> int:
 
 
 class TrunkInputs(NamedTuple):
-    """Parts of an observation that the network takes: images, each by a trunk of its own, and numbers as they are."""
+    """Inputs of the network: images, each with its own trunk, and numbers, which bypass the trunks."""
 
     images: tuple[tuple[int, int, int], ...]
     """[k C, H, W] of each image over the last k frames."""
     vector_dim: int = 0
-    """V: numbers, the newest alone."""
+    """V: number of numeric inputs, only the newest of each."""
 
     @classmethod
     def of(cls, frames: FrameSpec) -> TrunkInputs:
@@ -77,7 +77,7 @@ class TrunkInputs(NamedTuple):
         """Inverse of ``meta``.
 
         Raises:
-            WeightsError: no sizes of images.
+            WeightsError: sizes of images are missing, or the trunk is unknown.
         """
         images = meta.get("images", [meta.get("image")])
         if not all(isinstance(image, list) and len(image) == 3 for image in images) or meta["cnn"] not in CNNS:
@@ -96,7 +96,7 @@ class TrunkInputs(NamedTuple):
         return [conv_layers(cnn, *image) for image in self.images]
 
     def features(self, cnn: str) -> int:
-        """Inputs of the layer that follows."""
+        """Number of inputs of the next layer."""
         return sum(map(features, self.layers(cnn))) + self.vector_dim
 
     def split(self, obs: Any) -> tuple[list[Any], Any]:
@@ -109,7 +109,7 @@ class TrunkInputs(NamedTuple):
 
 
 class _Layer:
-    """One convolution of one image with its own buffers: of [C, H, W] uint8 in the first layer, else of [H, W, C]."""
+    """One convolution of one image, with buffers: over [C, H, W] uint8 in the first layer, else over [H, W, C]."""
 
     def __init__(self, conv: ConvLayer, weight: np.ndarray, bias: np.ndarray, *, first: bool) -> None:
         (outputs, kernel, stride), inputs = conv.layer, conv.inputs
@@ -139,7 +139,7 @@ class _Layer:
     def first(self, image: np.ndarray) -> np.ndarray:
         """[C, H, W] uint8 to [H', W', C'], a buffer."""
         if self._words is not None and image.shape[1:] == self._used and image.flags.c_contiguous:
-            # Four pixels of a row move as one word: a quarter of the time.
+            # Four pixels of a row are copied as one word, in a quarter of the time.
             words = image.view(np.uint32).reshape(len(image), -1, 4, self._words.shape[1])
             np.copyto(self._words, words.transpose(1, 3, 0, 2))
             np.copyto(self._folded, self._words.view(np.uint8).reshape(self._folded.shape))
@@ -169,12 +169,12 @@ class _Layer:
 
 
 class Trunk:
-    """The trunks of a network with their weights, which compute features of observations."""
+    """The trunks of a network with their weights; computes features of observations."""
 
     def __init__(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ..., image by image.
 
-        ``obs_mean`` and ``obs_std`` [V] normalise the numbers; ``meta`` holds what ``TrunkInputs.meta`` gives.
+        ``obs_mean`` and ``obs_std`` [V] normalise the numbers; ``meta`` holds the values of ``TrunkInputs.meta``.
 
         Raises:
             WeightsError: an unknown trunk, or an array is missing or has another shape.
@@ -185,12 +185,14 @@ class Trunk:
         self._trunks: list[list[_Layer]] = []
         for conv in self._inputs.layers(meta["cnn"]):
             first = sum(map(len, self._trunks))
-            self._trunks.append([_loaded(arrays, first + place, part, place == 0) for place, part in enumerate(conv)])
+            self._trunks.append(
+                [_loaded(arrays, first + offset, part, offset == 0) for offset, part in enumerate(conv)]
+            )
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Observations uint8 [N, k, *frame] to [N, F + V], a new array.
 
-        Features by row, column, channel, image by image, then the numbers, normalised if there is a normaliser.
+        Features are ordered by image, row, column, channel; then come the numbers, normalised if there is a normaliser.
         """
         out = np.empty((len(obs), self.features), np.float32)
         images, numbers = self._inputs.split(obs)
@@ -213,7 +215,7 @@ def _loaded(arrays: dict[str, np.ndarray], index: int, part: ConvLayer, first: b
     expected = (part.layer.channels, part.inputs, kernel, kernel)
     if weight.shape != expected or bias.shape != expected[:1]:
         raise WeightsError(f"weights 'conv{index}_w' have shape {weight.shape}; {expected} is needed")
-    # Pixels are 0 to 255: scaling the first layer's weights saves scaling the images.
+    # Pixels are 0 to 255; the first layer's weights are scaled instead of the images.
     return _Layer(part, weight / np.float32(255.0) if first else weight, bias, first=first)
 
 

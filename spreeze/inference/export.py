@@ -1,12 +1,12 @@
 """A policy as a short list of operations, and that list as an ONNX, PyTorch, NumPy or C file.
 
-Each file takes observations as ``Policy`` does, float32 [N, O] or images uint8 [N, k, C, H, W], and gives greedy
-actions for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and
-[N, *shape] for MultiDiscrete and MultiBinary; of a team of n agents int64 [N, n], an index for each. Those of Dict and
-Tuple spaces are one row, of which the example makes the structure: float32 [N, A], the numbers of all boxes and then
-the index of each choice; int64 where all are choices, the environment's own numbers. Normaliser, squashing and action
-scaling are inside; Spreeze is not needed. A policy with memory also takes and gives its state, float32 [N, S], zeros
-where an episode begins.
+Each file takes observations like ``Policy``, float32 [N, O] or images uint8 [N, k, C, H, W], and returns greedy actions
+for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and [N,
+*shape] for MultiDiscrete and MultiBinary; for a team of n agents int64 [N, n], one index each. Actions of Dict and
+Tuple spaces are one row, from which the example builds the structure: float32 [N, A], the numbers of all boxes and then
+the index of each choice; int64 if all are choices, in the environment's own numbers. Normaliser, squashing and action
+scaling are included; Spreeze is not needed. A policy with memory also takes and returns its state, float32 [N, S],
+which is zero at the start of an episode.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
 of the three tables, and in ``c_source``.
@@ -38,7 +38,7 @@ from spreeze.types import Choices, EnvSpec
 Arrays = dict[str, np.ndarray]
 _N = TypeVar("_N", bound=ast.AST)
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
-"""From observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""
+"""Maps observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""
 _OPSET, _IR_VERSION = 17, 8  # ONNX Runtime 1.14 reads these, of February 2023
 
 
@@ -53,11 +53,11 @@ class Operation(NamedTuple):
 
 
 def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Operation]:
-    """The greedy policy that weights describe, up to actions for ``env.step``.
+    """The operations of the greedy policy that the weights describe, up to actions for ``env.step``.
 
     Raises:
         WeightsError: a part is missing or does not fit.
-        ConfigError: the network is a module of the user's own.
+        ConfigError: the network is a custom module.
     """
     if "network" in meta:
         raise ConfigError(
@@ -97,7 +97,7 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
 
 
 def _matmul(weight: np.ndarray, first: EnvSpec | None) -> list[Operation]:
-    """A layer's product; in the ``first`` layer of a team the rows of the agents' one-hot numbers are added instead."""
+    """A layer's matmul; for the one-hot numbers of a team's agents, the ``first`` layer adds their weights instead."""
     if first is None or first.team is None:
         return [Operation("matmul", (_f32(weight),))]
     own = first.team.obs_dim
@@ -112,7 +112,7 @@ def _normaliser(arrays: Arrays) -> list[Operation]:
 
 
 def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
-    """Maps what ``file_input`` gives to features [N, F + V], those of an image ordered by row, column, channel."""
+    """Maps the result of ``file_input`` to features [N, F + V], those of an image ordered by row, column, channel."""
     inputs, layers = TrunkInputs.from_meta(meta), CNNS[meta["cnn"]]
     is_single = len(inputs.images) == 1 and not inputs.vector_dim
     found, end = [], 0
@@ -126,15 +126,16 @@ def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
             found += [Operation("conv", (weight, _f32(arrays[f"{name}_b"]), _i64(layer.stride))), Operation("relu")]
         found += [Operation("flatten"), *([] if is_single else [Operation("keep")])]
     if inputs.vector_dim:
-        place = _i64([end, end + inputs.vector_dim])
-        found += [Operation("part", (place, _i64([-1, inputs.vector_dim]))), *_normaliser(arrays), Operation("keep")]
+        columns = _i64([end, end + inputs.vector_dim])
+        found += [Operation("part", (columns, _i64([-1, inputs.vector_dim]))), *_normaliser(arrays), Operation("keep")]
     return found if is_single else [*found, Operation("join")]
 
 
 def file_input(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
-    """Observations as an exported file takes them: as our policy does, but for images that are not alone.
+    """Observations in the input format of an exported file: that of our policy, except for images beside other parts.
 
-    Those are rows of float32: pixels (0 to 255) image by image, each over the last k frames, then the newest numbers.
+    These become rows of float32: pixels (0 to 255) image by image, each over the last k frames, then the newest
+    numbers.
     """
     if spec.frames is None or spec.frames.is_single:
         return obs
@@ -152,7 +153,7 @@ def _clipped(spec: EnvSpec) -> list[Operation]:
 
 
 def _scaling(spec: EnvSpec) -> list[Operation]:
-    """Scales actions like ``envs.task.ActionScaling``; indices that follow them stay."""
+    """Scales actions like ``envs.task.ActionScaling``; the indices after them are unchanged."""
     assert spec.box is not None
     low, high = spec.box.float32_bounds()
     half = (high - low) * np.float32(0.5)
@@ -176,7 +177,7 @@ def _best(spec: EnvSpec) -> list[Operation]:
 
 
 def _options(choice: Choices) -> np.ndarray:
-    """Columns int64 [A, largest n] of each choice's options among all; where it has fewer, the last one again."""
+    """Columns int64 [A, largest n] of each choice's options; a choice with fewer options repeats its last one."""
     most, parts = np.arange(max(choice.nvec)), zip(choice.slices, choice.nvec, strict=True)
     return _i64([part.start + np.minimum(most, count - 1) for part, count in parts])
 
@@ -192,7 +193,7 @@ def _mixed(spec: EnvSpec, *, squashed: bool) -> list[Operation]:
 
 
 def _unused(choice: Choices) -> np.ndarray:
-    """Offsets of logits [A, largest n]: lowest where a choice has no such value, so that it never counts."""
+    """Offsets of logits [A, largest n]: ``FORBIDDEN`` for options that a choice does not have, else 0."""
     has = np.arange(max(choice.nvec)) < np.array(choice.nvec)[:, None]
     return np.where(has, np.float32(0.0), np.float32(FORBIDDEN))
 
@@ -202,7 +203,7 @@ _HEADS: dict[str, Callable[[EnvSpec], list[Operation]]] = {
     "categorical": _best, "mixed": functools.partial(_mixed, squashed=False),
     "squashed_mixed": functools.partial(_mixed, squashed=True),
 }  # fmt: skip
-"""Kinds of policy, as ``heads._HEADS``."""
+"""Kinds of policies, as in ``heads._HEADS``."""
 
 
 def state_dim(steps: list[Operation]) -> int:
@@ -294,12 +295,12 @@ def run_with_state(policy: Mapping[str, np.ndarray], obs: np.ndarray, state: np.
 
 
 def runner_source(*, with_state: bool) -> str:
-    """The text of ``run``, or of that ``with_state`` too, which need nothing but NumPy, without annotations."""
+    """The source of ``run``, and ``with_state`` of ``run_with_state``, without annotations; both need only NumPy."""
     return plain_source(run) + ("\n\n" + plain_source(run_with_state) if with_state else "")
 
 
 def plain_source(function: Callable[..., Any]) -> str:
-    """The text of a function without annotations."""
+    """The source of a function without annotations."""
     lines = inspect.getsource(function).splitlines(keepends=True)
     tree = ast.parse("".join(lines))
     found = [(node.lineno, node.col_offset + len(node.arg), node.annotation) for node in _nodes(tree, ast.arg)]
@@ -321,7 +322,7 @@ def _nodes(tree: ast.AST, kind: type[_N]) -> list[_N]:
 
 
 def numpy_arrays(steps: list[Operation]) -> Arrays:
-    """The arrays of a NumPy file, as ``run`` takes them."""
+    """The arrays of a NumPy file, for ``run``."""
     found = {"operations": np.array([step.kind for step in steps])}
     return found | {f"{place}.{k}": value for place, step in enumerate(steps) for k, value in enumerate(step.values)}
 
@@ -437,7 +438,7 @@ def _open_torch(path: Path) -> Act:
 
 
 def _torch_cell(kind: str, x: Any, state: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
-    """Output and next state of a cell, as ``inference.recurrence.Cell`` computes them."""
+    """Output and next state of a cell, equivalent to ``inference.recurrence.Cell``."""
     import torch
 
     size = weight.shape[1] // 4
@@ -457,7 +458,7 @@ def _torch_cell(kind: str, x: Any, state: Any, weight: Any, bias: Any) -> tuple[
 
 
 class _Graph:
-    """Nodes of an ONNX graph, one after the other; ``x`` is the name of the newest value."""
+    """Nodes of an ONNX graph, in sequence; ``x`` is the name of the newest value."""
 
     def __init__(self, helper: Any, numpy_helper: Any) -> None:
         self._helper, self._numpy_helper = helper, numpy_helper
@@ -472,15 +473,15 @@ class _Graph:
         return name
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node over the named inputs; without any, over ``x`` alone."""
+        """Adds a node over the named inputs; without any, over ``x``."""
         self.x, given = f"x{len(self.nodes)}", list(inputs or (self.x,))
         self.nodes.append(self._helper.make_node(kind, given, [self.x], **attributes))
         return self.x
 
     def columns(self, x: str, begin: np.ndarray, end: np.ndarray | None = None) -> str:
-        """The columns of ``x`` from one on, to the last without an ``end``."""
-        places = (begin, _i64(np.iinfo(np.int64).max) if end is None else end, _i64(1))
-        return self.node("Slice", x, *(self.constant(place.reshape(1)) for place in places))
+        """The columns of ``x`` from ``begin`` to ``end``; None: to the last."""
+        limits = (begin, _i64(np.iinfo(np.int64).max) if end is None else end, _i64(1))
+        return self.node("Slice", x, *(self.constant(limit.reshape(1)) for limit in limits))
 
     def over(self, kind: str, *values: Any, **attributes: Any) -> str:
         """Adds a node over ``x`` and constants."""
@@ -533,7 +534,7 @@ def _onnx_mask(graph: _Graph, count: np.ndarray, numbers: np.ndarray | None = No
 
 
 def _onnx_halves(graph: _Graph, count: np.ndarray) -> tuple[str, str]:
-    """The first columns and the others."""
+    """The first ``count`` columns, and the remaining ones."""
     x = graph.x
     return graph.columns(x, _i64(0), count), graph.columns(x, count)
 
@@ -713,7 +714,7 @@ def encode(name: str, steps: list[Operation], spec: EnvSpec, about: dict[str, An
 
 
 def open_policy(name: str, path: Path) -> Act:
-    """Runs a file of format ``name`` by its own engine."""
+    """Opens a file of format ``name`` with its own engine; returns a function that runs it."""
     return _CODECS[name].open(path)
 
 
@@ -721,7 +722,7 @@ def open_policy(name: str, path: Path) -> Act:
 
 
 def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray:
-    """Observations [count, ...], usual and extreme ones: with a normaliser a third leads beyond its clips."""
+    """Observations [count, ...], typical and extreme ones: with a normaliser, a third exceeds its clipping range."""
     rng = np.random.default_rng(seed)
     if spec.frames is not None:
         frames = rng.integers(0, 256, (count, spec.frames.stack, *spec.frames.shape), dtype=np.uint8)
@@ -745,6 +746,6 @@ def _draw_numbers(spec: EnvSpec, arrays: Arrays, count: int, rng: np.random.Gene
 
 
 def draw_state(steps: list[Operation], count: int, seed: int) -> State:
-    """States of a policy with memory in the middle of ``count`` episodes; empty of one without."""
+    """States of a policy with memory in the middle of ``count`` episodes; empty for one without."""
     width = state_dim(steps)
     return (np.random.default_rng(seed).uniform(-1.0, 1.0, (count, width)).astype(np.float32),) if width else ()

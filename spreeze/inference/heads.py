@@ -13,7 +13,7 @@ from spreeze.errors import WeightsError
 from spreeze.types import Choices
 
 FORBIDDEN = -math.inf
-"""Output for an action that the mask forbids: never the greatest, and of probability 0."""
+"""Output for an action that the mask forbids: never the largest, with probability 0."""
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 """Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
 
@@ -80,9 +80,9 @@ class SquashedGaussian(Head):
 
 
 class Deterministic(Head):
-    """``tanh(out)``; explores with clipped Gaussian noise, the same in all rows or growing from the first to the last.
+    """``tanh(out)``; explores with clipped Gaussian noise, whose scale is equal in all rows or grows with the row.
 
-    Many environments at once explore better with noise of many sizes (PQL, arXiv 2307.12983).
+    Many parallel environments explore better with different noise scales (PQL, arXiv 2307.12983).
     """
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -114,9 +114,9 @@ def _finite(value: object) -> float:
 
 
 class EpsilonGreedy(Head):
-    """The action of the highest value; explores with a share of random actions that falls linearly.
+    """The action of the highest value; explores with a linearly decreasing share of random actions.
 
-    The share goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``. These are the env steps of the
+    The share goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``. It counts the env steps of the
     whole run when the weights were published, plus those taken here since.
     """
 
@@ -127,7 +127,7 @@ class EpsilonGreedy(Head):
         self._env_steps = int(meta.get("env_steps", 0))
         self._masked = bool(meta.get("action_mask"))
         self._team: tuple[int, ...] = tuple(map(int, meta.get("team_actions", ())))
-        """Numbers of actions of the agents whose outputs follow each other row by row; empty for a single agent."""
+        """Numbers of actions of the agents, whose outputs are consecutive rows; empty for a single agent."""
 
     @property
     def epsilon(self) -> float:
@@ -139,7 +139,7 @@ class EpsilonGreedy(Head):
         rows, epsilon = len(out), self.epsilon
         self._env_steps += rows // (len(self._team) or 1)
         action = self._best(out)
-        # One draw decides both: below epsilon, draw / epsilon is uniform again.
+        # One draw decides about exploring and the action: below epsilon, draw / epsilon is uniform again.
         draw = rng.random(rows)
         for row in np.flatnonzero(draw < epsilon).tolist():
             if self._masked:
@@ -154,7 +154,7 @@ class EpsilonGreedy(Head):
         return _column(self._best(out), len(self._team) or 1)
 
     def _best(self, out: np.ndarray) -> np.ndarray:
-        """Index [N] of the highest value, of an agent of a team among its own actions."""
+        """Index [N] of the highest value; for an agent of a team, among its own actions."""
         for agent, count in enumerate(self._team):
             out[agent :: len(self._team), count:] = FORBIDDEN
         best: np.ndarray = out.argmax(1)
@@ -162,7 +162,7 @@ class EpsilonGreedy(Head):
 
 
 class GaussianHead(DrawingHead):
-    """``mean + exp(log_std) noise``; outputs are means, the log standard deviations [A] are parameters of their own."""
+    """``mean + exp(log_std) noise``; outputs are means, the log standard deviations [A] are separate parameters."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = self.noise_dim = int(meta["action_dim"])
@@ -173,7 +173,7 @@ class GaussianHead(DrawingHead):
         self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * HALF_LOG_2PI)
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Samples by standard normal noise [N, A], not bounded."""
+        """Samples with standard normal noise [N, A], not bounded."""
         action = noise * self._std
         action += out
         log_prob: np.ndarray = np.add.reduce(np.square(noise), 1)
@@ -190,7 +190,7 @@ class GaussianHead(DrawingHead):
 
 
 class CategoricalHead(DrawingHead):
-    """Samples each of A choices from the softmax of its own outputs, which follow each other."""
+    """Samples each of A choices from the softmax of its own outputs, which are concatenated."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         # Version 0.1.0 wrote the options of its one choice as num_actions.
@@ -199,7 +199,7 @@ class CategoricalHead(DrawingHead):
         self._masked = bool(meta.get("action_mask"))
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Samples by uniform noise [N, A] in [0, 1); log-probabilities add up."""
+        """Samples with uniform noise [N, A] in [0, 1); log-probabilities are summed."""
         if self.noise_dim == 1:
             return self._draw_one(out, noise)
         found = [self._draw_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
@@ -255,7 +255,7 @@ class MixedHead(Head):
 
 
 class DrawingMixedHead(MixedHead, DrawingHead):
-    """Gaussian numbers and choices; log-probabilities add up."""
+    """Gaussian numbers and choices; log-probabilities are summed."""
 
     numbers = GaussianHead
     _numbers: GaussianHead
@@ -265,7 +265,7 @@ class DrawingMixedHead(MixedHead, DrawingHead):
         self.noise_dim = self._split + self._choices.noise_dim
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Samples by noise that is standard normal for numbers, then uniform in [0, 1) for choices."""
+        """Samples with noise that is standard normal for numbers, then uniform in [0, 1) for choices."""
         numbers, of_numbers = self._numbers.draw(out[:, : self._split], noise[:, : self._split])
         choices, of_choices = self._choices.draw(out[:, self._split :], noise[:, self._split :])
         return np.concatenate((numbers, choices), 1), of_numbers + of_choices

@@ -1,8 +1,8 @@
-"""Torch for the modules of ``spreeze.algorithms``, imported when something of it is first used.
+"""Lazy import of torch for the modules of ``spreeze.algorithms``: it is imported at its first use.
 
-An algorithm's settings stand in the file of its update. Processes that only read settings, which are the command line,
-samplers and the page, import that file too: without torch, which takes seconds and hundreds of megabytes. (Python 3.15
-has ``lazy import`` for this.) From the first use on, these modules have the real one: nothing is slower.
+An algorithm's settings are defined in the file of its update. Processes that only read settings (the command line,
+samplers and the page) also import that file, but without torch, which takes seconds and hundreds of megabytes. (Python
+3.15 has ``lazy import`` for this.) The first use puts the real module in place, so that nothing is slower afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch.nn import functional
 else:
 
-    class _Later:
-        """Stands for a module until something of it is used."""
+    class _LazyModule:
+        """Placeholder for a module until its first use."""
 
         def __init__(self, name: str) -> None:
             self.__dict__["_name"] = name
@@ -32,12 +32,12 @@ else:
             setattr(self._module(), attribute, value)
 
         def _module(self) -> Any:
-            """The module; from now on all that have such objects have modules instead."""
+            """Imports the module, and replaces all placeholders in Spreeze's modules by the real ones."""
             for name, user in list(sys.modules.items()):
                 if name.startswith("spreeze."):
-                    for held, value in list(vars(user).items()):
-                        if isinstance(value, _Later):
-                            setattr(user, held, importlib.import_module(value._name))
+                    for attribute, value in list(vars(user).items()):
+                        if isinstance(value, _LazyModule):
+                            setattr(user, attribute, importlib.import_module(value._name))
             return importlib.import_module(self._name)
 
-    torch, functional, Tensor = _Later("torch"), _Later("torch.nn.functional"), Any
+    torch, functional, Tensor = _LazyModule("torch"), _LazyModule("torch.nn.functional"), Any

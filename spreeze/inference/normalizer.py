@@ -1,8 +1,8 @@
-"""Observations and rewards in units of their running deviation, as networks read and learn them.
+"""Normalisation of observations, and scaling of rewards, by running standard deviations.
 
-By the unit of returns one set of constants fits tasks of any reward size: learning rates, the temperature, Huber's
-threshold, the grid of returns. Whoever steps environments adds their rewards to ``DiscountedReturns``; the learner
-divides by ``scale``.
+With returns in units of their deviation, one set of constants fits tasks of any reward size: learning rates, the
+temperature, Huber's threshold, the grid of returns. Processes that step environments add their rewards to
+``DiscountedReturns``; the learner divides rewards by ``scale``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _LARGEST, _JUDGED = 3, 10
 _STEPS = 64
 """Number of rewards whose returns are computed by one matmul."""
 _LEAST_SHARE = 1e-9
-"""Share of the mean square: a variance below it is rounding, so all returns are equal."""
+"""Share of the mean square below which a variance is rounding error, so that all returns count as equal."""
 SPIKE, SPIKES = 1000.0, 0.1
-"""Standard deviations, and units, from which a value is a spike; the share of a batch up to which it is left out."""
+"""Distance of a spike, in standard deviations of at least 1; largest share of a batch that may be left out as spikes.
+"""
 
 
 def obs_scale(arrays: dict[str, np.ndarray], obs_dim: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and deviation [O] among a policy's arrays; None without a normaliser."""
+    """Mean and standard deviation [O] among a policy's arrays; None without a normaliser."""
     if "obs_mean" not in arrays:
         return None
     mean, std = (np.ascontiguousarray(arrays[name], np.float32) for name in ("obs_mean", "obs_std"))
@@ -53,10 +54,11 @@ def scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.nda
 
 
 def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | None) -> np.ndarray:
-    """Values [B, O], their spikes replaced by ``centre`` [O], so that running statistics forget none of the others.
+    """Values [B, O] with spikes replaced by ``centre`` [O], so that they do not distort running statistics.
 
-    A spike lies ``SPIKE`` of ``std`` [O] (at least 1) from the centre; None: of the largest distance of nine tenths of
-    the values. Where more than one and ``SPIKES`` of a column are spikes, that is how its values are.
+    A spike lies more than ``SPIKE`` times ``std`` [O] (at least 1) from the centre; if ``std`` is None, times the
+    largest distance of nine tenths of the values. A column with more than one spike, and more than a share ``SPIKES``,
+    is left unchanged: such values are normal there.
     """
     distance = np.abs(values - centre)
     if std is None:
@@ -70,7 +72,7 @@ class Normalizer:
     """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
 
     def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
-        """The last ``mask_dim`` values, an action mask, stay as they are."""
+        """The last ``mask_dim`` values, an action mask, are not normalised."""
         self._mask = slice(obs_dim - mask_dim, obs_dim)
         self.count = 0.0
         self.mean = np.zeros(obs_dim, np.float64)
@@ -104,7 +106,7 @@ class Normalizer:
         return std
 
     def apply(self, obs: np.ndarray) -> None:
-        """Normalizes observations [B, O] in place; of frames uint8 [B, k, F] the newest numbers."""
+        """Normalizes observations [B, O] in place; in frames uint8 [B, k, F], the newest numbers."""
         if obs.dtype == np.uint8:
             newest = obs[:, -1, obs.shape[2] - 4 * len(self.mean) :]
             numbers = np.ascontiguousarray(newest).view(np.float32)
@@ -116,15 +118,15 @@ class Normalizer:
         np.clip(obs, -OBS_CLIP, OBS_CLIP, out=obs)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of a policy: float32 ``obs_mean`` and ``obs_std`` [O]."""
+        """Arrays for a policy: float32 ``obs_mean`` and ``obs_std`` [O]."""
         return {"obs_mean": self.mean.astype(np.float32), "obs_std": self.std.astype(np.float32)}
 
     def averaged(self) -> np.ndarray:
-        """Count, means and deviations [1 + 2 O]: what is averaged with the parameters of other learners."""
+        """Count, means and deviations [1 + 2 O], which are averaged over learners like the parameters."""
         return np.concatenate(([self.count], self.mean, np.sqrt(self._m2 / max(self.count, 1.0))))
 
     def set_averaged(self, values: np.ndarray) -> None:
-        """Continues from averages of what ``averaged`` gives."""
+        """Continues from averages of ``averaged`` over learners."""
         self.count = float(values[0])
         self.mean, deviation = np.split(values[1:].copy(), 2)
         self._m2 = deviation**2 * self.count
@@ -155,22 +157,22 @@ class ReturnMoments:
 
     @property
     def scale(self) -> float:
-        """Divisor of rewards: the standard deviation [return]; 1 where all returns so far are equal."""
+        """Divisor of rewards: the standard deviation [return]; 1 if all returns so far are equal."""
         if self.count < 2.0:
             return 1.0
         variance = self.m2 / self.count
         return math.sqrt(variance) if variance > _LEAST_SHARE * (variance + self.mean**2) else 1.0
 
     def sums(self) -> tuple[float, float, float]:
-        """Count, sum and sum of squares, which may be added over processes."""
+        """Count, sum and sum of squares, which can be summed over processes."""
         return self.count, self.mean * self.count, self.m2 + self.mean**2 * self.count
 
     def averaged(self) -> np.ndarray:
-        """Count, mean and deviation: what is averaged with the parameters of other learners."""
+        """Count, mean and deviation, which are averaged over learners like the parameters."""
         return np.array([self.count, self.mean, math.sqrt(self.m2 / self.count) if self.count else 0.0])
 
     def set_averaged(self, values: np.ndarray) -> None:
-        """Continues from averages of what ``averaged`` gives."""
+        """Continues from averages of ``averaged`` over learners."""
         self.count, self.mean, deviation = values.tolist()
         self.m2 = deviation**2 * self.count
 
@@ -184,9 +186,9 @@ class ReturnMoments:
 class DiscountedReturns(ReturnMoments):
     """Moments of the discounted returns of environments, each from the start of its episode up to each env step.
 
-    The return of each environment continues from one call to the next of its source; the end of an episode resets it.
-    No reward counts for more than the third largest so far, so that a single absurd one does not set the unit. Where
-    they come again and again, those a thousand times the unit count as 0, unless they are a tenth of all.
+    Each environment's return continues over the calls of its source; the end of an episode resets it. Rewards are
+    bounded by the third largest magnitude so far, so that a single outlier does not set the unit. Repeated outliers of
+    a thousand times the unit count as 0, unless they are a tenth of all rewards.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -199,7 +201,7 @@ class DiscountedReturns(ReturnMoments):
         self._largest = np.zeros(_LARGEST)
 
     def add(self, reward: np.ndarray, ended: np.ndarray, source: int = 0) -> None:
-        """Adds rewards [T, N] of T env steps of N environments; ``ended`` [T, N] where an episode is over."""
+        """Adds rewards [T, N] of T env steps of N environments; ``ended`` [T, N] is true where an episode ended."""
         finite = reward.astype(np.float64)
         if not math.isfinite(finite.sum()):
             finite = np.nan_to_num(finite, nan=0.0, posinf=0.0, neginf=0.0)
@@ -222,12 +224,12 @@ class DiscountedReturns(ReturnMoments):
         self.merge(float(finite.size), mean, float(np.vdot(finite, finite)))
 
     def _block(self, reward: np.ndarray, ended: np.ndarray, returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns [T, N] of few steps from those before [N], and those that the next step continues from."""
+        """Discounted returns [T, N] of a block, given those before it [N]; and those after it, for the next block."""
         steps = len(reward)
         found = self._decay[:steps, :steps] @ reward
         weights = self._gamma * self._decay[:steps, 0]
         found += weights[:, np.newaxis] * returns
-        for t, env in np.argwhere(ended).tolist():  # by time: what came before an end counts no longer after it
+        for t, env in np.argwhere(ended).tolist():  # in order of time: returns from before an end are removed after it
             found[t + 1 :, env] -= weights[: steps - t - 1] * found[t, env]
         return found, np.where(ended[-1], 0.0, found[-1])
 
@@ -242,12 +244,12 @@ class DiscountedReturns(ReturnMoments):
 
 
 def averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None]) -> np.ndarray:
-    """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
+    """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
     return np.concatenate([np.zeros(0), *(part.averaged() for part in parts if part is not None)])
 
 
 def set_averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None], values: np.ndarray) -> None:
-    """Continues with averages [k] of what ``averaged_statistics`` gives for these parts."""
+    """Continues from averages [k] of ``averaged_statistics`` of these parts over learners."""
     for part in parts:
         if part is not None:
             own, values = np.split(values, [len(part.averaged())])
@@ -255,6 +257,6 @@ def set_averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None], 
 
 
 def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:
-    """Rewards of any shape in units of ``scale``, float32, bounded by ``REWARD_CLIP``; not a number stays that."""
+    """Rewards of any shape in units of ``scale``, float32, bounded by ``REWARD_CLIP``; NaN stays NaN."""
     with np.errstate(over="ignore"):
         return np.clip(reward / scale, -REWARD_CLIP, REWARD_CLIP).astype(np.float32)

@@ -1,7 +1,7 @@
-"""A policy network of a user's own module, in processes that need no gradients.
+"""A policy network from a user's module, in processes that need no gradients.
 
-The samplers of such a run load torch, and step slower: a call of a module takes ten times as long as NumPy for few
-rows. In ``draw`` each row is a call of its own, so that its result cannot depend on others.
+The samplers of such a run load torch, and step slower: for few rows, a call of a module takes ten times as long as
+NumPy. In ``draw`` each row is a separate call, so that its result cannot depend on other rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class OwnNetwork:
-    """The module that weights name; computes [N, I] to [N, K] on the CPU."""
+    """The module named by the weights; maps [N, I] to [N, K] on the CPU."""
 
     def __init__(self, arrays: Arrays, meta: dict[str, Any], outputs: int) -> None:
-        """Takes the module that the run's own ``--import`` declares, which its environment needs too or was given.
+        """Makes the network of the run's ``--import`` module, and loads the weights.
 
         Raises:
             WeightsError: that module declares no such network, or the weights do not fit it.

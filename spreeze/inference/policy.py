@@ -1,7 +1,7 @@
-"""Policies in NumPy, for samplers, evaluator and visualizer: torch is never loaded there.
+"""Policies in NumPy, for samplers, evaluator and visualizer, which never load torch.
 
-For the few observations of a sampler a NumPy pass takes less time than one of torch. A row's last bits depend on how
-many rows are multiplied at once, so ``draw`` always multiplies ``TILE`` rows.
+For the few observations of a sampler, a forward pass in NumPy is faster than in torch. A row's last bits depend on the
+number of rows in a matmul, so ``draw`` always multiplies ``TILE`` rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TILE = 8
 """Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
-"""Functions between layers; ``gelu`` by its tanh formula (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+"""Activation functions; ``gelu`` is the tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
 NORM_EPS = 1e-5
-"""Added to the variance in layer normalisation, as torch.nn does by default."""
+"""Added to the variance in layer normalisation, as by default in torch.nn."""
 
 State = tuple[np.ndarray, ...]
-"""Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always where
-it has no memory. A recurrent policy has one, [N, S]."""
+"""Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always for a
+policy without memory. A recurrent policy has one, [N, S]."""
 _MALFORMED = (
     KeyError,
     TypeError,
@@ -42,7 +42,7 @@ _MALFORMED = (
     MemoryError,
     RecursionError,
 )
-"""Errors of metadata and shapes that no algorithm writes."""
+"""Errors that malformed metadata and shapes can cause."""
 _EXPLORING = "explore."
 """Prefix of the names of the newest weights in a file with an averaged policy."""
 
@@ -53,25 +53,25 @@ _NORM_EPS = np.array(NORM_EPS, np.float32)
 
 
 def with_exploring(arrays: Arrays, exploring: Arrays) -> Arrays:
-    """The weights of a policy with those that samplers explore with, for one file."""
+    """The weights of a policy together with those of exploration, for one file."""
     return arrays | {_EXPLORING + name: array for name, array in exploring.items()}
 
 
 def exploring_arrays(arrays: Arrays) -> Arrays:
-    """The weights that samplers explore with: the policy's, except for those that the file has twice."""
+    """The weights of exploration: the policy's, except for those that the file has twice."""
     return arrays | {
         name.removeprefix(_EXPLORING): array for name, array in arrays.items() if name.startswith(_EXPLORING)
     }
 
 
 def begin_episode(state: State, row: int) -> None:
-    """Sets a row of a policy's state to zeros, with which each episode starts."""
+    """Sets a row of a policy's state to zeros, its value at the start of an episode."""
     for part in state:
         part[row] = 0.0
 
 
 class Policy:
-    """Computes actions by an actor's weights; an instance serves one thread at a time and refuses a second one."""
+    """Computes actions from an actor's weights; an instance serves one thread at a time and refuses a second one."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Policy:
         noise: NoisyLayers | None = None,
         atoms: np.ndarray | None = None,
     ) -> None:
-        """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has.
+        """``own`` is a custom network; ``layers`` then only define its numbers of inputs and outputs.
 
-        A ``cell`` lies between the observation and the ``layers``. Where they explore, ``noise`` is added to them. With
-        ``atoms`` [Z] the network gives logits of these returns for each action.
+        A ``cell`` lies between the observation and the ``layers``. For exploration, ``noise`` is added to the layers.
+        With ``atoms`` [Z], the network outputs logits of these returns for each action.
         """
         self._own, self._cell, self._noise, self._atoms = own, cell, noise, atoms
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
@@ -109,11 +109,11 @@ class Policy:
 
         ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
         metadata is one of ``ACTIVATIONS`` and defaults to ReLU; with ``layer_norm`` the sums of each hidden layer are
-        normalised before their bias is added. With ``action_mask`` the last K values of an
-        observation are its mask (see ``types.EnvSpec``), and no action is taken that it forbids.
+        normalised before their bias is added. With ``action_mask`` the last K values of an observation are its mask
+        (see ``types.EnvSpec``), and forbidden actions are never chosen.
 
         Raises:
-            WeightsError: a layer is missing, shapes do not fit each other, or the metadata are those of no policy.
+            WeightsError: a layer is missing, shapes do not fit each other, or the metadata describes no policy.
         """
         try:
             return cls._built(arrays, meta)
@@ -166,8 +166,8 @@ class Policy:
 
         Args:
             obs: [N, O] float32, or images uint8 [N, k, *frame].
-            state: as the previous step of these episodes returned it; empty at their first.
-            rng: draws actions that explore: sampled, with noise, or sometimes random; None: the best ones.
+            state: the state that the previous step of these episodes returned; empty at their first.
+            rng: for exploring actions: sampled, with noise, or sometimes random; None: greedy ones.
         """
         if self._busy:
             raise _shared()
@@ -188,7 +188,7 @@ class Policy:
         return 0 if self._cell is None else self._cell.state_dim
 
     def _state(self, state: State, rows: int) -> np.ndarray:
-        """The cell's state [N, S]: zeros where episodes begin."""
+        """The cell's state [N, S]; zeros for an empty ``state``, as at the start of episodes."""
         if not state:
             return np.zeros((rows, self.state_dim), np.float32)
         shape = (rows, self.state_dim)
@@ -201,7 +201,7 @@ class Policy:
 
     @property
     def options(self) -> int:
-        """K: options of all choices; of policies without choices, values of the last layer."""
+        """K: options of all choices; for policies without choices, outputs of the last layer."""
         return self._head.options
 
     @property
@@ -210,11 +210,11 @@ class Policy:
         return self._drawing_head().noise_dim
 
     def draw(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
-        """Exploring actions by given noise [N, Z]; bit by bit, each row's result depends on that row alone.
+        """Exploring actions from given noise [N, Z]; each row's result depends bit for bit on that row alone.
 
         Returns:
             Actions [N, A] float32, continuous ones not clipped to [-1, 1], their log-probabilities [N] float32 in nat,
-            and the state for the next step, as of ``act``; new arrays.
+            and the state for the next step, as from ``act``; new arrays.
 
         Raises:
             WeightsError: the policy draws its own noise.
@@ -240,16 +240,16 @@ class Policy:
 
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
-        given = obs if self._trunk is None else self._trunk(obs)
-        tile.fill(given, noise)
+        inputs = obs if self._trunk is None else self._trunk(obs)
+        tile.fill(inputs, noise)
         x = scaled(tile.features, self._obs_scale)
         if self._cell is not None:
             tile.state[:rows], tile.state[rows:] = state[0], 0.0
-            following = self._cell(x, tile.state, row_by_row=tile.row_by_row)
-            x, state = following[:, : self._cell.size], (following[:rows],)
+            next_state = self._cell(x, tile.state, row_by_row=tile.row_by_row)
+            x, state = next_state[:, : self._cell.size], (next_state[:rows],)
         out = self._run(x, tile.buffers, tile.row_by_row)
         if self._mask_dim:
-            self._apply_mask(given, out[:rows])  # unused rows allow nothing, which has no softmax
+            self._apply_mask(inputs, out[:rows])  # unused rows would allow no action, for which softmax is undefined
         action, log_prob = head.draw(out, tile.noise)
         return action[:rows], log_prob[:rows], state
 
@@ -266,21 +266,21 @@ class Policy:
     ) -> tuple[np.ndarray, State]:
         """Output [N, K] of the network, in a buffer that the next call overwrites, and the next state.
 
-        ``rng`` draws the noise of a network that has some; None: without.
+        ``rng`` draws the noise of a noisy network; None: no noise.
         """
-        x = given = obs if self._trunk is None else self._trunk(obs)
+        x = inputs = obs if self._trunk is None else self._trunk(obs)
         if len(x) != self._rows:
             self._rows = len(x)
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
         x = scaled(x, self._obs_scale)
         if self._cell is not None:
-            following = self._cell(x, self._state(state, self._rows))
-            x, state = following[:, : self._cell.size], (following,)
+            next_state = self._cell(x, self._state(state, self._rows))
+            x, state = next_state[:, : self._cell.size], (next_state,)
         out = self._run(x, self._buffers, rng=rng if self._noise is not None else None)
         if self._atoms is not None:
             out = expected_returns(out, self._atoms)
         if self._mask_dim:
-            self._apply_mask(given, out)
+            self._apply_mask(inputs, out)
         return out, state
 
     def _apply_mask(self, inputs: np.ndarray, out: np.ndarray) -> None:
@@ -321,7 +321,7 @@ def _shared() -> UsageError:
 
 
 def expected_returns(out: np.ndarray, atoms: np.ndarray) -> np.ndarray:
-    """Mean returns [N, K] by logits [N, K * Z] of the returns ``atoms`` [Z], by the softmax of each action's."""
+    """Mean returns [N, K] from logits [N, K * Z] of the returns ``atoms`` [Z], with a softmax for each action."""
     logits = out.reshape(len(out), -1, len(atoms))
     shares = np.exp(logits - logits.max(2, keepdims=True))
     means: np.ndarray = np.dot(shares, atoms)
@@ -330,7 +330,7 @@ def expected_returns(out: np.ndarray, atoms: np.ndarray) -> np.ndarray:
 
 
 class TeamRows:
-    """A team's observations as the inputs of the network that its n agents share: one row an agent."""
+    """Converts a team's observations to inputs of the network that its n agents share: one row per agent."""
 
     def __init__(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         self._agents, self._obs_dim = len(meta["team_actions"]), int(meta["team_obs_dim"])
@@ -355,7 +355,7 @@ def _tanh(x: np.ndarray) -> None:
 
 
 def _silu(x: np.ndarray) -> None:
-    # x sigmoid(x); by tanh it cannot overflow.
+    # x sigmoid(x); computed with tanh, which cannot overflow.
     x *= _HALF * np.tanh(_HALF * x) + _HALF
 
 
@@ -402,19 +402,19 @@ class _Tile:
 
 @cache
 def places_agree(inputs: int, outputs: int) -> bool:
-    """True if a row's result of this machine's matmul of ``TILE`` rows does not depend on its place and the other rows.
+    """True if a row's result in a matmul of ``TILE`` rows does not depend on its position or the other rows.
 
-    The order in which a kernel sums depends on place and shape, not on values, so one test with full mantissas shows
-    it. If it fails, ``draw`` multiplies row by row, at two to four times the cost.
+    The summation order of a kernel depends on position and shape, not on values, so one test with full mantissas is
+    enough. If it fails, ``draw`` multiplies row by row, at two to four times the cost.
     """
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((inputs, outputs)).astype(np.float32)
     row = rng.standard_normal(inputs).astype(np.float32)
     results = set()
-    for place in range(TILE):
+    for position in range(TILE):
         x = rng.standard_normal((TILE, inputs)).astype(np.float32)
-        x[place] = row
-        results.add(np.dot(x, weight)[place].tobytes())
+        x[position] = row
+        results.add(np.dot(x, weight)[position].tobytes())
     return len(results) == 1
 
 
@@ -430,16 +430,16 @@ def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray
 
 
 class NoisyLayers:
-    """The noise of a noisy network's layers (Fortunato et al. 2018, 1706.10295); each row of each step has its own.
+    """The noise of a noisy network's layers (Fortunato et al. 2018, 1706.10295), drawn for each row of each step.
 
-    With the factorised noise of ``algorithms.value_heads`` that of a row's products is
-    ``((x f(e_in)) deviations) f(e_out)``: one more matmul a layer, and no weights are drawn.
+    With the factorised noise of ``algorithms.value_heads``, the noise of a row's products is
+    ``((x f(e_in)) deviations) f(e_out)``: one more matmul per layer, without drawing weights.
     """
 
     def __init__(
         self, arrays: dict[str, np.ndarray], meta: dict[str, Any], layers: list[tuple[np.ndarray, np.ndarray]]
     ) -> None:
-        """Reads ``noise_w0`` to ``noise_head_b``; the head's are those of the streams and outputs that it was made of.
+        """Reads ``noise_w0`` to ``noise_head_b``; those of the head belong to the streams and outputs it was made of.
 
         Raises:
             WeightsError: shapes do not fit those of ``layers``.
@@ -467,7 +467,7 @@ class NoisyLayers:
         return self._folded(product), self._folded(outs)
 
     def _folded(self, values: np.ndarray) -> np.ndarray:
-        """Noise of the head's outputs from that of its streams, or of the mean from that of its quantiles."""
+        """Noise of the head's outputs from the noise of its streams, or of the mean from the noise of its quantiles."""
         parts = values.reshape(len(values), -1, self._outputs)
         if self._mean:
             parts = parts.mean(2, keepdims=True)

@@ -1,7 +1,7 @@
-"""Recurrent cells in NumPy: the memory of a policy between two env steps.
+"""Recurrent cells in NumPy: the memory of a policy between env steps.
 
-A cell stands between the observation and the perceptron. Its state is one row [S] for each episode: the output h [H],
-which the perceptron reads, and for an LSTM the cell's own c [H] after it. It equals that of ``torch.nn``.
+A cell lies between the observation and the perceptron. Its state is one row [S] per episode: the output h [H], which is
+the perceptron's input, followed for an LSTM by the cell state c [H]. The cells are equivalent to those of ``torch.nn``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 CELLS = {"lstm": 2, "gru": 1}
 """Kinds of cells (Hochreiter and Schmidhuber 1997; Cho et al. 2014, arXiv 1406.1078), and the parts of their state."""
 _GATES = {"lstm": "ifgo", "gru": "rzn"}
-"""Columns of torch's weights, H of each."""
+"""Order of the gates in torch's weights, H columns for each."""
 _HALF = np.array(0.5, np.float32)
 
 
@@ -29,7 +29,7 @@ class Cell:
     """A cell with H units over I inputs; an instance serves one thread at a time."""
 
     def __init__(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """From torch's weights, transposed: ``cell_x`` [I, G H], ``cell_h`` [H, G H], and their biases [G H].
+        """Reads torch's weights, transposed: ``cell_x`` [I, G H], ``cell_h`` [H, G H], and their biases [G H].
 
         Raises:
             WeightsError: the kind is unknown, an array is missing, or its shape does not fit.
@@ -63,28 +63,28 @@ class Cell:
                 block = [np.concatenate((zeros(found["x"]), found["h"])), found["h_bias"]]
             blocks.append(block)
         self.weight = np.concatenate([np.concatenate((weight, bias[None])) for weight, bias in blocks], 1)
-        """[I + H + 1, 4 H]: inputs, h and 1 to the sums of an LSTM's gates i, f, o (halved) and g, or of a GRU's r, z
-        (halved) and the two parts of n."""
-        self._given, self._sums = (np.zeros((0, width), np.float32) for width in self.weight.shape)
+        """[I + H + 1, 4 H]: maps inputs, h and 1 to the sums of an LSTM's gates i, f, o (halved) and g, or of a GRU's
+        r, z (halved) and the two parts of n."""
+        self._joined, self._sums = (np.zeros((0, width), np.float32) for width in self.weight.shape)
 
     def __call__(self, x: np.ndarray, state: np.ndarray, *, row_by_row: bool = False) -> np.ndarray:
-        """The next state [N, S], a new array, of inputs [N, I] and the state [N, S]."""
+        """The next state [N, S], a new array, from inputs [N, I] and the state [N, S]."""
         size, rows = self.size, len(x)
         if rows != len(self._sums):
-            self._given, self._sums = (np.ones((rows, width), np.float32) for width in self.weight.shape)
-        given, sums = self._given, self._sums
-        given[:, : self.inputs] = x
-        given[:, self.inputs : -1] = state[:, :size]
+            self._joined, self._sums = (np.ones((rows, width), np.float32) for width in self.weight.shape)
+        joined, sums = self._joined, self._sums
+        joined[:, : self.inputs] = x
+        joined[:, self.inputs : -1] = state[:, :size]
         if row_by_row:
-            np.matmul(given[:, None], self.weight, out=sums[:, None])
+            np.matmul(joined[:, None], self.weight, out=sums[:, None])
         else:
-            np.dot(given, self.weight, out=sums)
-        following = np.empty((rows, self.state_dim), np.float32)
-        (self._lstm if self.kind == "lstm" else self._gru)(sums, state, following)
-        return following
+            np.dot(joined, self.weight, out=sums)
+        next_state = np.empty((rows, self.state_dim), np.float32)
+        (self._lstm if self.kind == "lstm" else self._gru)(sums, state, next_state)
+        return next_state
 
-    def _lstm(self, sums: np.ndarray, state: np.ndarray, following: np.ndarray) -> None:
-        size, h, c = self.size, following[:, : self.size], following[:, self.size :]
+    def _lstm(self, sums: np.ndarray, state: np.ndarray, next_state: np.ndarray) -> None:
+        size, h, c = self.size, next_state[:, : self.size], next_state[:, self.size :]
         np.tanh(sums, out=sums)
         gates, new = sums[:, : 3 * size], sums[:, 3 * size :]
         gates *= _HALF
@@ -95,7 +95,7 @@ class Cell:
         np.tanh(c, out=h)
         h *= gates[:, 2 * size :]
 
-    def _gru(self, sums: np.ndarray, state: np.ndarray, following: np.ndarray) -> None:
+    def _gru(self, sums: np.ndarray, state: np.ndarray, next_state: np.ndarray) -> None:
         size = self.size
         gates, new, recalled = sums[:, : 2 * size], sums[:, 2 * size : 3 * size], sums[:, 3 * size :]
         np.tanh(gates, out=gates)
@@ -104,9 +104,9 @@ class Cell:
         recalled *= gates[:, :size]
         new += recalled
         np.tanh(new, out=new)
-        np.subtract(state, new, out=following)
-        following *= gates[:, size:]
-        following += new
+        np.subtract(state, new, out=next_state)
+        next_state *= gates[:, size:]
+        next_state += new
 
 
 def _array(arrays: Arrays, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Imports what ``--import`` names: a module, or the file of a script by its path.
+"""Imports the module, or the script by its path, that ``--import`` names.
 
-A script without a main guard would train again whenever it is imported. So ``train`` ends the import of its script:
-what stands above that line is there, which is all that an environment needs.
+A script without a main guard would train again whenever it is imported. So ``train`` ends the import of its script: the
+definitions above that line exist, which is all that an environment needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _importing: list[str] = []
 
 
 class TrainingReached(BaseException):
-    """Ends the import of a module that trains; no ``Exception``, so that no handler of the script takes it."""
+    """Ends the import of a module that trains; not an ``Exception``, so that no handler of the script catches it."""
 
 
 def is_script(module: str) -> bool:
@@ -28,18 +28,18 @@ def is_script(module: str) -> bool:
 
 
 def is_within(named: str, module: str | None) -> bool:
-    """True if ``named:CLASS`` means a class of the module of ``--import``; a script is named by its file's name."""
+    """True if ``named:CLASS`` means a class of the ``--import`` module; a script is named by its file's name."""
     return module is not None and named in {module, Path(module).name if is_script(module) else module}
 
 
 def end_import() -> None:
-    """Ends the import of the module or script whose training this process has reached, if there is one."""
+    """Ends the current import of a module or script, whose training this process has reached, if there is one."""
     if _importing:
         raise TrainingReached
 
 
 def import_named(module: str) -> ModuleType:
-    """Imports a module, or a script, which is then known under its path; whatever goes wrong there is raised.
+    """Imports a module, or a script, which ``sys.modules`` then has under its path; errors of its code are raised.
 
     Raises:
         ImportError: the module trains when it is imported, or there is no such script.
@@ -73,7 +73,7 @@ def _import_script(path: str) -> ModuleType:
     module = sys.modules[path] = importlib.util.module_from_spec(spec)
     arguments, sys.argv = sys.argv, [str(file)]
     try:
-        # A document of --json has standard output for itself.
+        # Standard output is reserved for the document of --json.
         with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(TrainingReached):
             spec.loader.exec_module(module)
     except BaseException as error:
