@@ -61,13 +61,12 @@ def create(
     import_module: str | None = None,
     **options: Any,
 ) -> OffPolicyAlgorithm:
-    """A new off-policy algorithm; everything random in it follows from ``seed``.
+    """A new off-policy algorithm; ``seed`` determines all its randomness.
 
-    ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
-    The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
-    where they are set, for continuous actions ``overlap``, with images ``frames``, for action masks
-    ``masked``, for several agents ``team``, for numbers beside the choice ``numbers``, how many, for a network of the
-    user's own ``network``.
+    ``num_actions`` is None for continuous actions. The ``--import`` module ``import_module`` may declare the row. The
+    class is called with (obs_dim, action_dim or num_actions, config, seed, device) and options by name, if they apply:
+    ``overlap`` for continuous actions, ``frames`` for images, ``masked`` for action masks, ``team`` for several agents,
+    ``numbers`` for their count beside a choice, ``network`` for a custom network.
 
     Raises:
         ConfigError: no algorithm of that name for these actions.
@@ -87,7 +86,7 @@ def create(
 def create_on_policy(
     name: str, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str = "cpu", **options: Any
 ) -> OnPolicyAlgorithm:
-    """A new on-policy algorithm; everything random in it follows from ``seed``; options as of ``OnPolicyAlgorithm``.
+    """A new on-policy algorithm; ``seed`` determines all its randomness; options as in ``OnPolicyAlgorithm``.
 
     Raises:
         ConfigError: no algorithm or correction of that name.

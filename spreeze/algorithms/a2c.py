@@ -2,7 +2,7 @@
 
 On data one rollout old, with correction "delayed", that step is eq. 6 of HTS-RL (arXiv 2012.09849):
 ``theta(j + 1) = theta(j) + step(gradient at theta(j - 1))``, with values and advantages of theta(j - 1). With "none"
-the gradient is taken at theta(j). With "truncated-is" it is too, each term is multiplied by
+the gradient is taken at theta(j). With "truncated-is" it is taken there, too, each term is multiplied by
 ``min(1, pi_theta(j) / pi_theta(j - 1))``, and advantages and targets are those of V-trace with these weights.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
+from spreeze.algorithms.on_policy import ForwardPass, OnPolicyAlgorithm, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
 from spreeze.config.algorithm_settings import OnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
@@ -44,8 +44,8 @@ class A2C(OnPolicyAlgorithm):
             self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
         )
 
-    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
-        self._gradient(samples, passed)
+    def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
+        self._gradient(samples, forward_pass)
         if theta is not None:
             self.net.flat.copy_(theta)
         self.optimiser.step()

@@ -1,4 +1,4 @@
-"""The base of every algorithm: a name, counters, a policy to publish, and a bit-exact state, but no update."""
+"""The base class of all algorithms: name, counters, published policy and bit-exact state, but no update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Algorithm(ABC):
     """Updates so far, including rejected ones; a caller that replays recorded updates counts them here."""
 
     lr_share = 1.0
-    """Factor of the learning rates, beside their schedule."""
+    """Factor of the learning rates, in addition to their schedule."""
 
     def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:
         self.updates = 0
@@ -49,7 +49,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the policy's weights, as ``Policy.from_weights`` reads them."""
+        """Copies of the policy's weights, for ``Policy.from_weights``."""
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
@@ -65,11 +65,11 @@ class Algorithm(ABC):
         """The optimizers of all networks."""
 
     def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
-        """Networks of vectors that are trained, each with the rows [M, I] on which its hidden units are looked at."""
+        """Trained perceptrons over vectors, each with rows [M, I] for which its hidden units are evaluated."""
         yield from ()
 
     def health(self, batch: Any = None) -> dict[str, float]:
-        """``update_size`` and ``dead_units`` of the networks as they are now, where known (reads the device).
+        """``update_size`` and ``dead_units`` of the current networks, where known (reads the device).
 
         ``batch`` is the newest one of replay; algorithms that learn from rollouts take their latest minibatch.
         """
@@ -79,15 +79,15 @@ class Algorithm(ABC):
         return finite(found)
 
     def value_snapshot(self, scale: float) -> Publication | None:
-        """Values that a learner publishes beside its policy, for recorded episodes (``episode_recorder.step_values``).
+        """Values that a learner publishes with its policy, for recorded episodes (``episode_recorder.step_values``).
 
-        Rewards are learned divided by ``scale``. None where there are none: networks of images, those with memory,
-        custom ones and those of teams publish no values.
+        Rewards were divided by ``scale``. None for networks of images, recurrent ones, custom ones and those of teams,
+        which publish no values.
         """
         return None
 
     def _values_of(self, network: Parameters, kind: str, scale: float) -> dict[str, Any]:
-        """Metadata of ``value_snapshot``: ``network`` reads "states", or "actions" beside them."""
+        """Metadata of ``value_snapshot``: the inputs of ``network`` are "states", or also "actions"."""
         meta = {"scale": scale, "gamma": self.gamma, "values": kind}
         return meta | {"layers": len(network.weights), **network.layers.meta}
 
@@ -105,8 +105,8 @@ class Algorithm(ABC):
         """Restores the result of ``state_arrays``, all or nothing.
 
         Returns:
-            False if the random state could not be restored, because it is that of another kind of device (5,056 bytes
-            on a CPU, 16 on a CUDA GPU). Then call ``seed_noise``, after ``load_state_json``.
+            False if the random state could not be restored, because it is from another kind of device (5,056 bytes on a
+            CPU, 16 on a CUDA GPU). Then call ``seed_noise``, after ``load_state_json``.
 
         Raises:
             CheckpointError: a name is missing, or a shape belongs to another network.
@@ -133,16 +133,16 @@ class Algorithm(ABC):
         return True
 
     def seed_noise(self, seed: int) -> None:
-        """Seeds the noise by ``seed`` and the number of updates, on any device."""
-        words = np.random.SeedSequence([seed, self.updates]).generate_state(1, np.uint64)
-        self._generator.manual_seed(int(words[0]) & _MAX_SEED)
+        """Seeds the noise from ``seed`` and the number of updates, on any device."""
+        seeds = np.random.SeedSequence([seed, self.updates]).generate_state(1, np.uint64)
+        self._generator.manual_seed(int(seeds[0]) & _MAX_SEED)
 
     def state_json(self) -> dict[str, Any]:
         """Counters and identity, as JSON values."""
         return {"algo": self.name, "updates": self.updates}
 
     def load_state_json(self, state: dict[str, Any]) -> None:
-        """Restores the result of ``state_json``; a CheckpointError if it is that of another algorithm."""
+        """Restores the result of ``state_json``; a CheckpointError if it is from another algorithm."""
         if state.get("algo") != self.name:
             raise CheckpointError(
                 f"checkpoint was made by '{state.get('algo')}', not by '{self.name}'; use the same algorithm"
@@ -164,7 +164,7 @@ class FlatNetworks(Protocol):
 
 
 class Encoder(Protocol):
-    """Networks before actor and critics, which the critics' loss alone changes."""
+    """Networks before actor and critics, trained only by the critics' loss."""
 
     size: int  # F: features, the inputs of actor and critics
     meta: dict[str, Any]
@@ -174,7 +174,7 @@ class Encoder(Protocol):
     def online(self) -> FlatNetworks: ...
 
     def encode(self, batch: Any, noise: torch.Generator) -> TransitionBatch:
-        """The batch with features in place of what was observed; keeps what ``step`` needs."""
+        """The batch with features instead of observations; stores the data for ``step``."""
         ...
 
     def step(self, grad_obs: Tensor) -> None: ...
@@ -182,7 +182,7 @@ class Encoder(Protocol):
     def update_target(self, tau: float) -> None: ...
 
     def row_errors(self, errors: Tensor) -> Tensor:
-        """Errors of rows of replay by those of the transitions."""
+        """Errors of rows of replay, from those of the transitions."""
         ...
 
     def arrays(self) -> dict[str, np.ndarray]: ...

@@ -1,7 +1,7 @@
-"""Networks for images: a convolutional trunk each; a perceptron takes their features and the numbers beside them.
+"""Networks for images: one convolutional trunk per image; a perceptron takes their features and further numbers.
 
-By autograd; parameters lie in one flat vector, so that optimizer, target and checkpoint are the same as for other
-networks.
+Gradients are by autograd; parameters lie in one flat vector, so that optimizer, target and checkpoint are the same as
+for other networks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Shift = Callable[[Tensor], Tensor]
 _PIXEL = 1.0 / 255.0
 HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
 """Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
-found that the small policy head matters most of such choices."""
+found that among such choices the small policy head matters most."""
 _CHUNK_ROWS = 128
-"""Images that go through a trunk at once on a CPU: a layer's output is still in the cache for the next one."""
+"""Images per pass through a trunk on a CPU, so that a layer's output is still in the cache for the next layer."""
 
 
 def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU) -> None:
-    """Raises a ConfigError if settings of algorithm ``name`` ask for other hidden layers than images have."""
+    """Raises a ConfigError if settings of algorithm ``name`` select hidden layers that image networks do not have."""
     if layers != default:
         if layers.own is not None:
             raise ConfigError(f"{name}.network = {layers.own.name!r}: for images set {name}.cnn; remove it")
@@ -99,11 +99,11 @@ class Trunks:
         return self._floats(self.inputs.split(obs)[1])
 
     def _floats(self, numbers: Tensor) -> Tensor:
-        # A copy: bytes that are read as floats have to lie at a multiple of four.
+        # A copy, because bytes that are viewed as floats must be aligned to four.
         return numbers.clone(memory_format=torch.contiguous_format).view(torch.float32).to(self.flat.dtype)
 
     def features(self, obs: Tensor, layers: list[tuple[Tensor, Tensor]], shift: Shift | None = None) -> Tensor:
-        """Features and numbers [B, F + V] of observations uint8 [B, k, *frame], by ``layers`` as ``tensors`` has them.
+        """Features and numbers [B, F + V] of observations uint8 [B, k, *frame]; ``layers`` in the form of ``tensors``.
 
         ``shift``, if any, maps the images [B, C, H, W] to those that the trunks see.
         """
@@ -129,12 +129,12 @@ class ConvParameters(Trunks):
         self.mlp = Parameters(flat[self._end :], sizes, 1)
 
     def over(self, flat: Tensor) -> ConvParameters:
-        """Views of another vector in this form."""
+        """The same views of another vector."""
         return ConvParameters(flat, self.inputs, self._cnn, self.mlp.sizes)
 
     @classmethod
     def zeros(cls, inputs: TrunkInputs, cnn: str, sizes: tuple[int, ...], device: torch.device) -> ConvParameters:
-        """In new memory."""
+        """Zeroed parameters in new memory."""
         return cls(torch.zeros(cls.count(inputs, cnn) + parameter_count(sizes, 1), device=device), inputs, cnn, sizes)
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -147,7 +147,7 @@ class ConvParameters(Trunks):
         return [*self.convolutions, *hidden, (self.mlp.head_weight[0], self.mlp.head_bias[0, :, 0])]
 
     def forward(self, obs: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Outputs [B, K] at observations uint8 [B, k, *frame], by ``layers`` as ``tensors`` gives them."""
+        """Outputs [B, K] at observations uint8 [B, k, *frame]; ``layers`` in the form of ``tensors``."""
         convolutions = len(self.convolutions)
         x = self.features(obs, layers[:convolutions])
         for weight, bias in layers[convolutions:-1]:
@@ -164,7 +164,7 @@ class ConvActorCritic:
 
     layers = RELU
     of_value: Tensor | None = None
-    """Policy and value share the trunk, so one norm bounds the gradient of both."""
+    """None: policy and value share the trunk, so their gradient is clipped as a whole."""
 
     def __init__(
         self,
@@ -232,34 +232,34 @@ class ConvActorCritic:
 
 
 def over_images(name: str) -> dict[str, Any]:
-    """Defaults of algorithm ``name`` where it learns from images."""
+    """Defaults of algorithm ``name`` for images."""
     return {f"{name}.actor_layer_norm": True, f"{name}.critic_layer_norm": True}
 
 
 def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Images [B, C, H, W], each moved by up to ``most`` pixels up or down and to a side, in new memory.
+    """Images [B, C, H, W], each shifted by up to ``most`` pixels vertically and horizontally, in new memory.
 
-    What moves in at a side is the row or column that was there (replicate padding, arXiv 2004.13649).
+    New rows and columns replicate the edge (replicate padding, arXiv 2004.13649).
     """
     moves = torch.randint(-most, most + 1, (2, len(images), 1), generator=generator, device=generator.device)
     rows, columns = (
         (torch.arange(size, device=images.device) + move).clamp_(0, size - 1)
         for size, move in zip(images.shape[2:], moves.to(images.device), strict=True)
     )
-    places = (rows[:, :, None] * images.shape[3] + columns[:, None]).flatten(1)
-    found = images.flatten(2).gather(2, places[:, None].expand(-1, images.shape[1], -1))
+    index = (rows[:, :, None] * images.shape[3] + columns[:, None]).flatten(1)
+    found = images.flatten(2).gather(2, index[:, None].expand(-1, images.shape[1], -1))
     return found.view(images.shape)
 
 
 class ImageEncoder:
-    """Trunks with their optimizer, which turn batches of images into batches of features, for actor-critic algorithms.
+    """Trunks with their optimizer; converts batches of images to batches of features, for actor-critic algorithms.
 
-    DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, learned by the critics' loss alone, and random shifts.
+    DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, trained only by the critics' loss, and random shifts.
     Actor and critics read features, through which no gradient of the actor flows back; there is no target encoder.
-    Each image of a drawn batch is moved by a few pixels, so that critics learn what does not depend on the place of a
-    pixel. Departures from the authors' code: the trunks of the other algorithms; the first layers of actor and critics,
-    with layer normalisation, in place of a projection to 50 features; losses and exploration of the algorithm that
-    uses this.
+    Each image of a batch is shifted by a few pixels, so that critics learn features that do not depend on exact
+    positions. Departures from the authors' code: the trunks of the other algorithms; the first layers of actor and
+    critics, with layer normalisation, instead of a projection to 50 features; losses and exploration of the algorithm
+    that uses this.
     """
 
     def __init__(self, frames: FrameSpec, config: ActorCriticConfig, seed: int, device: torch.device) -> None:
@@ -272,25 +272,25 @@ class ImageEncoder:
         self.online.initialise(torch.Generator().manual_seed(seed + 2))
         self.adam = FlatAdam(self.online.flat, self._gradient.flat, config.critic_lr)
         self._leaves = self.online.leaves()
-        self._most = config.random_shift
+        self._max_shift = config.random_shift
         self._recorded: list[Tensor] = []
         self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
 
     def encode(self, batch: TransitionBatch, noise: torch.Generator) -> TransitionBatch:
-        """The batch with features of shifted images; keeps the graph of those of ``obs`` for ``step``."""
-        shift = partial(shifted, most=self._most, generator=noise) if self._most else None
+        """The batch with features of shifted images; stores the graph of those of ``obs`` for ``step``."""
+        shift = partial(shifted, most=self._max_shift, generator=noise) if self._max_shift else None
         parts = torch.split(batch.obs, self._chunk_rows or len(batch.obs))
-        following = torch.split(batch.next_obs, self._chunk_rows or len(batch.obs))
+        next_parts = torch.split(batch.next_obs, self._chunk_rows or len(batch.obs))
         with torch.enable_grad():
             self._recorded = [self.online.features(part, self._leaves, shift) for part in parts]
         obs = torch.cat([part.detach() for part in self._recorded])
         with torch.no_grad():
             layers = self.online.tensors()
-            next_obs = torch.cat([self.online.features(part, layers, shift) for part in following])
+            next_obs = torch.cat([self.online.features(part, layers, shift) for part in next_parts])
         return batch._replace(obs=obs, next_obs=next_obs, obs_action=torch.cat((obs, batch.action), 1))
 
     def step(self, grad_obs: Tensor) -> None:
-        """One gradient step by the derivative [B, F + V] of the critics' loss by the features."""
+        """One gradient step, given the derivative [B, F + V] of the critics' loss with respect to the features."""
         leaves = [tensor for pair in self._leaves for tensor in pair]
         own = [tensor for pair in self._gradient.tensors() for tensor in pair]
         self._gradient.flat.zero_()
@@ -304,7 +304,7 @@ class ImageEncoder:
         """Does nothing: there is no target."""
 
     def row_errors(self, errors: Tensor) -> Tensor:
-        """The numbers of the transitions [B] themselves."""
+        """The errors of the transitions [B], unchanged."""
         return errors
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -1,13 +1,13 @@
 """CrossQ (Bhatt et al. 2024, arXiv 1902.05605): SAC whose critics have batch normalisation and no target networks.
 
-A hidden layer is ``act(norm(x W) + b)``, where ``norm`` takes mean and deviation of each unit over the rows. Rows of
-replay and rows of what follows them (``next_obs`` with the policy's actions) go through the critics as one batch of
-2 B rows, so both are normalised alike, and the target's values come from the same pass as the values that they teach.
-There is no gain, since the next layer's weights can absorb it. The actor follows the critics with the running mean and
-variance, which are then part of weights and biases: ``plain`` is an ordinary perceptron.
+A hidden layer is ``act(norm(x W) + b)``, where ``norm`` uses the mean and deviation of each unit over the rows. Rows of
+replay and their successors (``next_obs`` with the policy's actions) go through the critics as one batch of 2 B rows, so
+that both are normalised alike, and one pass computes target values and predictions. There is no gain, since the next
+layer's weights can absorb it. The actor's gradient uses the critics with the running mean and variance folded into
+weights and biases: ``plain`` is an ordinary perceptron.
 
-Departures from the authors' code: no normalisation of the critics' input, which ``env.normalize_obs`` brings to unit
-variance, plain batch normalisation in place of renormalisation, whose warm-up of 100,000 updates is a whole run here,
+Departures from the authors' code: no normalisation of the critics' input, which ``env.normalize_obs`` scales to unit
+variance; plain batch normalisation instead of renormalisation, whose warm-up of 100,000 updates is a whole run here;
 and none in the actor.
 """
 
@@ -32,8 +32,8 @@ class CrossQConfig(SoftActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = {"critic_layer_norm": False, "activation": "relu", "network": ""}
-        for name, only in others.items():
+        required = {"critic_layer_norm": False, "activation": "relu", "network": ""}
+        for name, only in required.items():
             if (value := getattr(self, name)) != only:
                 raise ConfigError(f"crossq.{name} = {value}: CrossQ has batch normalisation and relu only; remove it")
 
@@ -45,7 +45,7 @@ _MOMENTUM = 0.99
 
 
 class _JointPass:
-    """Forward and backward pass of some of the critics over 2 B rows, those of replay first."""
+    """Forward and backward pass of some critics over 2 B rows, those of replay first."""
 
     def __init__(self, critics: _BatchNormalised, own: slice, rows: int) -> None:
         networks = critics.online, critics.gradient
@@ -80,8 +80,8 @@ class _JointPass:
     def backward(self, grad_out: Tensor, x: Tensor) -> None:
         """Fills the gradient from that of the outputs at rows of replay, grad_out [s, K, B].
 
-        With n = scale (s - mean s) over all rows: ds = scale (dn - mean dn - n mean(n dn)). So the rows of what follows
-        have a gradient too, although their outputs have none.
+        With n = scale (s - mean s) over all rows: ds = scale (dn - mean dn - n mean(n dn)). So the successors' rows
+        have a gradient, too, although their outputs have none.
         """
         online, gradient, rows, share = self.online, self.gradient, self.rows, 0.5 / self.rows
         torch.bmm(grad_out, self._hidden[-1][:, :rows], out=gradient.head_weight)
@@ -101,7 +101,7 @@ class _JointPass:
 
 
 class _BatchNormalised(Critics):
-    """The passes in place of those of ``Critics``; stands before a kind of critics."""
+    """Mix-in that replaces the passes of a class of critics, which it must precede among the bases."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -130,7 +130,7 @@ class _BatchNormalised(Critics):
 
     @property
     def plain(self) -> Parameters:
-        """The critics as perceptrons without normalisation, by the running statistics of now."""
+        """The critics as perceptrons without normalisation, with the current running statistics folded in."""
         self._fold()
         return self._folded
 
@@ -143,13 +143,13 @@ class _BatchNormalised(Critics):
             bias.addcmul_(mean, scale, value=-1.0)
 
     def update_target(self, tau: float) -> None:
-        """There are no target networks."""
+        """Does nothing: there are no target networks."""
 
     def join(self, obs_action: Tensor) -> None:
         self._obs_action = obs_action
 
     def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> Any:
-        """Fills the buffers' outputs with those at what follows; those at rows of replay wait for ``_take_step``."""
+        """Fills the buffers' outputs with those of the successors; ``_take_step`` uses those of the rows of replay."""
         assert self._obs_action is not None
         buffers, rows = self._sized(len(next_obs)), len(next_obs)
         if not self._joint or self._joint[0][0].rows != rows:
@@ -181,12 +181,12 @@ class _BatchNormalised(Critics):
 
         self._each(differentiate, self._joint)
         self.adam.step()
-        total = self._of_batch.sum()  # not finite where the batch is not, whose gradient was rejected
+        total = self._of_batch.sum()  # not finite if the batch is not, whose gradient was rejected
         found = torch.where(total - total == 0.0, self._of_batch, self.statistics)
         self.statistics.lerp_(found, 1.0 - _MOMENTUM)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        self._fold()  # the buffers hold views of it
+        self._fold()  # the buffers have views of the folded parameters
         return super().action_gradient(obs, action, least=least)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -213,18 +213,18 @@ _KINDS: dict[str, type[_BatchNormalised]] = {"twin": _Twins, "quantile": _Quanti
 
 
 class CrossQ(SAC):
-    """SAC with such critics, for continuous actions and vectors."""
+    """SAC with batch-normalised critics, for continuous actions and vectors."""
 
     name = "crossq"
 
     @property
     def target_share(self) -> float:
-        """1: there are no target networks, so the target values are those of now."""
+        """1: there are no target networks, so target values use the current weights."""
         return 1.0
 
     @staticmethod
-    def _create_critics(config: SoftActorCriticConfig, *place: Any) -> Critics:
-        return _KINDS[config.critics](config, *place)
+    def _create_critics(config: SoftActorCriticConfig, *arguments: Any) -> Critics:
+        return _KINDS[config.critics](config, *arguments)
 
 
 ALGORITHMS = (

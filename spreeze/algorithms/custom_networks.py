@@ -2,8 +2,8 @@
 
 The ``--import`` module declares ``NETWORKS = (NetworkRow(name=..., make=...),)``; ``make(inputs, outputs)`` returns a
 ``torch.nn.Module`` from [M, I] to [M, K], without buffers. It replaces every perceptron of an algorithm: actor and
-critics, or policy and value. For callers it is a perceptron whose first layer is the identity. A backward pass computes
-the outputs again.
+critics, or policy and value. For callers it is a perceptron whose first layer is the identity. A backward pass
+recomputes the outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ModuleParameters(Parameters):
     def __init__(
         self, flat: Tensor, sizes: tuple[int, ...], layers: HiddenLayers, modules: list[Any], first: int = 0
     ) -> None:
-        """``modules`` of the stack are those from number ``first`` on of the vector."""
+        """``modules`` are those of the vector from index ``first`` on."""
         self.flat, self.layers, self.stack = flat, layers, len(modules)
         self.sizes = (sizes[0], sizes[0], sizes[-1])
         self._modules, self._first = modules, first
@@ -51,7 +51,7 @@ class ModuleParameters(Parameters):
         return [tensor for each in self._each for tensor in each.values()]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Runs the initialisation of the modules, with a seed from ``generator``."""
+        """Initialises the modules by their own code, with a seed from ``generator``."""
         seed = int(torch.randint(2**62, (1,), generator=generator))
         for module, views in zip(modules_of(self.layers, self.sizes, self.stack, seed), self._each, strict=True):
             for name, tensor in module.named_parameters():
@@ -66,7 +66,7 @@ class ModuleParameters(Parameters):
         return buffers.out
 
     def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
-        """Gradients of the sum of ``grad_out`` [S, K, M] times the outputs at the buffers' input, which come first."""
+        """Gradients of the sum of ``grad_out`` [S, K, M] times the outputs; returns those of the buffers' input."""
         for index, module in enumerate(self._modules):
             with torch.inference_mode(False), torch.enable_grad():
                 x = buffers.hidden[0][index].clone().requires_grad_()
@@ -88,7 +88,7 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
     """S new modules, initialised by a seed.
 
     Raises:
-        ConfigError: the user's function gives no such module.
+        ConfigError: the user's function returns no such module.
     """
     row = layers.own
     assert row is not None

@@ -1,14 +1,14 @@
 """Critics that learn the distribution of the return instead of its mean, as settings of SAC and TD3.
 
 *quantile*: truncated quantile critics (TQC; Kuznetsov et al. 2020, arXiv 2005.04269). Each critic gives K quantiles of
-the return; the targets are the quantiles of all critics together without the highest ones, which holds back
-overestimation in place of the minimum of two critics. The actor follows the mean of all quantiles.
+the return; the targets are the pooled quantiles of all critics without the highest ones, which limits overestimation
+instead of the minimum of two critics. The actor maximises the mean of all quantiles.
 
-*categorical*: C51 (Bellemare et al. 2017, arXiv 1707.06887) with the critic whose mean is the lesser in each row, as in
+*categorical*: C51 (Bellemare et al. 2017, arXiv 1707.06887) with the critic of the lower mean in each row, as in
 FastTD3 (arXiv 2505.22642). Each critic gives the probabilities of K returns on a grid from ``v_min`` to ``v_max``.
 
-Both keep the calls of ``Critics``: ``next_value`` gives M returns [M, B] for each row instead of one, the algorithm
-turns each into a target, and ``step`` takes these [M, B]. So the algorithms do not know which critics they have.
+Both have the interface of ``Critics``: ``next_value`` gives M returns [M, B] instead of one per row, the algorithm
+computes a target from each, and ``step`` takes these [M, B]. So algorithms need not distinguish the critics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def create_critics(
     device: torch.device,
     layers: HiddenLayers = RELU,
 ) -> Critics:
-    """The critics that an algorithm's settings ask for: ``stack`` networks."""
+    """The critics selected by an algorithm's settings: ``stack`` networks."""
     kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
     made = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
     return made(config, obs_dim, action_dim, stack, generator, device, layers)
@@ -48,7 +48,7 @@ class _Distributional(Critics):
 
     @abstractmethod
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """Returns [M, B] after actions [A, B], by the target networks, in new memory."""
+        """Future returns [M, B] of actions [A, B] from the target networks, in new memory."""
 
     @abstractmethod
     def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
@@ -63,8 +63,8 @@ class _Distributional(Critics):
     ) -> None:
         """One gradient step toward ``target`` [M, B].
 
-        ``goal`` goes to ``_fill_loss_gradient``, ``mean_goal`` [B] to the metrics. Clamps hide what is not finite, so
-        the gradient of such a row is made NaN, and the optimizer rejects it.
+        ``goal`` is for ``_fill_loss_gradient``, ``mean_goal`` [B] for the metrics. Clamps hide non-finite values, so
+        the gradient of such a row is set to NaN, and the optimizer rejects it.
         """
         total = target.sum(0)
         per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).per_row)
@@ -103,8 +103,8 @@ class _Distributional(Critics):
 class QuantileCritics(_Distributional):
     """S networks of K quantiles at the middle levels ``(2 k + 1) / (2 K)``."""
 
-    def __init__(self, config: DistributionalConfig, *place: Any) -> None:
-        super().__init__(config, *place, outputs=config.quantiles)
+    def __init__(self, config: DistributionalConfig, *arguments: Any) -> None:
+        super().__init__(config, *arguments, outputs=config.quantiles)
         count, like = config.quantiles, self.online.flat
         self._drop = config.drop_quantiles * self.online.stack
         self._levels = torch.arange(count, device=like.device, dtype=like.dtype).add_(0.5).div_(count)
@@ -132,7 +132,7 @@ class QuantileCritics(_Distributional):
         torch.mean(buffers.out, 1, out=values)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        """dQ/da [A, B] of the mean of all quantiles (arXiv 2005.04269, eq. 13), whatever ``least`` says."""
+        """dQ/da [A, B] of the mean of all quantiles (arXiv 2005.04269, eq. 13), regardless of ``least``."""
         values, gradients = self._action_gradients(obs, action)
         buffers = self._buffers
         torch.mean(values, 0, out=buffers.q_action)
@@ -140,10 +140,10 @@ class QuantileCritics(_Distributional):
 
 
 class CategoricalCritics(_Distributional):
-    """S networks of K logits, of returns on a grid."""
+    """S networks of K logits for returns on a grid."""
 
-    def __init__(self, config: DistributionalConfig, *place: Any) -> None:
-        super().__init__(config, *place, outputs=config.atoms)
+    def __init__(self, config: DistributionalConfig, *arguments: Any) -> None:
+        super().__init__(config, *arguments, outputs=config.atoms)
         like = self.online.flat
         self._range = config.v_min, config.v_max
         self.grid = torch.linspace(*self._range, config.atoms, device=like.device, dtype=like.dtype).unsqueeze(1)
@@ -153,7 +153,7 @@ class CategoricalCritics(_Distributional):
         return {"atoms": self.grid[:, 0].cpu().numpy().astype(np.float32)}
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """The grid; the probabilities, of the critic whose mean is the least in each row, are kept for ``step``."""
+        """The grid; stores the probabilities from the critic of the lowest mean in each row for ``step``."""
         prob = self._evaluate(next_obs, next_action).out.softmax(1)
         least = (prob * self.grid).sum(1).argmin(0)
         self._next_prob = prob.gather(0, least.expand(1, prob.shape[1], -1))[0]
@@ -175,7 +175,7 @@ class CategoricalCritics(_Distributional):
         torch.mul(prob, self.grid - values.unsqueeze(1), out=buffers.grad_out)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        """dQ/da [A, B] of the critics' least mean, or of the first critic."""
+        """dQ/da [A, B] of the critics' lowest mean, or of the first critic."""
         buffers = self._sized(obs.shape[0])
         values, gradients = self._action_gradients(obs, action, first=not least)
         if not least:

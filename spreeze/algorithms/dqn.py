@@ -3,10 +3,10 @@
 These are double estimation and n-step returns, both on, dueling streams, distributions of the return (``value_heads``),
 noisy networks (``value_heads``) and prioritised replay (``transport.prioritised_replay``).
 
-Departures from the paper: Adam instead of RMSProp, squared error under a bound of the gradient's norm, and optionally a
-soft target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1:
-an error of 1 then pulls as much as one of 100, which in other tasks ends of episodes can have. There is no actor: the
-policy is the best action of the Q network, so ``actor_forward`` only picks next actions and nothing crosses back.
+Departures from the paper: Adam instead of RMSProp, squared error with clipped gradient norm, and optionally a soft
+target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1: the
+gradient of an error of 1 is then as large as that of an error of 100, as ends of episodes can have in other tasks.
+There is no actor: the policy is the best action of the Q network, so ``actor_forward`` only chooses the next actions.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class DQN(OffPolicyAlgorithm):
         masked: bool = False,
         network: NetworkRow | None = None,
     ) -> None:
-        there = torch.device(device)
+        torch_device = torch.device(device)
         init = torch.Generator().manual_seed(seed)
-        noise = torch.Generator(there).manual_seed(seed + 1)
+        noise = torch.Generator(torch_device).manual_seed(seed + 1)
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
         bound = config.max_grad_norm
         self.critics: DiscreteCritics | ImageCritics
@@ -106,17 +106,23 @@ class DQN(OffPolicyAlgorithm):
         if network is not None and duelling:
             raise ConfigError("dqn.duelling = true: custom networks have no such streams; remove one of them")
         self._atoms: Tensor | None = None
-        options: dict[str, Any] = {"duelling": duelling, "max_norm": bound, "head": self._new_head(config, there)}
+        options: dict[str, Any] = {
+            "duelling": duelling,
+            "max_norm": bound,
+            "head": self._new_head(config, torch_device),
+        }
         options |= {"noise": config.noise_scale} if config.noisy else {}
         encoder: RecurrentEncoder | None = None
         if config.sequence is not None:
-            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, there, lr=lr, max_norm=bound)
+            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, torch_device, lr=lr, max_norm=bound)
         if frames is None:
             inputs = obs_dim if encoder is None else encoder.size
-            self.critics = DiscreteCritics(inputs, num_actions, hidden, 1, lr, init, there, layers=layers, **options)
+            self.critics = DiscreteCritics(
+                inputs, num_actions, hidden, 1, lr, init, torch_device, layers=layers, **options
+            )
         else:
             refuse_layers(layers, "dqn")
-            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, **options)
+            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, torch_device, **options)
             image = self.critics.inputs.meta(config.cnn)
         self._config, self.period = config, config.target_interval
         self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
@@ -149,7 +155,7 @@ class DQN(OffPolicyAlgorithm):
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Next actions [1, B] as indices: the best allowed of the online network (double) or of the target network."""
-        # Without double estimation, critic_step reuses these outputs. Choice, value and step have noise of their own.
+        # Without double estimation, critic_step reuses these outputs. Choice, value and step have separate noise.
         critics, target = self.critics, not self._config.double
         critics.draw(self.draw_noise, target=target)
         self._next_out = critics.outputs(batch.of_targets if target else batch.next_obs, target=target)
@@ -160,7 +166,7 @@ class DQN(OffPolicyAlgorithm):
         return ActorOutputs(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Target ``r + discount Q'(s', a')``, squared error or Huber's loss; or each return in place of Q'."""
+        """Target ``r + discount Q'(s', a')``, squared error or Huber's loss; or with each return instead of Q'."""
         critics, next_out = self.critics, self._next_out
         if self._config.double:
             critics.draw(self.draw_noise, target=True)
@@ -176,9 +182,9 @@ class DQN(OffPolicyAlgorithm):
         self._next_out = None
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the Q network's weights, with dueling streams and quantiles as the equivalent single layer.
+        """Copies of the Q network's weights, with dueling streams and quantiles folded into one equivalent layer.
 
-        The deviations of noisy ones keep their form, and their names begin with ``noise_``.
+        The deviations of noisy weights are not folded; their names begin with ``noise_``.
         """
         if self.critics.mlp.layers.own is not None:
             return policy_arrays(self.critics.mlp)
@@ -245,7 +251,7 @@ class ImageCritics(ActionValues[ConvParameters]):
             tensor.copy_(value)
 
 
-# Small batches and networks: what learns is targets that move, tau times updates, and each takes a gradient step.
+# Small batches and networks: progress depends on the movement of the targets, tau per update, hence on many updates.
 ALGORITHMS = (
     AlgorithmRow(
         name="dqn",

@@ -30,8 +30,8 @@ from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 _ALIGN = 16
 """Float32 values in a cache line; each block of the flat vector starts on one."""
 _ROWS_OF_ONE_MATMUL = 2048
-"""Rows from which a GPU takes the weight gradients of stacked networks one by one: 2 x 51 in place of 640 us at 65,536
-rows of 2 x 256 units (H200)."""
+"""Rows from which a GPU computes the weight gradients of stacked networks one by one: 2 x 51 instead of 640 us at
+65,536 rows of 2 x 256 units (H200)."""
 _ROWS_OF_DEAD = 512
 CHUNK_ROWS = 512
 """Rows per pass on a CPU, so that the output of a layer stays in the cache of the core."""
@@ -53,7 +53,7 @@ class HiddenLayers:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Metadata for ``inference.policy``, where it differs from its defaults."""
+        """Metadata for ``inference.policy``, as far as it differs from the defaults."""
         if self.own is not None:
             return {"network": self.own.name}
         activation = {} if self.activation == ACTIVATIONS[0] else {"activation": self.activation}
@@ -61,7 +61,7 @@ class HiddenLayers:
 
 
 RELU = HiddenLayers()
-_OWN = "spreeze.algorithms.custom_networks"  # loaded only where a user brings a network
+_OWN = "spreeze.algorithms.custom_networks"  # imported only for custom networks
 
 
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
@@ -83,7 +83,7 @@ class Parameters:
     """Views of a flat vector as the weights and biases of S stacked perceptrons.
 
     ``weights[i]`` is [S, in, out] and ``biases[i]`` [S, 1, out] for hidden layer i; ``head_weight`` is
-    [S, K, H] and ``head_bias`` [S, K, 1]: the head's output is component-first.
+    [S, K, H] and ``head_bias`` [S, K, 1]: the output of the head is component-first.
     """
 
     def __init__(
@@ -107,28 +107,28 @@ class Parameters:
         # Derived views are made once: at small sizes, a view costs as much as an addition.
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(stack)]
-        # For one output column, MKL's matrix-vector product is ten times faster than its matmul. oneDNN's is slower
-        # than its matmul: then a sum is used.
+        # For one output column, MKL's matrix-vector product is ten times faster than its matmul; oneDNN's is slower
+        # than its matmul, so there a sum is used.
         self.head_matmul = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
 
     def over(self, flat: Tensor) -> Parameters:
-        """Returns the same views of another vector."""
+        """The same views of another vector."""
         return Parameters(flat, self.sizes, self.stack, layers=self.layers)
 
     def forward(self, x: Tensor, buffers: MlpBuffers) -> Tensor:
-        """Forward pass in place of ``mlp_forward``, where ``layers.own``."""
+        """Forward pass instead of ``mlp_forward``, with ``layers.own``."""
         raise NotImplementedError
 
     def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
-        """Backward pass in place of ``mlp_backward``, where ``layers.own``."""
+        """Backward pass instead of ``mlp_backward``, with ``layers.own``."""
         raise NotImplementedError
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays of the policy in place of ``policy_arrays``, where ``layers.own``."""
+        """Arrays of the policy instead of ``policy_arrays``, with ``layers.own``."""
         raise NotImplementedError
 
     def one(self, index: int) -> Parameters:
-        """Returns one network of the stack, as views."""
+        """One network of the stack, as views."""
         views = [view[index : index + 1] for view in self._views]
         return Parameters(self.flat, self.sizes, 1, views, layers=self.layers)
 
@@ -187,15 +187,15 @@ class MlpBuffers:
     """Buffers of one forward and backward pass over M rows: activations and gradients.
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] its gradient, which the caller fills before
-    ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations. The gradient at a layer
-    overwrites the activations of the layer above, which are no longer needed: the less memory a pass touches, the more
-    of it stays in the core's cache.
+    ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations. The gradient at a layer overwrites the activations
+    of the layer above, which are no longer needed: the less memory a pass touches, the more of it stays in the core's
+    cache.
 
-    Where ``layers.keeps_preactivations``, ``preactivations[i]`` [S, M, H_i] are the sums before bias and activation.
-    With layer normalisation they are normalised, ``scales[i]`` [S, M, 1] is what they were multiplied by, and
-    ``bias_gradients[i]`` [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for products in between:
-    new memory of this size would be mapped and unmapped by the system each time, which takes longer than the product.
-    ``loss_scratch`` is for those of the caller's loss, kept from one pass to the next.
+    With ``layers.keeps_preactivations``, ``preactivations[i]`` [S, M, H_i] are the sums before bias and activation.
+    With layer normalisation they are normalised, ``scales[i]`` [S, M, 1] are their factors, and ``bias_gradients[i]``
+    [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for intermediate products: the system would map
+    and unmap new memory of this size each time, which takes longer than the product. ``loss_scratch`` is for those of
+    the caller's loss, kept between passes.
     """
 
     loss_scratch: Tensor | None = None
@@ -247,11 +247,11 @@ class MlpBuffers:
         )
 
     def part(self, begin: int, end: int) -> MlpBuffers:
-        """Returns views of rows ``begin`` to ``end``."""
+        """Views of rows ``begin`` to ``end``."""
         return self._view(slice(begin, end), self.out[:, :, begin:end], self.grad_out[:, :, begin:end])
 
     def under(self, out: Tensor, grad_out: Tensor) -> MlpBuffers:
-        """Returns buffers that share this memory, with other outputs [S, K, M] of at most this S and M."""
+        """Buffers that share this memory, with other outputs [S, K, M] of at most this S and M."""
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> MlpBuffers:
@@ -272,7 +272,7 @@ class MlpBuffers:
 
 
 def _closed(tensor: Tensor) -> Tensor:
-    """Remakes a stack of one: oneDNN copies matrices if the stride between them is not their size."""
+    """Makes a stack of one contiguous: oneDNN copies matrices if the stride between them is not their size."""
     return tensor[0].unsqueeze(0) if tensor.shape[0] == 1 else tensor
 
 
@@ -292,7 +292,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tenso
         elif tanh:
             x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
         elif hidden.device.type == "cpu":
-            # Torch adds and clamps in one pass over memory here, and only here.
+            # Torch has an operation that adds and clamps in one pass over memory only on the CPU.
             x = torch._add_relu_(torch.bmm(x, weight, out=hidden), bias)
         else:
             x = relu_layer(x, weight, bias, hidden)
@@ -306,7 +306,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tenso
 def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
     """Share of the hidden ReLU units of perceptrons that are 0 in all of their rows [M, I]; NaN if there are none.
 
-    Of more than ``_ROWS_OF_DEAD`` rows the first ones are taken (reads the device).
+    Uses at most the first ``_ROWS_OF_DEAD`` rows (reads the device).
     """
     dead = units = 0
     for parameters, x in networks:
@@ -322,7 +322,7 @@ def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
 
 
 def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, buffers: MlpBuffers, index: int) -> Tensor:
-    """Hidden layer ``index`` by its preactivations, which the buffers keep."""
+    """Hidden layer ``index``, with its preactivations stored in the buffers."""
     preactivations, hidden = torch.bmm(x, weight, out=buffers.preactivations[index]), buffers.hidden[index]
     if buffers.layers.layer_norm:
         preactivations.sub_(preactivations.mean(2, keepdim=True))
@@ -341,12 +341,12 @@ def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, buffers: MlpBuffers, 
 
 
 def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """``relu(x W + b)`` of S networks into ``out`` [S, M, H], each as one kernel of cuBLASLt where that can.
+    """``relu(x W + b)`` of S networks into ``out`` [S, M, H], each as one kernel of cuBLASLt where possible.
 
     For two networks these are two kernels instead of three (matmul, bias, ReLU), for one network a single one.
     """
-    for one in range(len(out)):
-        torch._addmm_activation(bias[one, 0], x[one], weight[one], out=out[one])
+    for index in range(len(out)):
+        torch._addmm_activation(bias[index, 0], x[index], weight[index], out=out[index])
     return out
 
 
@@ -381,9 +381,9 @@ def mlp_backward(
 
 
 def mlp_gradients(parameters: Parameters, buffers: MlpBuffers) -> Tensor:
-    """Derivative of each row's only output by the first layer's pre-activation [S, M, H_0], after ``mlp_forward``.
+    """Derivative of each row's single output with respect to the first layer's pre-activation [S, M, H_0].
 
-    The same as ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
+    Called after ``mlp_forward``; equals ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
     """
     if parameters.layers.own is not None:
         return parameters.backward(buffers, torch.ones_like(buffers.grad_out), None, add=False)
@@ -413,7 +413,7 @@ def input_gradients(parameters: Parameters, buffers: MlpBuffers, index: int) -> 
 
 
 def _through_activation(parameters: Parameters, buffers: MlpBuffers, index: int, grad: Tensor) -> None:
-    """Turns the gradient by the activations of hidden layer ``index`` into that by its preactivations, in place."""
+    """Converts the gradient of the activations of hidden layer ``index`` to that of its preactivations, in place."""
     activation, hidden = buffers.layers.activation, buffers.hidden[index]
     if activation == "relu":
         torch.ops.aten.threshold_backward.grad_input(grad, hidden, 0.0, grad_input=grad)
@@ -429,7 +429,7 @@ def _through_activation(parameters: Parameters, buffers: MlpBuffers, index: int,
             else torch.ops.aten.gelu_backward(grad, inputs, approximate="tanh")
         )
     if buffers.layers.layer_norm:
-        # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
+        # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias is added after the norm.
         buffers.bias_gradients[index] = grad.sum(1, keepdim=True)
         normal = buffers.preactivations[index]
         along = torch.mul(grad, normal, out=buffers.scratch[index]).mean(2, keepdim=True)
@@ -454,9 +454,9 @@ def weight_gradients(
         bias.add_(values.sum(dim, keepdim=True))
         return
     if buffers.ones is not None and buffers.ones.shape[2] >= _ROWS_OF_ONE_MATMUL:
-        # cuBLAS shares the rows of one product among all multiprocessors, and not those of a batch of products.
-        for one in range(buffers.stack):
-            torch.mm(left[one], right[one], out=weight[one])
+        # cuBLAS distributes the rows of one product over all multiprocessors, but not those of a batch of products.
+        for network in range(buffers.stack):
+            torch.mm(left[network], right[network], out=weight[network])
     else:
         torch.bmm(left, right, out=weight)
     if dim == 1 and buffers.ones is not None and values is right:  # those are sums already
@@ -478,7 +478,7 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
 
 
 def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
-    """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
+    """Copies on the CPU of a single network, by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
     if parameters.layers.own is not None:
         return parameters.arrays()
     arrays: dict[str, Tensor] = {}
@@ -495,7 +495,7 @@ def host_copies(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray]]:
     """Starts a copy of a network's weights to the host.
 
-    The returned function waits for it, also in another thread, and gives its ``policy_arrays``.
+    The returned function waits for the copy, also in another thread, and returns its ``policy_arrays``.
     """
     source, copied = parameters.flat, None
     flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)

@@ -1,7 +1,7 @@
 """IMPACT, APPO and IMPALA: on-policy algorithms with corrections for any policy lag.
 
 An update uses one rollout of T env steps of M environments, or a minibatch of several. pi_worker is the policy that
-collected it; its log-probabilities are stored. At the first use of a rollout everything but pi_theta is computed:
+collected it; its log-probabilities are stored. The first use of a rollout computes everything except pi_theta:
 
 ======  ==========================================  =================================================
         ratios of V-trace                           objective, with advantages A
@@ -12,9 +12,9 @@ impala  pi_theta / pi_worker, values of theta       rho A log pi_theta
 ======  ==========================================  =================================================
 
 IMPACT (Luo et al. 2020, arXiv 1912.00167): R = min(pi_worker / pi_target, rho) pi_theta / pi_worker; the target is a
-copy of theta that is made again every ``target_interval`` updates, so ratios to it have one trust region for all
-samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561. With
-``vtrace`` false, the ratios of V-trace count as 1 for impact and appo, which makes their advantages those of GAE.
+copy of theta that is renewed every ``target_interval`` updates, so ratios to it have one trust region for all samplers.
+With N = K = 1, an interval of 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561. With ``vtrace``
+false, the ratios of V-trace are 1 for impact and appo, so that their advantages are those of GAE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
-from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
+from spreeze.algorithms.on_policy import ForwardPass, OnPolicyAlgorithm, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.recurrent_networks import Sequences
 from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
@@ -119,77 +119,79 @@ class Evaluated(NamedTuple):
 
 
 class EvaluatedRollouts:
-    """Rollouts of R rows each, side by side in one block, so that one gather takes rows of all of them.
+    """Rollouts of R rows each, in consecutive slots of one block, so that one gather takes rows of all of them.
 
-    With memory, sequences are drawn whole.
+    With memory, whole sequences are drawn.
     """
 
-    def __init__(self, room: int, generator: torch.Generator) -> None:
-        """Creates a cache of ``room`` rollouts; the ``generator`` shuffles rows."""
-        self._room, self._generator = room, generator
+    def __init__(self, capacity: int, generator: torch.Generator) -> None:
+        """Creates a cache of ``capacity`` rollouts; the ``generator`` shuffles rows."""
+        self._capacity, self._generator = capacity, generator
         self._block: Evaluated | None = None
-        self._places: dict[tuple[int, int], int] = {}
-        self._free = list(range(room))
-        self._left: dict[int, Tensor] = {}
-        """Slot -> rows, or sequences, not drawn since every one was, in random order."""
+        self._slots: dict[tuple[int, int], int] = {}
+        self._free = list(range(capacity))
+        self._undrawn: dict[int, Tensor] = {}
+        """Slot -> rows, or sequences, not yet drawn in the current pass, in random order."""
         self._draws = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self._places)
+        return iter(self._slots)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places
+        return key in self._slots
 
     def __setitem__(self, key: tuple[int, int], evaluated: Evaluated) -> None:
         samples, out, log_std = evaluated
         rows = len(samples.target)
         if self._block is None:
-            room = self._room * rows
-            sequences = None if samples.sequences is None else samples.sequences.new_rollout_cache(self._room)
+            capacity = self._capacity * rows
+            sequences = None if samples.sequences is None else samples.sequences.new_rollout_cache(self._capacity)
             self._block = Evaluated(
-                Samples.of((column.new_empty((room, *column.shape[1:])) for column in samples.columns), sequences),
-                out.new_empty((len(out), room)),
-                log_std.new_empty((len(log_std), room)),
+                Samples.of((column.new_empty((capacity, *column.shape[1:])) for column in samples.columns), sequences),
+                out.new_empty((len(out), capacity)),
+                log_std.new_empty((len(log_std), capacity)),
             )
-        place = self._free.pop()
-        mine = slice(place * rows, (place + 1) * rows)
+        slot = self._free.pop()
+        rows_of_slot = slice(slot * rows, (slot + 1) * rows)
         for stored, column in zip(self._block.samples.columns, samples.columns, strict=True):
-            stored[mine] = column
+            stored[rows_of_slot] = column
         if samples.sequences is not None and self._block.samples.sequences is not None:
-            self._block.samples.sequences.put(place, samples.sequences)
-        self._block.out[:, mine], self._block.log_std[:, mine] = out, log_std
-        self._places[key], self._left[place] = place, torch.empty(0, dtype=torch.int64)
+            self._block.samples.sequences.put(slot, samples.sequences)
+        self._block.out[:, rows_of_slot], self._block.log_std[:, rows_of_slot] = out, log_std
+        self._slots[key], self._undrawn[slot] = slot, torch.empty(0, dtype=torch.int64)
 
     def __getitem__(self, key: tuple[int, int]) -> Evaluated:
-        """Views, valid until the next rollout is put in."""
+        """Views, valid until the next rollout is stored."""
         assert self._block is not None
         samples, out, log_std = self._block
-        rows = len(samples.target) // self._room
-        mine = slice(self._places[key] * rows, (self._places[key] + 1) * rows)
-        sequences = None if samples.sequences is None else samples.sequences.split(self._room)[self._places[key]]
+        rows = len(samples.target) // self._capacity
+        rows_of_slot = slice(self._slots[key] * rows, (self._slots[key] + 1) * rows)
+        sequences = None if samples.sequences is None else samples.sequences.split(self._capacity)[self._slots[key]]
         return Evaluated(
-            Samples.of((column[mine] for column in samples.columns), sequences), out[:, mine], log_std[:, mine]
+            Samples.of((column[rows_of_slot] for column in samples.columns), sequences),
+            out[:, rows_of_slot],
+            log_std[:, rows_of_slot],
         )
 
     def __delitem__(self, key: tuple[int, int]) -> None:
-        self._free.append(self._places.pop(key))
+        self._free.append(self._slots.pop(key))
 
     def draw(self) -> Evaluated:
-        """Draws R rows in random order, equally many of each rollout, and each row once per pass."""
+        """Draws R rows in random order, equally many from each rollout, and each row once per pass."""
         assert self._block is not None
         samples, out, log_std = self._block
         length = 1 if samples.sequences is None else samples.sequences.begins.shape[1]
-        rows, count = len(samples.target) // self._room // length, len(self._places)
+        rows, count = len(samples.target) // self._capacity // length, len(self._slots)
         self._draws += 1
         taken = []
-        for turn, place in enumerate(self._places.values(), self._draws):  # whose share is larger by one goes round
+        for turn, slot in enumerate(self._slots.values(), self._draws):  # the larger shares rotate
             share = rows * (turn % count + 1) // count - rows * (turn % count) // count
-            while share > len(self._left[place]):
-                taken.append(self._left[place])
-                share -= len(self._left[place])
-                self._left[place] = torch.randperm(rows, generator=self._generator) + place * rows
-            taken.append(self._left[place][:share])
-            self._left[place] = self._left[place][share:]
+            while share > len(self._undrawn[slot]):
+                taken.append(self._undrawn[slot])
+                share -= len(self._undrawn[slot])
+                self._undrawn[slot] = torch.randperm(rows, generator=self._generator) + slot * rows
+            taken.append(self._undrawn[slot][:share])
+            self._undrawn[slot] = self._undrawn[slot][share:]
         index = torch.cat(taken)
         if count > 1:
             index = index[torch.randperm(rows, generator=self._generator)]
@@ -221,17 +223,17 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """Runs all K uses of a rollout."""
-        kept = self.new_rollout_cache(1)
-        kept[0, 0] = self.evaluate(batch)
+        cache = self.new_rollout_cache(1)
+        cache[0, 0] = self.evaluate(batch)
         for _ in range(self._config.uses):
-            for part in self.parts(kept, (0, 0)):
+            for part in self.parts(cache, (0, 0)):
                 self.update_minibatch(part, progress)
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
-        """Values computed once, at a rollout's first use; its observations enter the normaliser afterwards.
+        """Quantities computed at a rollout's first use; afterwards, its observations are added to the normaliser.
 
-        ``sampler`` collected it: the returns that rewards are divided by continue in each sampler's own rollouts. One
-        that is not new, of before a restart, is in these statistics already.
+        ``sampler`` collected it: the returns whose scale divides rewards continue over the rollouts of each sampler. A
+        rollout from before a restart, which is not new, is in these statistics already.
         """
         config, (steps, envs) = self._config, batch.reward.shape
         with torch.no_grad():
@@ -250,7 +252,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
             excess, ahead = losses.vtrace(
                 reward,
                 old,
-                self._next_values(batch, old, self._normalizer) if unrolled is None else unrolled.following,
+                self._next_values(batch, old, self._normalizer) if unrolled is None else unrolled.next_values,
                 *ended,
                 config.gamma,
                 config.gae_lambda,
@@ -273,9 +275,9 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         """Creates an empty cache for results of ``evaluate``."""
         return EvaluatedRollouts(rollouts, self._generator)
 
-    def parts(self, kept: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
-        """Returns the data of all updates of one use: the rollout itself, or minibatches of the whole cache."""
-        return [kept[key]] if self.minibatches == 1 else kept.draw().chunk(self.minibatches)
+    def parts(self, cache: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
+        """The data of all updates of one use: the rollout itself, or minibatches of the whole cache."""
+        return [cache[key]] if self.minibatches == 1 else cache.draw().chunk(self.minibatches)
 
     def update_minibatch(self, evaluated: Evaluated, progress: float | None) -> None:
         """Runs one update, skipped and counted if its gradient is not finite; ``progress`` as for ``learn``."""
@@ -288,7 +290,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         self._gradient(evaluated.samples)
         self.optimiser.step()
 
-    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
+    def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         raise NotImplementedError("an update is update_minibatch()")
 
     def _reference(self, obs: Tensor, sequences: Sequences | None) -> tuple[Tensor, Tensor]:
@@ -297,7 +299,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         return out.clone(), value.clone()
 
     def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
-        """Importance weights [M] that V-trace clips; 1 where the lag is not corrected, which makes it GAE."""
+        """Importance weights [M], which V-trace clips; 1 if the lag is not corrected, which is GAE."""
         return (reference - worker).exp_()
 
     def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
@@ -322,12 +324,12 @@ class Appo(AsyncOnPolicy):
     _step_share = 1.0
     """Factor of the scheduled learning rate, adapted to the KL divergence."""
     _divergences = 0
-    """Updates since what follows the divergence was last adapted."""
+    """Number of updates since the last adaptation to the divergence."""
 
     def __init__(self, spec: EnvSpec, config: AppoConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(spec, config, *arguments, **options)
         self._divergence_sums = torch.zeros(2, dtype=torch.float64, device=self._device)
-        """Since it was last adapted: from the ratio's denominator, by k3; from the target, where that is penalised."""
+        """Sums since the last adaptation: divergence from the ratio's denominator, by k3, and from the target."""
 
     def _minibatch_step(self, evaluated: Evaluated) -> None:
         config = self._config
@@ -347,7 +349,7 @@ class Appo(AsyncOnPolicy):
         return self._config.target_kl is not None
 
     def _adapt(self, divergence: float, from_target: float) -> None:
-        """Takes the means of ``_divergence_sums`` over as many updates as a whole buffer gives."""
+        """Adapts to the means of ``_divergence_sums`` over the updates of a whole buffer."""
         if self._config.target_kl is not None:
             self._step_share = losses.adaptive_lr_factor(self._step_share, divergence, self._config.target_kl)
 
@@ -367,7 +369,7 @@ class Appo(AsyncOnPolicy):
             sums = [math.inf if total is None else float(total) for total in state["divergence_sums"]]
             self._divergence_sums.copy_(torch.tensor(sums, dtype=torch.float64))
             self._divergences = int(state["divergences"])
-        if self._config.target_kl is not None:  # without it, then or now, the learning rate is the whole one
+        if self._config.target_kl is not None:  # without it, then or now, the learning rate is not scaled
             self._step_share = float(state.get("step_share", 1.0))
 
     def metrics(self) -> dict[str, float]:
@@ -391,11 +393,11 @@ class Impact(Appo):
         self.target_updates = 0
         self.target_interval = config.target_interval or config.updates_of_buffer
         self._kl_coef = config.kl_coef
-        self._using: Evaluated | None = None
-        """The rollout of the latest update."""
+        self._evaluated: Evaluated | None = None
+        """Data of the latest update."""
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
-        """Evaluates all rollouts by the target network, which takes the network's place meanwhile."""
+        """Evaluates a rollout with the target network, whose parameters temporarily replace those of the network."""
         theta = self.net.flat.clone()
         self.net.flat.copy_(self.target)
         try:
@@ -407,7 +409,7 @@ class Impact(Appo):
         return losses.ratio_denominator(reference, worker, self._config.rho, self._config.ratio)
 
     def _minibatch_step(self, evaluated: Evaluated) -> None:
-        self._using = evaluated
+        self._evaluated = evaluated
         super()._minibatch_step(evaluated)
         if (self.updates + 1) % self.target_interval == 0:
             self.target.copy_(self.net.flat)
@@ -415,9 +417,9 @@ class Impact(Appo):
 
     def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
         """Adds ``eta KL(pi_target, pi_theta)``."""
-        if not self._kl_coef or self._using is None:
+        if not self._kl_coef or self._evaluated is None:
             return
-        divergence, by_out, by_log_std = self._kind.kl(self._using.out, self._using.log_std, out)
+        divergence, by_out, by_log_std = self._kind.kl(self._evaluated.out, self._evaluated.log_std, out)
         weight = self._kl_coef / len(divergence)
         grad_out.add_(by_out, alpha=weight)
         if by_log_std is not None:
@@ -435,10 +437,12 @@ class Impact(Appo):
 
     def metrics(self) -> dict[str, float]:
         found = super().metrics()
-        if self._using is not None:
+        if self._evaluated is not None:
             with torch.no_grad():
-                out = self._forward(self._using.samples.obs, self._using.samples.sequences)[0]
-                found["target_divergence"] = self._kind.kl(self._using.out, self._using.log_std, out)[0].mean().item()
+                out = self._forward(self._evaluated.samples.obs, self._evaluated.samples.sequences)[0]
+                found["target_divergence"] = (
+                    self._kind.kl(self._evaluated.out, self._evaluated.log_std, out)[0].mean().item()
+                )
             found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
         return finite(found)
 
@@ -448,14 +452,14 @@ class Impact(Appo):
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
         self.target_updates = int(state["target_updates"])
-        # Without the penalty, then or now, it starts as the settings say.
+        # Without the penalty, then or now, it starts at the setting.
         self._kl_coef = float(state["kl_coef"]) if state["kl_coef"] and self._config.kl_coef else self._config.kl_coef
 
     def _tensors(self) -> dict[str, Tensor]:
         return super()._tensors() | {"target": self.target}
 
 
-# One update takes the rollout of one sampler by default, so rollouts are as short as PPO's minibatches.
+# By default an update takes the rollout of one sampler, so rollouts are as short as PPO's minibatches.
 _ANY_AGE: dict[str, Any] = {
     "off_policy_corrected": True,
     "defaults": {"rollout.correction": "none", "rollout.sync_interval": 16},

@@ -6,9 +6,9 @@ than the multiplication.
 Tensors of actions are component-first, [A, B], so that both halves of a policy head are contiguous, which speeds up
 elementwise functions on a CPU.
 
-Advantages are computed in NumPy over T env steps of N environments; all arrays are [T, N]. ``terminated`` alone cuts
-the bootstrap, both flags cut the sum over later steps: after a truncated step another episode starts, but the value of
-its next state still counts.
+Advantages are computed in NumPy over T env steps of N environments; all arrays are [T, N]. Only ``terminated`` cuts the
+bootstrap; both flags cut the sum over later steps: after a truncated step another episode starts, but the value of the
+next state still counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spreeze.inference.lazy_torch import Tensor, functional, torch
 
 _LOG_2 = math.log(2.0)
 _PAIRS = 2**17
-"""Pairs of a quantile and a target formed at once on a CPU: they stay in the core's cache from one pass to the next."""
+"""Pairs of a quantile and a target computed at once on a CPU, so that they stay in the core's cache between passes."""
 _FORBIDDEN = -1e9
 """Value or logit of an invalid action: so low that its probability is exactly 0, but finite, so that probability times
 log-probability is 0 and not NaN."""
@@ -36,10 +36,10 @@ def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next
     All are [B]. For n steps ``reward`` is the discounted sum of rewards. ``discount`` is gamma^k, tensor or number; k
     is the number of env steps that the transition spans.
     """
-    kept = torch.addcmul(next_value, terminated, next_value, value=-1.0)
+    bootstrap = torch.addcmul(next_value, terminated, next_value, value=-1.0)
     if isinstance(discount, torch.Tensor):
-        return torch.addcmul(reward, discount, kept)
-    return torch.add(reward, kept, alpha=discount)
+        return torch.addcmul(reward, discount, bootstrap)
+    return torch.add(reward, bootstrap, alpha=discount)
 
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,7 +66,7 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Ten
 def squashed_gaussian_backward(
     action: Tensor, scaled_noise: Tensor, grad_action: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of ``sum(grad_action a) + weight sum(log-density)`` to mean and log_std, the noise fixed.
+    """Gradient of ``sum(grad_action a) + weight sum(log-density)`` with respect to mean and log_std, for fixed noise.
 
     With ``da/du = 1 - a^2``, ``d log-density / du = 2 a`` and ``du / d log_std = scaled_noise``; the density's own
     ``-log_std`` adds ``-weight``.
@@ -85,11 +85,11 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
 
 
 def mask_logits(values: Tensor, obs: Tensor, numbers: int = 0) -> Tensor:
-    """Returns values or logits [K, B] with invalid actions masked out, by the masks in obs [B, O].
+    """Values or logits [K, B] with invalid actions masked out, by the masks in obs [B, O].
 
     The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
-    alone (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others. Before the logits there
-    may be outputs for ``numbers``, which stay.
+    (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others. Outputs for ``numbers``
+    before the logits are not changed.
     """
     if numbers:
         return torch.cat((values[:numbers], mask_logits(values[numbers:], obs)))
@@ -104,20 +104,21 @@ def huber_gradient(error: Tensor, threshold: float = 1.0) -> Tensor:
 def truncated(values: Tensor, drop: int) -> Tensor:
     """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
 
-    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order. Sorting takes ten times as long.
+    Equation 10 of arXiv 2005.04269, before reward and discount, which preserve the order. Sorting would take ten times
+    as long.
     """
     return values.topk(values.shape[1] - drop, 1, largest=False, sorted=False).values
 
 
 def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """Derivative by each quantile [Q, B] of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, ``u_j = target_j - quantile``.
+    """Derivative [Q, B] with respect to quantiles of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, u_j = target_j - q.
 
     The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of
     returns, unless rewards are raw. ``target`` is [M, B]; ``levels`` [Q] are the probabilities of the quantiles;
-    ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the
-    derivative is ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once. All Q M pairs are
-    formed. Searches in sorted targets with prefix sums need fewer operations, but took 3 to 4 times as long for 2 x 25
-    quantiles on a CPU core.
+    ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the derivative is
+    ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once. All Q M pairs are computed. Searches
+    in sorted targets with prefix sums need fewer operations, but took 3 to 4 times as long for 2 x 25 quantiles on a
+    CPU core.
     """
     count, goals = len(quantiles), len(target)
     scratch = pairs_for(quantiles, goals) if scratch is None else scratch
@@ -132,29 +133,29 @@ def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, s
 
 
 def pairs_for(quantiles: Tensor, goals: int) -> Tensor:
-    """Memory [M, q, B] for pairs of q of the quantiles [Q, B] at once with M = ``goals`` targets; on a GPU q is Q."""
+    """Memory [M, q, B] for the pairs of q of the quantiles [Q, B] with M = ``goals`` targets; on a GPU q is Q."""
     count, rows = quantiles.shape
     at_once = max(1, _PAIRS // (goals * rows)) if quantiles.device.type == "cpu" else count
-    # In equal parts: none is left with a rest that is slower for its size.
+    # In equal parts, so that there is no small remainder, which would be slower for its size.
     return quantiles.new_empty(goals, -(-count // -(-count // min(at_once, count))), rows)
 
 
 def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
-    """Probabilities [K, B] on K equally spaced returns from ``low`` to ``high``, of returns ``target`` [M, B].
+    """Projects returns ``target`` [M, B] to probabilities [K, B] of K equally spaced returns from ``low`` to ``high``.
 
-    ``prob`` [M, B] are the probabilities of these, which are shared out between the two neighbours on the grid
-    (arXiv 1707.06887, algorithm 1; here M = K).
+    ``prob`` [M, B] are the probabilities of the targets; each is divided between its two neighbours on the grid (arXiv
+    1707.06887, algorithm 1; here M = K).
     """
     atoms = len(prob)
-    place = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
-    lower = place.floor().clamp_(max=atoms - 2)
-    share = (place - lower).mul_(prob)
+    position = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
+    lower = position.floor().clamp_(max=atoms - 2)
+    share = (position - lower).mul_(prob)
     index = lower.nan_to_num(0.0).long()
     return torch.zeros_like(prob).scatter_add_(0, index, prob - share).scatter_add_(0, index + 1, share)
 
 
 def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of each row's ``E_pi(alpha log pi - Q)`` by a softmax policy's logits (arXiv 1910.07207, eq. 12).
+    """Gradient of each row's ``E_pi(alpha log pi - Q)`` to a softmax policy's logits (arXiv 1910.07207, eq. 12).
 
     With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: the derivative of alpha log pi itself sums to zero. The
     policy, its logarithm and Q are [K, B]. Returns the gradient [K, B] and the negative entropy [B] in nat.
@@ -230,7 +231,7 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and a derivative [B].
 
-    The derivative is by log pi: ``r A`` where the minimum is the first term, else 0.
+    The derivative is with respect to log pi: ``r A`` where the minimum is the first term, else 0.
     """
     plain = ratio * advantage
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip).mul_(advantage)
@@ -238,13 +239,13 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Te
 
 
 def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: float) -> Tensor:
-    """Derivative [B] by v of ``max((v - R)^2, (v_c - R)^2) / 2``, ``v_c`` clipped to within ``clip`` of the old value.
+    """Derivative [B] to v of ``max((v - R)^2, (v_c - R)^2) / 2``, ``v_c`` clipped to within ``clip`` of the old value.
 
-    An option of OpenAI's baselines, not of arXiv 1707.06347; where the second term is greater, it is constant.
+    An option of OpenAI's baselines, not of arXiv 1707.06347; where the second term is larger, it is constant.
     """
     error, moved = value - target, value - old_value
     near = moved.clamp(-clip, clip).add_(old_value).sub_(target)
-    within = moved.abs() <= clip  # there near is error but for rounding, which must not decide
+    within = moved.abs() <= clip  # there near equals error up to rounding, which must not decide
     return error * (within | (error.square() >= near.square()))
 
 
@@ -307,7 +308,7 @@ def vtrace(
 
 
 def ratio_denominator(log_target: Tensor, log_worker: Tensor, rho: float, kind: str) -> Tensor:
-    """Logarithm [B] of what IMPACT divides pi_theta by (arXiv 1912.00167, section 3.1 and figure 3).
+    """Logarithm [B] of the denominator of IMPACT's ratio of pi_theta (arXiv 1912.00167, section 3.1 and figure 3).
 
     R3 is ``min(pi_worker / pi_target, rho) pi_theta / pi_worker``, which is ``pi_theta / max(pi_target, pi_worker /
     rho)``; the ablations are R1, ``pi_theta / pi_target``, and R2, ``pi_theta / pi_worker``.
@@ -318,13 +319,13 @@ def ratio_denominator(log_target: Tensor, log_worker: Tensor, rho: float, kind: 
 
 
 def categorical_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """``KL(p, q)`` [B] in nat of softmax policies, and its gradient [K, B] by the logits of q; log_p, log_q [K, B]."""
+    """``KL(p, q)`` [B] in nat of softmax policies, and its gradient [K, B] to the logits of q; log_p, log_q [K, B]."""
     p = log_p.exp()
     return (p * (log_p - log_q)).sum(0), log_q.exp().sub_(p)
 
 
 def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``KL(p, q)`` [B] in nat of independent Gaussians, and its gradients by q's mean and log_std, [A, B] each.
+    """``KL(p, q)`` [B] in nat of independent Gaussians, and its gradients to q's mean and log_std, [A, B] each.
 
     The means are [A, B], as is ``log_std_p``; ``log_std_q`` [A] is the same for all rows.
     """
@@ -338,8 +339,8 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 def adapted_coefficient(coefficient: float, divergence: float, target: float) -> float:
     """The KL term's coefficient for the next updates: 1.5 times above twice the target, half below half of it.
 
-    These are the factors of RLlib's APPO. It does not fall below 0.001, from where it can come back, nor grow above a
-    million. A ``divergence`` [nat] that is not finite counts as too large.
+    These are the factors of RLlib's APPO. The coefficient stays at or above 0.001, from which it can recover, and at or
+    below a million. A non-finite ``divergence`` [nat] counts as too large.
     """
     if not divergence <= 2.0 * target:
         return min(coefficient * 1.5, 1e6)
@@ -364,22 +365,22 @@ def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
 
 
 class Imitation:
-    """Behaviour cloning: the gradient that stands for dQ/da, so that every actor which takes that can imitate.
+    """Behaviour cloning: a gradient that replaces dQ/da, so that every actor with such an update can imitate.
 
     TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860) minimises ``-lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2`` with
-    ``lambda = alpha / mean |Q|``, so that values of any size weigh as much against the imitation.
+    ``lambda = alpha / mean |Q|``, so that the weight of imitation does not depend on the scale of values.
     """
 
     def __init__(self, updates: int, alpha: float, device: torch.device) -> None:
-        """For the first ``updates`` the value does not count; from there on ``alpha`` as above, 0: the value alone."""
+        """The first ``updates`` ignore the value; later ones use ``alpha`` as above, 0: only the value."""
         self._updates, self._alpha = updates, alpha
-        # On the device, so that a recorded graph reads what is set between its replays.
+        # On the device, so that a recorded graph reads values set between its replays.
         self._value_weight, self._clone_weight = torch.zeros((), device=device), torch.ones((), device=device)
         self._clones: bool | None = None
         self.begin(0)
 
     def begin(self, updates: int) -> None:
-        """Sets the weights of the update that follows after so many."""
+        """Sets the weights for the next update, after ``updates`` of them."""
         clones = updates < self._updates
         if clones != self._clones:
             self._clones = clones
@@ -387,7 +388,7 @@ class Imitation:
             self._clone_weight.fill_(float(clones or self._alpha > 0.0))
 
     def gradient(self, dq_da: Tensor, value: Tensor | None, demonstrated: Tensor, action: Tensor) -> Tensor:
-        """Gradient [A, B] of ``lambda Q - mean over actions of (a - demonstrated)^2`` by the action [A, B].
+        """Gradient [A, B] of ``lambda Q - mean over actions of (a - demonstrated)^2`` to the action [A, B].
 
         ``value`` [B] is Q of the actions, ``demonstrated`` [B, A] the batch's own.
         """

@@ -50,7 +50,7 @@ from spreeze.types import TransitionBatch
 
 
 class ActorOutputs(NamedTuple):
-    """Outputs of the actor that the critics need in one update.
+    """Outputs of the actor that the critics need in an update.
 
     A discrete policy returns probabilities [K, B] of all actions and their logarithms [K, B]; dQ/da is then the value
     of each action [K, B]. DQN returns the index of one action [1, B].
@@ -67,7 +67,7 @@ class DeviceSplit:
     def __init__(self, actor: torch.device, critics: torch.device, *, split: bool) -> None:
         self.actor, self.critics, self.split = actor, critics, split
         self.transferred_bytes = 0
-        """Bytes so far; a split over one device counts what would be transferred."""
+        """Bytes so far; a split over one device counts the bytes that two would transfer."""
 
     @classmethod
     def parse(cls, text: str) -> DeviceSplit:
@@ -93,7 +93,7 @@ class DeviceSplit:
 
 
 _IMAGES = 128
-"""Images of a batch on which hidden units are looked at."""
+"""Number of images of a batch for which hidden units are evaluated."""
 
 
 class OffPolicyAlgorithm(Algorithm):
@@ -104,11 +104,11 @@ class OffPolicyAlgorithm(Algorithm):
     _config: AlgorithmConfig
     _schedule, _lr_end = "constant", 0.1
     encoder: Encoder | None = None
-    """Turns images or sequences into features for actor and critics; None where these read observations."""
+    """Converts images or sequences to features for actor and critics; None if these read observations."""
     imitation: losses.Imitation | None = None
     """Behaviour cloning in the actor's gradient; None: there is none."""
     period = 1
-    """Period of the sequence of steps in updates, such as a delayed actor."""
+    """Number of updates per actor and target step, such as for a delayed actor."""
 
     def __init__(
         self,
@@ -134,16 +134,16 @@ class OffPolicyAlgorithm(Algorithm):
         """Buffers of the actor, which depend on the batch size."""
 
     def set_parallel(self, parallel: Parallel | None) -> None:
-        """Splits updates over two threads or streams; None: over one."""
+        """Splits updates over two threads or streams; None: does not split them."""
         self._parallel = self.critics.parallel = parallel
         self.drop_buffers()
 
     def draw_noise(self, out: Tensor) -> None:
-        """Fills ``out`` with standard normal numbers; all noise of an update comes from here."""
+        """Fills ``out`` with standard normal numbers; the source of all noise in updates."""
         out.normal_(generator=self.noise)
 
     def _moves_actor(self) -> bool:
-        """True in the last update of a period."""
+        """True in the last update of a period, which steps the actor."""
         return (self.updates + 1) % self.period == 0
 
     @abstractmethod
@@ -178,12 +178,12 @@ class OffPolicyAlgorithm(Algorithm):
     def update(self, batch: Any, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """Runs one update. Steps with a non-finite gradient are skipped and counted.
 
-        ``batch``, with memory a SequenceBatch, else a TransitionBatch, is on the critics' device, ``actor_batch`` (only
-        obs, next_obs) on the actor's if that is another one.
-        Returns the seconds of the critic step, with ``actor_forward``, and of the actor step; on a GPU to enqueue them.
+        ``batch``, a SequenceBatch with memory, else a TransitionBatch, is on the critics' device; ``actor_batch`` (only
+        obs, next_obs) is on the actor's device if that is another one. Returns the seconds of the critic step, with
+        ``actor_forward``, and of the actor step; on a GPU, to enqueue them.
         """
         devices, start_s = self._devices, perf_counter()
-        if self.encoder is not None:  # outside of inference mode, whose tensors no graph may keep
+        if self.encoder is not None:  # outside inference mode, whose tensors autograd cannot store
             batch = self.encoder.encode(batch, self.noise)
             if devices.split:
                 actor_batch = batch._replace(obs=devices.to_actor(batch.obs), next_obs=devices.to_actor(batch.next_obs))
@@ -208,7 +208,7 @@ class OffPolicyAlgorithm(Algorithm):
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
     def _actor_target_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Returns dQ/da, or with ``imitation`` what stands for it."""
+        """DQ/da, or with ``imitation`` the gradient that replaces it."""
         gradient, value = self.action_gradient(batch, action), self.critics.action_value
         return gradient if self.imitation is None else self.imitation.gradient(gradient, value, batch.action, action)
 
@@ -221,7 +221,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.anneal(0.0)
 
     def anneal(self, progress: float) -> None:
-        """Sets the learning rates by ``lr_share`` and the schedule, if any, for a progress of 0 to 1."""
+        """Sets the learning rates from ``lr_share`` and the schedule, if any, for a progress of 0 to 1."""
         if self._schedule == "constant" and self.lr_share == 1.0:
             return
         shapes = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
@@ -275,13 +275,13 @@ class OffPolicyAlgorithm(Algorithm):
                     yield each, x
 
     def row_errors(self) -> np.ndarray:
-        """Size of the error of each row [B] in the latest update: its priority in replay (reads the device)."""
+        """Magnitude of the error of each row [B] in the latest update: its priority in replay (reads the device)."""
         errors = self.critics.row_errors()
         found: np.ndarray = (errors if self.encoder is None else self.encoder.row_errors(errors)).cpu().numpy()
         return found
 
     def updates_skipped(self) -> int:
-        """Skipped steps of critics or actor, whichever are more."""
+        """Skipped steps of critics or actor, whichever has more."""
         return max(adam.rejected for adam in self._adams)
 
     @property
@@ -294,14 +294,14 @@ class OffPolicyAlgorithm(Algorithm):
         return policy_arrays(self.actor.online) | ({} if self.encoder is None else self.encoder.arrays())
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """Copies the weights, with an actor without waiting; the result gives any thread ``policy_arrays`` of them."""
+        """Copies the weights, without waiting if there is an actor; returns a function for their ``policy_arrays``."""
         if self.actor is not None and self.encoder is None:
             return policy_snapshot(self.actor.online)
         arrays = self.policy_arrays()
         return lambda: arrays
 
     def value_snapshot(self, scale: float) -> Publication | None:
-        """The first critic's Q(s, a); of a policy that is made of values, as in DQN, only their unit."""
+        """The first critic's Q(s, a); for a policy that consists of values, as in DQN, only their unit."""
         critics = self.critics
         if self.encoder is None and self.actor is None:
             return dict, {"scale": scale, "gamma": self.gamma, "values": "policy"}
@@ -364,12 +364,12 @@ class CriticNetworks(TrainedNetworks[F]):
     gives_obs_gradient = False
     """True if a step computes ``obs_gradient``."""
     obs_gradient: Tensor | None = None
-    """[B, O], derivative of the latest step's loss by the observations, or [B, O + A] by all inputs."""
+    """[B, O], derivative of the latest step's loss with respect to the observations, or [B, O + A] to all inputs."""
     action_value: Tensor | None = None
     """[B], Q-values of the latest fresh actions."""
 
     def row_errors(self) -> Tensor:
-        """Size of each row's temporal difference [B] in the latest step, the mean over the critics."""
+        """Magnitude of each row's temporal difference [B] in the latest step, averaged over the critics."""
         assert self.td_error is not None
         return self.td_error.abs().mean(0)
 
@@ -382,7 +382,7 @@ class CriticNetworks(TrainedNetworks[F]):
 
 
 class Chunk:
-    """Views for some rows of the whole stack or of one critic, made once: each costs as much as a small addition."""
+    """Views for some rows of the whole stack or of one critic, made once: a view costs as much as a small addition."""
 
     def __init__(
         self, networks: tuple[Parameters, ...], own: slice, buffers: _Buffers, scratch: MlpBuffers, rows: slice
@@ -429,7 +429,7 @@ class _Buffers:
             [Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
             for thread, share in enumerate(row_chunks(like.device, rows, threads))
         ]
-        """Chunks of the first critic; with two threads half of the rows each."""
+        """Chunks of the first critic; with two threads, half of the rows for each."""
 
     def fill(self, obs: Tensor, action: Tensor) -> None:
         """Copies obs [B, O] and actions [A, B] into the networks' input."""
@@ -441,9 +441,9 @@ class _Buffers:
 
 
 class Critics(CriticNetworks[Parameters]):
-    """S networks Q(s, a) as one stacked network, or one in each of two threads or streams.
+    """S networks Q(s, a) as one stacked network, or one network in each of two threads or streams.
 
-    On a CPU, batches of more than ``CHUNK_ROWS`` rows go through one critic after the other, in chunks of rows whose
+    On a CPU, batches of more than ``CHUNK_ROWS`` rows are processed one critic after the other, in chunks of rows whose
     gradients are summed.
     """
 
@@ -465,15 +465,15 @@ class Critics(CriticNetworks[Parameters]):
 
     @property
     def plain(self) -> Parameters:
-        """The critics as perceptrons whose rows do not depend on one another."""
+        """The critics as perceptrons whose rows are independent of each other."""
         return self.online
 
     def value_arrays(self) -> dict[str, np.ndarray]:
-        """Arrays that a reader of the outputs needs beside the networks' weights."""
+        """Arrays needed to interpret the outputs, besides the networks' weights."""
         return {}
 
     def join(self, obs_action: Tensor) -> None:
-        """Tells critics that normalise over rows of the [B, O + A] of the next ``step``, before ``next_value``."""
+        """Gives critics that normalise over rows the [B, O + A] of the next ``step``, before ``next_value``."""
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
@@ -504,7 +504,7 @@ class Critics(CriticNetworks[Parameters]):
         return buffers
 
     def _take_step(self, obs_action: Tensor, mean_goal: Tensor, fill: Callable[[Chunk], None]) -> None:
-        """One gradient step; ``mean_goal`` [B] goes to the metrics.
+        """One gradient step; ``mean_goal`` [B] is for the metrics.
 
         ``fill`` sets a chunk's ``buffers.grad_out`` and ``td_error`` from the outputs in its buffers.
         """
@@ -562,18 +562,18 @@ class Critics(CriticNetworks[Parameters]):
         self._each(_action_gradients, buffers.groups)
         first, second = buffers.q
         torch.minimum(first, second, out=buffers.q_action)
-        # Only the lesser critic counts in each row, in a tie the first.
+        # Only the lower critic counts in each row, in a tie the first.
         torch.le(first, second, out=buffers.is_first)
         return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
 
 
 def _input_gradient(networks: Parameters, buffers: MlpBuffers) -> Tensor:
-    """Derivatives [S, M, I] by the inputs, after ``mlp_backward``."""
+    """Derivatives [S, M, I] with respect to the inputs, after ``mlp_backward``."""
     return torch.bmm(buffers.grads[0], networks.weights_t[0])
 
 
 def _action_gradients(chunks: list[Chunk]) -> None:
-    """Q and dQ/da of each network, without a sum over rows."""
+    """Computes Q and dQ/da of each network, without a sum over rows."""
     for chunk in chunks:
         mlp_forward(chunk.online, chunk.x, chunk.buffers)
         mlp_gradients(chunk.online, chunk.buffers)
@@ -583,8 +583,7 @@ def _action_gradients(chunks: list[Chunk]) -> None:
 class ActionValues(CriticNetworks[Any], Generic[N]):
     """Networks Q(s, .) [K], optionally with dueling streams; subclasses evaluate and differentiate them.
 
-    With a ``head`` they give Z outputs for each action, with ``noise`` above 0 their weights are drawn
-    (``NoisyNetworks``).
+    With a ``head`` they have Z outputs per action; with ``noise`` above 0 their weights are random (``NoisyNetworks``).
     """
 
     def __init__(
@@ -625,14 +624,14 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
 
     @abstractmethod
     def _q(self, obs: Tensor, networks: N, *, record: bool = False) -> Tensor:
-        """Outputs [S, K Z, B]; ``record`` keeps what ``_differentiate`` needs."""
+        """Outputs [S, K Z, B]; ``record`` stores the data for ``_differentiate``."""
 
     @abstractmethod
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
         """Fills ``_gradient``: ``grad_q`` holds the derivative of each row, and the loss is the mean over rows."""
 
     def policy_head(self) -> tuple[Tensor, Tensor]:
-        """Weight [K, H] and bias [K] that give the first network's action values, or its outputs where K is K Z."""
+        """Weight [K, H] and bias [K] of the first network's action values, or [K Z, H] and [K Z] of its outputs."""
         weight, bias = self.mlp.head_weight[0], self.mlp.head_bias[0, :, 0]
         if self._head is not None:
             return self._folded(self._head, weight), self._folded(self._head, bias.unsqueeze(1))[:, 0]
@@ -668,7 +667,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         return out.view(len(out), -1, self._outputs, out.shape[2])
 
     def next_value(self, out: Tensor, action: Tensor) -> Tensor:
-        """Value [B], or returns [M, B], of actions [1, B] by the first network's ``outputs``."""
+        """Value [B], or returns [M, B], of actions [1, B] from the first network's ``outputs``."""
         if self._head is None:
             return out[0].gather(0, action)[0]
         index = action.unsqueeze(1).expand(1, self._outputs, -1)
@@ -684,8 +683,8 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
     ) -> None:
         """One gradient step on ``sum over networks of mean weight loss(Q(s, a) - target)``.
 
-        ``action`` [B] holds indices; ``loss_gradient`` is the derivative of the loss by its error, None of error^2 / 2;
-        ``weight`` [B] is 1 if None. With a head the loss is its own and the target [M, B].
+        ``action`` [B] holds indices; ``loss_gradient`` maps errors to derivatives of the loss (None: error^2 / 2);
+        ``weight`` [B] is 1 if None. A head has its own loss and a target [M, B].
         """
         q = self._q(obs, self._online, record=True)
         if self._head is None:
@@ -708,7 +707,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         self.adam.step()
 
     def row_errors(self) -> Tensor:
-        """Sizes of the errors [B] of the latest step; with a head the losses."""
+        """Magnitudes of the errors [B] of the latest step; with a head, the losses."""
         return super().row_errors() if self._head is None else self._head.row_losses()
 
 

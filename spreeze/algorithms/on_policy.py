@@ -6,7 +6,7 @@ of the data. The *correction* is how an algorithm handles that:
 
 =============  =========================================================================================
 on-policy      theta(j + 1) from D(j), nothing to correct: collecting and learning alternate
-delayed        the update that D(j - 1) asks for at theta(j - 1), which collected it, applied to theta(j):
+delayed        the update computed from D(j - 1) at theta(j - 1), which collected it, applied to theta(j):
                HTS-RL (arXiv 2012.09849, eq. 6)
 none           the update at theta(j), as if theta(j) had collected D(j - 1)
 truncated-is   the update at theta(j), each sample weighted by min(1, pi_theta(j) / pi_theta(j - 1))
@@ -55,29 +55,29 @@ CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
 
 
 class Samples(NamedTuple):
-    """M env steps to take a gradient on; views of one row block."""
+    """M env steps for a gradient; views of one row block."""
 
-    obs: Tensor  # [M, O], normalised; of images uint8 [M, k, *frame]
+    obs: Tensor  # [M, O], normalised; images are uint8 [M, k, *frame]
     action: Tensor  # [M, A]
     log_prob: Tensor  # [M], the denominator of PPO's ratio
-    advantage: Tensor  # [M], weighted where the correction says so
+    advantage: Tensor  # [M], weighted with correction "truncated-is"
     target: Tensor  # [M], of the value
     value: Tensor  # [M], before the first gradient step
-    sequences: Sequences | None = None  # of which these are the rows, one after the other; None without memory
+    sequences: Sequences | None = None  # whose rows these are, concatenated; None without memory
 
     @classmethod
     def of(cls, columns: Iterable[Tensor], sequences: Sequences | None) -> Samples:
-        """From what ``columns`` gives, and the sequences."""
+        """Inverse of ``columns``, with the sequences."""
         parts: list[Any] = [*columns, sequences]
         return cls(*parts)
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """All that has a row for each step."""
+        """All tensors with a row per step."""
         return self[:-1]
 
     def minibatches(self, count: int, generator: torch.Generator) -> Iterator[Samples]:
-        """Equal parts in random order: of all rows, or of whole sequences."""
+        """Equal minibatches in random order: of all rows, or of whole sequences."""
         rows, columns, sequences = len(self.target), self.columns, self.sequences
         units = rows if sequences is None else len(sequences.begins)
         order = torch.randperm(units, generator=generator)
@@ -92,7 +92,7 @@ class Samples(NamedTuple):
             yield Samples.of((column.index_select(0, index) for column in columns), sequences.of(part.numpy()))
 
 
-Passed = tuple[Tensor, Tensor]
+ForwardPass = tuple[Tensor, Tensor]
 """Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
 
 
@@ -117,10 +117,10 @@ class OnPolicyAlgorithm(Algorithm):
         if normalize_obs and not spec.vector_dim - spec.mask_dim:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         self.on_gradient: Callable[[], None] = lambda: None
-        """Callback after each gradient, since learning from one rollout may take minutes."""
+        """Callback before each gradient, since learning from one rollout may take minutes."""
         self.correction = correction
         self.policy_average = config.policy_average
-        """Decay in one update of the average that a trainer publishes; 0: the newest policy."""
+        """Decay per update of the averaged policy that a trainer publishes; 0: it publishes the newest policy."""
         self._device, self._config = torch.device(device), config
         self._numbers = 0 if spec.box is None else spec.box.dim
         outputs = self._numbers + (0 if spec.choices is None else spec.choices.options)
@@ -146,10 +146,10 @@ class OnPolicyAlgorithm(Algorithm):
         """theta(j - 1)."""
         self._frames = spec.frames
         self._normalizer, self._normalizer_before = (
-            Normalizer(spec.vector_dim, spec.mask_dim) if wanted else None
-            for wanted in (normalize_obs, normalize_obs and correction == "delayed")
+            Normalizer(spec.vector_dim, spec.mask_dim) if enabled else None
+            for enabled in (normalize_obs, normalize_obs and correction == "delayed")
         )
-        # Rewards that are signs have one size in all tasks.
+        # Signs of rewards have the same scale in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self._returns = DiscountedReturns(config.gamma) if scales else None
         special: dict[str, Any] = self.net.inputs.meta(config.cnn) if isinstance(self.net, ConvActorCritic) else {}
@@ -168,35 +168,35 @@ class OnPolicyAlgorithm(Algorithm):
             },
         )
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
+        """Objective, log-ratio, value and target [M] of the latest gradient; not views of a rollout's data, which are
         valid only during ``learn``."""
         self._explained_variance = math.nan
 
     @abstractmethod
     def _new_optimiser(self) -> FlatAdam | FlatRMSProp:
-        """The optimizer of ``net``, by ``_config``."""
+        """A new optimizer of ``net`` with the settings of ``_config``."""
 
     @abstractmethod
-    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
+    def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         """Takes all gradient steps on a rollout's samples.
 
-        ``passed`` is their forward pass if ``single_step``. ``theta`` is theta(j) if the network holds theta(j - 1);
-        at the end it must hold theta(j + 1).
+        ``forward_pass`` is given if ``single_step``. ``theta`` is theta(j) if the network holds theta(j - 1); at the
+        end it must hold theta(j + 1).
         """
 
     def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective [M] to maximize, and its derivative [M] by the log-probabilities; all [M]."""
+        """The objective to maximize, and its derivative with respect to the log-probabilities; all are [M]."""
         return log_prob * advantage, advantage.clone()
 
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
-        """Derivative [M] of the value loss by the values."""
+        """Derivative [M] of the value loss with respect to the values."""
         return value - samples.target
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """Learns from one rollout. Steps with a non-finite gradient are skipped and counted.
 
         ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
-        is that of the run, 0 to 1, for the learning rate schedule; None if unknown.
+        of the run, 0 to 1, sets the learning rate schedule; None if unknown.
         """
         self._set_lr(progress)
         with torch.no_grad():
@@ -213,7 +213,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._count_obs(self._normalizer, batch.obs)
 
     def learn_samples(self, samples: Samples, progress: float | None) -> None:
-        """Learns from samples that the caller has made of a rollout of theta(j), with correction "on-policy"."""
+        """Learns from samples that the caller computed from a rollout of theta(j), with correction "on-policy"."""
         self._set_lr(progress)
         with torch.no_grad():
             self._explained_variance = losses.explained_variance(
@@ -228,16 +228,16 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def normalizer(self) -> Normalizer | None:
-        """Statistics of observations; None where they are not normalised."""
+        """Statistics of observations; None if they are not normalised."""
         return self._normalizer
 
     @property
     def returns(self) -> DiscountedReturns | None:
-        """Discounted returns, whose deviation is the unit of rewards; None where they are not scaled."""
+        """Discounted returns, whose deviation is the unit of rewards; None if they are not scaled."""
         return self._returns
 
     def _count_obs(self, normalizer: Normalizer, obs: np.ndarray) -> None:
-        """Adds a rollout's observations [T, N, ...] to the normalizer, unless a number is not finite."""
+        """Adds a rollout's observations [T, N, ...] to the normalizer, unless a value is not finite."""
         rows = obs.reshape(-1, *obs.shape[2:])
         numbers = rows if self._frames is None else self._frames.numbers(rows)
         if np.isfinite(numbers).all():
@@ -245,24 +245,24 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _set_lr(self, progress: float | None) -> None:
         config = self._config
-        over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
-        self.optimiser.lr = config.lr * (1.0 - over * (1.0 - config.lr_end))
+        decayed = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
+        self.optimiser.lr = config.lr * (1.0 - decayed * (1.0 - config.lr_end))
 
-    def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
-        """The rollout with advantages and targets by the network's current parameters."""
+    def _samples(self, batch: RolloutBatch) -> tuple[Samples, ForwardPass | None]:
+        """The rollout with advantages and targets computed from the network's current parameters."""
         steps, envs = batch.reward.shape
         normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
         obs = self._tensor(self._rows(batch.obs), normalizer)
         action, log_prob = self._tensor(self._rows(batch.action)), self._tensor(self._rows(batch.log_prob))
-        weighs = self.correction == "truncated-is"
+        weighted = self.correction == "truncated-is"
         unrolled = self._unrolled(batch, obs, normalizer)
         sequences = None if unrolled is None else unrolled.sequences
-        passed = self._forward(obs, sequences) if weighs or self.single_step else None
+        forward_pass = self._forward(obs, sequences) if weighted or self.single_step else None
         known = None if unrolled is None else unrolled.value
-        value = passed[1].clone() if passed is not None else self._values(obs) if known is None else known
+        value = forward_pass[1].clone() if forward_pass is not None else self._values(obs) if known is None else known
         weight = torch.ones_like(value)
-        if weighs and passed is not None:
-            now = self._kind.log_prob(passed[0], action)
+        if weighted and forward_pass is not None:
+            now = self._kind.log_prob(forward_pass[0], action)
             weight = (now - log_prob).clamp_(max=0.0).exp_()
             log_prob = now
         old = self._grid(value, steps, envs)
@@ -282,34 +282,34 @@ class OnPolicyAlgorithm(Algorithm):
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         columns = self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1))
         samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value, sequences)
-        return samples, passed if self.single_step else None
+        return samples, forward_pass if self.single_step else None
 
     def _rows(self, array: np.ndarray) -> np.ndarray:
-        """An array [T, N, ...] as rows [M, ...]: step by step or, with memory, sequence by sequence."""
+        """An array [T, N, ...] as rows [M, ...], ordered by step or, with memory, by sequence."""
         steps, envs, *shape = array.shape
         length = self._config.sequence_of(steps)
         return array.reshape(steps // length, length, envs, *shape).swapaxes(1, 2).reshape(steps * envs, *shape)
 
     def _grid(self, rows: Tensor, steps: int, envs: int) -> np.ndarray:
-        """Rows [M] as an array [T, N]: undoes ``_rows``."""
+        """Rows [M] as an array [T, N]; inverse of ``_rows``."""
         length = self._config.sequence_of(steps)
         found = rows.cpu().numpy().reshape(steps // length, envs, length).swapaxes(1, 2)
         return found.reshape(steps, envs)
 
     def _unrolled(self, batch: RolloutBatch, obs: Tensor, normalizer: Normalizer | None) -> Unrolled | None:
-        """Values and states along the rollout by the network's current parameters; None without memory."""
+        """Values and states along the rollout with the network's current parameters; None without memory."""
         if not isinstance(self.net, RecurrentActorCritic):
             return None
         if batch.state is None:
             raise UsageError("the rollout has no state of the policy, which a recurrent one needs: RolloutBatch.state")
-        asked = _cut_off(batch)
+        needed = _needs_next_value(batch)
         return self.net.unroll(
             obs,
             np.logical_or(batch.terminated, batch.truncated),
-            asked,
-            self._tensor(batch.next_obs[asked], normalizer),
+            needed,
+            self._tensor(batch.next_obs[needed], normalizer),
             self._tensor(batch.state),
-            length=self._config.sequence_of(len(asked)),
+            length=self._config.sequence_of(len(needed)),
             burn_in=self._config.burn_in,
         )
 
@@ -321,9 +321,9 @@ class OnPolicyAlgorithm(Algorithm):
     def _scaled(
         self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *, is_new: bool = True
     ) -> np.ndarray:
-        """A rollout's rewards [T, N] in units of the returns' deviation, to which those that are new are added first.
+        """A rollout's rewards [T, N] in units of the returns' deviation; new ones are first added to its statistics.
 
-        ``source`` collected it, whose environments' returns continue in its next rollout.
+        The returns of the environments of ``source``, which collected the rollout, continue in its next rollout.
         """
         if self._returns is None:
             return reward
@@ -333,19 +333,19 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def return_scale(self) -> float:
-        """Divisor of rewards [return]; 1 where they are not scaled."""
+        """Divisor of rewards [return]; 1 if they are not scaled."""
         return 1.0 if self._returns is None else self._returns.scale
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
         """Values [T, N] of the states after each step; arbitrary where the MDP ended."""
-        following = np.empty_like(value)
-        following[:-1] = value[1:]
-        asked = _cut_off(batch)
-        following[asked] = self._values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
-        return following
+        next_values = np.empty_like(value)
+        next_values[:-1] = value[1:]
+        needed = _needs_next_value(batch)
+        next_values[needed] = self._values(self._tensor(batch.next_obs[needed], normalizer)).cpu().numpy()
+        return next_values
 
-    def _forward(self, obs: Tensor, sequences: Sequences | None = None) -> Passed:
-        """Returns outputs and values; logits of invalid actions are masked."""
+    def _forward(self, obs: Tensor, sequences: Sequences | None = None) -> ForwardPass:
+        """Outputs and values; logits of invalid actions are masked."""
         if isinstance(self.net, RecurrentActorCritic):
             assert sequences is not None
             out, value = self.net.forward(obs, sequences)
@@ -356,11 +356,11 @@ class OnPolicyAlgorithm(Algorithm):
             out = losses.mask_logits(out, masks, self._numbers)
         return out, value
 
-    def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
-        """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
+    def _gradient(self, samples: Samples, forward_pass: ForwardPass | None = None) -> None:
+        """Fills the gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
         self.on_gradient()
         config, rows = self._config, len(samples.target)
-        out, value = self._forward(samples.obs, samples.sequences) if passed is None else passed
+        out, value = self._forward(samples.obs, samples.sequences) if forward_pass is None else forward_pass
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
         objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
@@ -374,7 +374,7 @@ class OnPolicyAlgorithm(Algorithm):
         """Adds a further loss's gradients with respect to outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
-        """A copy on the device; of observations normalised."""
+        """A copy on the device; with a ``normalizer``, normalised."""
         own = np.array(array)
         if normalizer is not None:
             normalizer.apply(own)
@@ -412,7 +412,7 @@ class OnPolicyAlgorithm(Algorithm):
         return {"clip_share": (self._latest[1].expm1().abs_() > clip).float().mean().item()}
 
     def _divergence(self) -> Tensor:
-        """Divergence in nat on the latest minibatch by the estimator k3 of Schulman 2020, never negative."""
+        """KL divergence in nat on the latest minibatch, by the estimator k3 of Schulman 2020, never negative."""
         assert self._latest is not None
         log_ratio = self._latest[1]
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
@@ -443,7 +443,7 @@ class OnPolicyAlgorithm(Algorithm):
         self.net.flat.copy_(torch.from_numpy(values))
 
     def gradient(self) -> np.ndarray:
-        """A copy of the latest gradient [d], scaled down as it was applied."""
+        """A copy of the latest gradient [d], clipped as it was applied."""
         return self.net.gradient.to("cpu", copy=True).numpy()
 
     def share_gradients(self, reduce: Callable[[np.ndarray, int], np.ndarray]) -> None:
@@ -476,7 +476,7 @@ class OnPolicyAlgorithm(Algorithm):
         return {name: part for name, part in parts.items() if part is not None}
 
     def averaged_statistics(self) -> np.ndarray:
-        """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
+        """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
         return averaged_statistics((self._normalizer, self._returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:
@@ -490,18 +490,19 @@ class OnPolicyAlgorithm(Algorithm):
         return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
 
 
-def _cut_off(batch: RolloutBatch) -> np.ndarray:
+def _needs_next_value(batch: RolloutBatch) -> np.ndarray:
     """The steps [T, N] whose next observation is not a row of the rollout: truncated ones, and the last."""
-    asked = np.array(batch.truncated, dtype=bool)
-    asked[-1] = True
-    return asked
+    needed = np.array(batch.truncated, dtype=bool)
+    needed[-1] = True
+    return needed
 
 
 class MlpActorCritic:
     """Two perceptrons, stacked into one batched matmul; the value is the second one's first output.
 
-    ``flat`` are all parameters and ``gradient`` what ``backward`` fills; the log standard deviations of a continuous
-    policy are the views ``log_std`` and ``grad_log_std`` [A] at their ends, and the caller fills the latter.
+    ``flat`` holds all parameters, and ``backward`` fills ``gradient``. The log standard deviations of a continuous
+    policy and their gradient are the views ``log_std`` and ``grad_log_std`` [A] at the ends; the caller fills the
+    latter.
     """
 
     def __init__(
@@ -524,7 +525,7 @@ class MlpActorCritic:
         self._policy, self.value_network = self.networks.one(0), self.networks.one(1)
         self.gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
         self.of_value: Tensor | None = torch.zeros_like(self.flat)
-        """[d], 1 for the parameters of the value network, 0 for those of the policy."""
+        """[d]: 1 for parameters of the value network, 0 for those of the policy."""
         for view in self.networks.over(self.of_value[:count]).one(1).views():
             view.fill_(1.0)
         self._buffers = MlpBuffers.allocate(self.networks, 1)
@@ -549,7 +550,7 @@ class MlpActorCritic:
         return out[0], out[1, 0]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
-        """Fills ``gradient`` except ``grad_log_std`` from the gradients by the latest outputs [K, M] and values [M].
+        """Fills ``gradient`` except ``grad_log_std``, from the gradients of the latest outputs [K, M] and values [M].
 
         The value network's other outputs have no gradient and are never trained.
         """
@@ -566,7 +567,7 @@ class MlpActorCritic:
 
 
 class CategoricalDistribution:
-    """Independent choices, A of them; outputs are the logits of all their options, one choice after the other.
+    """A independent choices; outputs are the concatenated logits of their options.
 
     Log-probabilities and entropies are sums over the choices. ``backward`` and ``entropy`` refer to the latest
     ``log_prob``.
@@ -576,7 +577,7 @@ class CategoricalDistribution:
         self.meta: dict[str, Any] = {"policy": "categorical", "nvec": list(nvec)}
         self._nvec = list(nvec)
         self.log_pi: list[Tensor] = []
-        """Log-probabilities of all options of each choice, by the latest ``log_prob``."""
+        """Log-probabilities of all options of each choice, from the latest ``log_prob``."""
         self._index: tuple[Tensor, ...] = ()
 
     @property
@@ -591,7 +592,7 @@ class CategoricalDistribution:
     def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
         """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M]."""
         index = action.t().long()
-        if self.is_single:  # without views and lists, which cost as much as kernels at this size
+        if self.is_single:  # avoids views and lists, which cost as much as kernels at this size
             log_pi, chosen = losses.categorical(out, index)
             self._index, self.log_pi = (index,), [log_pi]
             return chosen
@@ -601,7 +602,7 @@ class CategoricalDistribution:
         return _sum([chosen for _, chosen in found])
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
-        """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` by the outputs [K, M]."""
+        """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` with respect to the outputs [K, M]."""
         if self.is_single:
             return losses.categorical_backward(self.log_pi[0], self._index[0], grad_log_prob, entropy_weight)
         return _joined(
@@ -612,10 +613,10 @@ class CategoricalDistribution:
         )
 
     def kl(self, out_p: Tensor, log_std_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradients by q's.
+        """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradients with respect to q.
 
-        ``log_std_p`` [A, M] are log standard deviations of p; those of q are its own. The gradients are by outputs
-        [K, M] and log standard deviations [A, M], None without numbers.
+        ``log_std_p`` [A, M] are the log standard deviations of p; q has those of this object. The gradients are with
+        respect to outputs [K, M] and log standard deviations [A, M]; the latter is None without numbers.
         """
         found = [
             losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
@@ -649,7 +650,7 @@ class GaussianDistribution:
         return log_prob
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
-        """Gradient by the means; that by the log standard deviations is stored in ``grad_log_std``."""
+        """Gradient with respect to the means; that of the log standard deviations is stored in ``grad_log_std``."""
         assert self._z is not None
         grad_mean, grad_log_std = losses.gaussian_backward(self._z, self._log_std, grad_log_prob, entropy_weight)
         self._grad_log_std.copy_(grad_log_std)
@@ -663,7 +664,7 @@ class GaussianDistribution:
 
 
 class MixedDistribution:
-    """Gaussian numbers and choices, independent: all is a sum over both; outputs are means, then logits."""
+    """Independent Gaussian numbers and choices: results are sums over both; outputs are means, then logits."""
 
     def __init__(self, numbers: GaussianDistribution, choices: CategoricalDistribution) -> None:
         self._numbers, self._choices = numbers, choices

@@ -14,8 +14,9 @@ from spreeze.inference.lazy_torch import Tensor, torch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 _BLOCKS, _LEAST_OF_A_BLOCK = 36, 2048
-"""Parts in which a GPU's fused optimizer takes a vector. Up to 65,536 numbers of a part are one block of threads, and
-one launch holds 36 parts. Whole, the 148,000 numbers of two critics are three blocks, which take 42 us of an H200."""
+"""Number of parts into which a vector is split for a GPU's fused optimizer, and their least length. Up to 65,536
+numbers of a part are one block of threads, and one launch has 36 parts. Unsplit, the 148,000 numbers of two critics are
+three blocks, which take 42 us on an H200."""
 
 
 class _Guarded:
@@ -30,7 +31,7 @@ class _Guarded:
         self.exchange: Callable[[Tensor], None] | None = None
         """Called with the gradient before each step, which it may change in place."""
         self.apart: Tensor | None = None
-        """1 where a component belongs to one part, 0 to the other: the norm of each is bounded by itself."""
+        """1 for components of one part, 0 for the other: the norms of both parts are clipped separately."""
         self._part = torch.zeros_like(gradient[:0])
 
     @property
@@ -40,24 +41,24 @@ class _Guarded:
 
     @property
     def update_size(self) -> float:
-        """Norm of what the latest step changed over the norm of the parameters; NaN before one (reads the device)."""
+        """Norm of the latest step over that of the parameters; NaN before the first step (reads the device)."""
         norm = torch.linalg.vector_norm
         return float(norm(self._latest_step()) / norm(self._parameters))
 
     def _latest_step(self) -> Tensor:
-        """Change that the latest step took from the parameters, by the state of the optimizer."""
+        """Change of the parameters in the latest step, computed from the state of the optimizer."""
         raise NotImplementedError
 
     @property
     def rejected(self) -> int:
-        """Gradients that were not applied (reads the device)."""
+        """Number of gradients not applied (reads the device)."""
         return int(self._rejected.item())
 
     def step(self) -> None:
         """Applies the gradient, or counts it as rejected if its norm is not finite (reads the device)."""
         if self.exchange is not None:
             self.exchange(self._gradient)
-        # Not torch.dot: if matmuls round to bfloat16, it does too and takes ten times as long.
+        # Not torch.dot: if matmuls round to bfloat16, it does so, too, and takes ten times as long.
         torch.linalg.vector_norm(self._gradient, out=self._norm)
         if math.isfinite(self._norm.item()):
             self._apply()
@@ -83,7 +84,7 @@ class _Guarded:
         self._gradient.add_(self._part)
 
     def _scale_apart(self, most: float) -> None:
-        """Scales both parts down without a pass over memory where neither is too large."""
+        """Clips both parts, without a pass over memory if neither is too large."""
         whole, part = self._norm.item(), torch.linalg.vector_norm(self._part).item()
         square = whole**2 - part**2
         if square < 1e-4 * whole**2:  # less would be rounding
@@ -97,7 +98,7 @@ class _Guarded:
 
 
 class FlatAdam(_Guarded):
-    """Adam (Kingma and Ba 2015, arXiv 1412.6980). On a GPU the fused kernel takes the flag, so nothing waits."""
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980). On a GPU the fused kernel reads the flag, so the host never waits."""
 
     def __init__(
         self, parameters: Tensor, gradient: Tensor, lr: float, eps: float = _EPSILON, max_norm: float | None = None
@@ -110,9 +111,9 @@ class FlatAdam(_Guarded):
         self._if_taken = torch.tensor([1.0, 0.0], device=parameters.device)
         self._bad = self._taken[1]
         self.weight_decay = 0.0
-        """Decoupled: a step also takes ``lr weight_decay`` of the parameters (AdamW, arXiv 1711.05101)."""
+        """Decoupled: a step also subtracts ``lr weight_decay`` times the parameters (AdamW, arXiv 1711.05101)."""
         self.beta1 = _BETA_1
-        """Share of the gradient's mean that a step keeps."""
+        """Decay per step of the gradient's running mean."""
         self._scaled_lr: Tensor | None = None
         self._one = parameters.new_ones((), dtype=torch.float32)
         self._on_cpu = parameters.device.type == "cpu"
@@ -146,14 +147,14 @@ class FlatAdam(_Guarded):
         torch.dot(self._gradient, self._gradient, out=self._square)  # takes half as long as vector_norm there
         if self._max_norm is not None:
             torch.sqrt(self._square, out=self._norm)
-        # Three small kernels, of which a GPU runs one after the other; ``isfinite`` alone would be four.
+        # Three small kernels, which a GPU runs one after the other; ``isfinite`` alone would be four.
         torch.lt(self._square, math.inf, out=self._finite)  # NaN is not
         torch.eq(self._finite, self._if_taken, out=self._taken)
         self._counts.add_(self._taken)
         self._apply(self._bad)
 
     def _apply(self, bad: Tensor | None = None) -> None:
-        """Applies the gradient unless ``bad`` (one number) is not 0; counts the step if there is no ``bad``."""
+        """Applies the gradient if ``bad`` (one number) is 0; without ``bad``, always, and counts the step."""
         super()._apply()
         if bad is None:
             self._steps.add_(self._one)
@@ -185,7 +186,7 @@ class FlatAdam(_Guarded):
 
 
 def _part_size(vector: Tensor) -> int:
-    """Length of the parts in which the fused optimizer takes a vector: the whole on a CPU."""
+    """Length of the parts of a vector for the fused optimizer; on a CPU, the whole length."""
     if vector.device.type == "cpu":
         return len(vector)
     size = max(_LEAST_OF_A_BLOCK, -(-len(vector) // _BLOCKS))

@@ -1,4 +1,4 @@
-"""Two parts of an update at once: by two threads of a processor, or by two branches of a CUDA graph."""
+"""Runs two parts of an update in parallel: in two CPU threads, or in two branches of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
-        self._handed, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._work_ready, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._work: Work | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="learner-2", daemon=True)
@@ -32,7 +32,7 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
     def both(self, here: Work, there: Work) -> None:
         """Runs ``there`` in the second thread and ``here`` in the caller's; raises errors of either, ``here`` first."""
         self._work = there
-        self._handed.release()
+        self._work_ready.release()
         try:
             here()
         finally:
@@ -44,7 +44,7 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
     def close(self) -> None:
         if self._thread.is_alive():
             self._work = None
-            self._handed.release()
+            self._work_ready.release()
             self._thread.join()
 
     def __exit__(self, *error: object) -> None:
@@ -54,7 +54,7 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
         torch.set_num_threads(self._threads)  # a setting of each thread
         with torch.inference_mode():
             while True:
-                self._handed.acquire()
+                self._work_ready.acquire()
                 # Finished work is not kept, since it holds the buffers of a batch.
                 work, self._work = self._work, None
                 if work is None:
@@ -88,7 +88,7 @@ class TwoStreams:
         main = cuda.current_stream()
         if self._taken == len(self._streams):
             self._streams.append(cuda.Stream(main.device))
-        # A stream is taken once until the outermost call ends: work of a second one would wait for that of the first.
+        # A stream is used only once until the outermost call ends: further work would wait for the earlier one.
         side, outermost = self._streams[self._taken], self._taken == 0
         self._taken += 1
         try:
@@ -97,7 +97,7 @@ class TwoStreams:
                 there()
             here()
         except BaseException:
-            # A recording with a branch that nothing waits for cannot be ended, nor its memory be freed.
+            # A recording with an unjoined branch cannot be ended, nor its memory be freed.
             with contextlib.suppress(RuntimeError):
                 main.wait_stream(side)
             raise

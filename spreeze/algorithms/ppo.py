@@ -8,10 +8,10 @@ rollout it depends on the correction:
   Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``. With one epoch
   and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimizer step with the gradient at theta(j - 1).
   Adam's moments continue from update to update.
-- none: phi_0 = theta(j), values of theta(j), ratios to the log-probabilities stored with the data; this is what the
-  authors' release does, and by the ratio it is PPO on data of one policy earlier.
-- truncated-is: phi_0 = theta(j), ratios to pi_theta(j), each advantage times ``min(1, pi_theta(j) / pi_theta(j - 1))``,
-  which no gradient goes through, advantages and targets by V-trace with the same weights.
+- none: phi_0 = theta(j), values of theta(j), ratios to the log-probabilities stored with the data; the authors' release
+  does this, and with this ratio it is PPO on data of the previous policy.
+- truncated-is: phi_0 = theta(j), ratios to pi_theta(j), each advantage times ``min(1, pi_theta(j) / pi_theta(j - 1))``
+  (without gradient), advantages and targets from V-trace with the same weights.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import (
     CategoricalDistribution,
     Distribution,
+    ForwardPass,
     GaussianDistribution,
     MlpActorCritic,
     OnPolicyAlgorithm,
-    Passed,
     Samples,
 )
 from spreeze.algorithms.optimizers import FlatAdam
@@ -41,7 +41,7 @@ from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec
 
 _MOST_ROWS, _MOST_UNITS = 512, 256
-"""Rows of a minibatch and units of a layer up to which NumPy takes at most four fifths of the time."""
+"""Largest minibatch and layer for which NumPy takes at most four fifths of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +82,15 @@ class PPO(OnPolicyAlgorithm):
 
     def __init__(self, spec: EnvSpec, config: PPOConfig, *args: Any, **options: Any) -> None:
         super().__init__(spec, config, *args, **options)
-        own = ("_policy_derivative", "_value_error", "_penalise")  # what a subclass may compute otherwise
+        own = ("_policy_derivative", "_value_error", "_penalise")  # methods that a subclass may override
         is_plain = all(getattr(type(self), name) is getattr(PPO, name) for name in own)
         self._small: NumpyGradient | None = None
         if is_plain and not (self._masked or config.clip_value) and _is_small(self.net, self._kind):
             self._small = NumpyGradient(self.net, self._kind, config)
 
-    def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
+    def _gradient(self, samples: Samples, forward_pass: ForwardPass | None = None) -> None:
         if self._small is None or len(samples.target) > _MOST_ROWS:
-            super()._gradient(samples, passed)
+            super()._gradient(samples, forward_pass)
             return
         self.on_gradient()
         self._latest = self._small(samples)
@@ -102,7 +102,7 @@ class PPO(OnPolicyAlgorithm):
     def metrics(self) -> dict[str, float]:
         return super().metrics() | self._clip_share(self._config.clip)
 
-    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
+    def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         config, sequences = self._config, samples.sequences
         minibatches = config.minibatches_of(len(samples.target), 1 if sequences is None else sequences.begins.shape[1])
         start = self.net.flat.clone() if theta is not None else None
@@ -136,12 +136,12 @@ class PPO(OnPolicyAlgorithm):
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
-        # Without target_kl, then or now, the learning rate is the whole one.
+        # Without target_kl, then or now, the learning rate is not scaled.
         self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
 def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
-    """True for a policy and value network of this size on a processor, with Gaussian numbers or one choice."""
+    """True for a policy and value network on a CPU that NumpyGradient supports, with Gaussian numbers or one choice."""
     return (
         isinstance(net, MlpActorCritic)
         and net.flat.device.type == "cpu"
@@ -154,7 +154,7 @@ def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
 
 
 class NumpyGradient:
-    """PPO's gradient by NumPy: on 64 rows PyTorch spends more time on calling its fifty kernels than on their work.
+    """PPO's gradient in NumPy: on 64 rows, PyTorch spends more time calling its fifty kernels than on their work.
 
     Fills ``net.gradient`` with PPO's gradient, as ``OnPolicyAlgorithm._gradient`` does; see ``_is_small``.
     """
@@ -167,7 +167,7 @@ class NumpyGradient:
         self._head_weight, self._head_bias = _arrays([networks.head_weight, networks.head_bias])
         self._weight_gradients, self._bias_gradients = _arrays(gradients.weights), _arrays(gradients.biases)
         self._head_weight_gradient, self._head_bias_gradient = _arrays([gradients.head_weight, gradients.head_bias])
-        self._head_weight_gradient[1, 1:] = self._head_bias_gradient[1, 1:] = 0.0  # outputs that are not used
+        self._head_weight_gradient[1, 1:] = self._head_bias_gradient[1, 1:] = 0.0  # unused outputs
         self._kind: _Policy = (
             _Gaussian(net.log_std.numpy(), net.grad_log_std.numpy())
             if isinstance(kind, GaussianDistribution)
@@ -179,7 +179,7 @@ class NumpyGradient:
         self._libraries = ThreadpoolController()
 
     def on_one_thread(self) -> contextlib.AbstractContextManager[Any]:
-        """Context of one thread for NumPy's products: several take four times as long for matrices of this size."""
+        """Context with one thread for NumPy's matmuls: several take four times as long for matrices of this size."""
         found: contextlib.AbstractContextManager[Any] = self._libraries.limit(limits=1, user_api="blas")
         return found
 
@@ -213,11 +213,11 @@ class NumpyGradient:
         return *(torch.from_numpy(part) for part in found), samples.target  # type: ignore[return-value]
 
     def _forward(self, obs: np.ndarray) -> np.ndarray:
-        """Fills the hidden layers of both networks; values [M]."""
+        """Fills the hidden layers of both networks; returns the values [M]."""
         below: Any = (obs, obs)
         for weight, bias, hidden in zip(self._weights, self._biases, self._hidden, strict=True):
-            for one in (0, 1):
-                np.dot(below[one], weight[one], out=hidden[one])
+            for network in (0, 1):
+                np.dot(below[network], weight[network], out=hidden[network])
             hidden += bias
             if self._is_tanh:
                 np.tanh(hidden, out=hidden)
@@ -229,7 +229,7 @@ class NumpyGradient:
         return value
 
     def _backward(self, obs: np.ndarray, grad_out: np.ndarray, error: np.ndarray) -> None:
-        """Fills the gradients, from those by the policy's outputs [K, M] and the values [M]."""
+        """Fills the gradients, from those of the policy's outputs [K, M] and of the values [M]."""
         top, above = self._hidden[-1], self._gradients[-1]
         np.dot(grad_out, top[0], out=self._head_weight_gradient[0])
         np.dot(error, top[1], out=self._head_weight_gradient[1, 0])
@@ -245,12 +245,12 @@ class NumpyGradient:
                 grad *= scratch
             else:
                 grad *= hidden > 0.0
-            for one in (0, 1):
-                below = self._hidden[index - 1][one] if index else obs
-                np.dot(below.T, grad[one], out=self._weight_gradients[index][one])
-                np.dot(self._ones, grad[one], out=self._bias_gradients[index][one, 0])
+            for network in (0, 1):
+                below = self._hidden[index - 1][network] if index else obs
+                np.dot(below.T, grad[network], out=self._weight_gradients[index][network])
+                np.dot(self._ones, grad[network], out=self._bias_gradients[index][network, 0])
                 if index:
-                    np.dot(grad[one], self._weights[index][one].T, out=self._gradients[index - 1][one])
+                    np.dot(grad[network], self._weights[index][network].T, out=self._gradients[index - 1][network])
 
 
 class _Policy(Protocol):
@@ -258,7 +258,7 @@ class _Policy(Protocol):
         """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M] without their ``bias`` [K, 1]."""
 
     def backward(self, derivative: np.ndarray, entropy_weight: float) -> np.ndarray:
-        """As ``Distribution.backward``, of the latest ``log_prob``."""
+        """Like ``Distribution.backward``, for the latest ``log_prob``."""
 
 
 class _Gaussian:
@@ -312,8 +312,8 @@ def _arrays(tensors: list[Tensor]) -> list[np.ndarray]:
     return [tensor.numpy() for tensor in tensors]
 
 
-# The clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of updates is
-# made twice before its effect is seen.
+# The clip already bounds the effect of data of an earlier policy; a delayed displacement by a whole loop of updates is
+# applied twice before the data shows its effect.
 ALGORITHMS = (
     AlgorithmRow(
         name="ppo",

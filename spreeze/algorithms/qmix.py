@@ -1,27 +1,27 @@
 """QMIX: Q-learning for a team that shares one reward (Rashid et al. 2018, arXiv 1803.11485), and VDN as its ablation.
 
-Each agent has values Q_i(o_i, .) of its own actions, and acts by them alone. In learning, a mixing network makes of the
-chosen ones the team's value Q_tot(s, a). It rises, or stays, in each of them: its weights are absolute values, which
-linear maps of the state (hypernetworks) give. So the actions that each agent likes best are also best for Q_tot.
+Each agent has values Q_i(o_i, .) of its own actions, and acts only by them. For learning, a mixing network combines the
+values of the chosen actions to the team's value Q_tot(s, a). It is monotonic in each of them: its weights are absolute
+values, computed by linear maps of the state (hypernetworks). So the best action of each agent is also best for Q_tot.
 VDN (Sunehag et al. 2017, arXiv 1706.05296) takes the sum instead.
 
-*Agents* share one perceptron and are told apart by their number as a one-hot. The paper's agents are recurrent, for
-tasks in which an agent has to remember; replay here holds single transitions, not episodes, and the tasks of ``mpe2``
-show positions and velocities, so agents feed forward. Where an observation hides the past, stack it in the environment.
+*Agents* share one perceptron, and a one-hot of their number distinguishes them. The paper's agents are recurrent, for
+tasks that need memory; replay here holds single transitions, not episodes, and the tasks of ``mpe2`` show positions and
+velocities, so agents are feed-forward. If an observation hides the past, stack it in the environment.
 
 *Departures* besides that: Adam instead of RMSProp, a soft target update, epsilon by env steps. The next actions are
 those of the online network (double Q-learning), as in the authors' later code.
 
-*The state's size.* The two layers' weights are linear in the state, so Q_tot grows with the square of its length. In
-simple_spread the best values then lay far outside, where nobody had been: the team ran away, and its return fell below
-that of chance (``assets/figures.md``). So the mixer reads states in units of their running root mean square, and
-those of more than twice that length at twice: levels and distances keep their size. Then values stay what returns can
-be with a discount of 0.99 and one-step targets, too. Where ``q_mean`` leaves them all the same (Pan et al. 2021, arXiv
-2103.11883), a lower discount and n-step returns hold them down.
+*The norm of the state.* The two layers' weights are linear in the state, so Q_tot grows with the square of its norm. In
+simple_spread the highest values then lay far outside the visited states: the team ran away, and its return fell below
+that of random actions (``assets/figures.md``). So the mixer reads states in units of their running root mean square,
+and clips their norm to twice the usual one: levels and distances keep their scale. Values then stay in the range of
+possible returns even with a discount of 0.99 and one-step targets. If ``q_mean`` still leaves that range (Pan et al.
+2021, arXiv 2103.11883), a lower discount and n-step returns limit it.
 
-*Gradients* come from autograd, as those of networks for images and of a user's own do: derived by hand the mixer alone
-would be longer than this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units
-of the mixer.
+*Gradients* come from autograd, as for networks of images and custom networks: derived by hand, the mixer alone would be
+longer than this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the
+mixer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import TeamSpec, TransitionBatch
 
 _LONGEST = 2.0
-"""Longest state that the mixer reads, over the usual length."""
+"""Largest norm of a state that the mixer reads, relative to the usual norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,9 @@ class QMIX(OffPolicyAlgorithm):
             raise ConfigError(
                 f"qmix.network = {network.name!r}: agents share a perceptron; remove it and set qmix.hidden_sizes"
             )
-        there = torch.device(device)
-        noise = torch.Generator(there).manual_seed(seed + 1)
-        self.critics = TeamValues(team, config, torch.Generator().manual_seed(seed), there)
+        torch_device = torch.device(device)
+        noise = torch.Generator(torch_device).manual_seed(seed + 1)
+        self.critics = TeamValues(team, config, torch.Generator().manual_seed(seed), torch_device)
         self._config, self.period = config, config.target_interval
         super().__init__(
             None,
@@ -174,7 +174,7 @@ class TeamNetworks:
         return self._layers(self.flat)[: self._depth]
 
     def _layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-        # One split: the gradient of each view of its own would be as long as the whole vector.
+        # One split: the gradient of each separate view would be as long as the whole vector.
         views = [part.view(shape) for part, shape in zip(torch.split(flat, self._sizes), self._shapes, strict=True)]
         return list(zip(views[::2], views[1::2], strict=True))
 
@@ -189,7 +189,7 @@ class TeamNetworks:
         return (x @ layers[-1][0] + layers[-1][1]).masked_fill(self._forbidden, -math.inf)
 
     def mixed(self, values: Tensor, obs: Tensor, flat: Tensor | None = None) -> Tensor:
-        """Q_tot [B] of the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper)."""
+        """Q_tot [B] from the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper)."""
         layers = self._layers(self.flat if flat is None else flat)[self._depth :]
         if not layers:
             return values.sum(1)
@@ -214,13 +214,13 @@ class TeamValues(CriticNetworks[TeamNetworks]):
 
     def __init__(self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device) -> None:
         self._states = torch.tensor([1.0, 0.0], device=device)
-        """Mean square of the values of states, and batches that it is of."""
+        """Mean square of the values of states, and the number of batches counted."""
         super().__init__(lambda: TeamNetworks(team, config, device, self._states[0]), config.lr, generator)
         self._state = slice(-self.online.state_dim, None)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.lr, max_norm=config.max_grad_norm)
 
     def count_states(self, obs: Tensor) -> None:
-        """Adds the states of obs [B, O] to their mean square: of all batches, and later of the latest thousand."""
+        """Adds the states of obs [B, O] to their mean square: over all batches, later over about the last thousand."""
         square, batches = self._states
         batches.add_(1.0)
         found = obs[:, self._state].square().mean().clamp_(min=1e-12)

@@ -1,21 +1,21 @@
 """Policy and value over a recurrent cell that both share: torch's LSTM or GRU, then perceptrons.
 
-Learning goes over sequences of L steps. An episode that ends within one cuts it into parts, and the next part begins
-with a state of zeros. All parts go through the cell as one packed batch, so that short ones cost nothing.
+Gradients are computed over sequences of L steps. The end of an episode cuts a sequence into parts, and the next part
+starts with a state of zeros. All parts go through the cell as one packed batch, so that short parts need no padding.
 
-The state at a rollout's first step is stored with it; that at each sequence's comes from one pass over the rollout,
-without gradient, which gives the values, too. With a *burn-in* of b steps, each update computes it anew from the state
-b steps earlier, by its own parameters (R2D2: Kapturowski et al. 2019); only a rollout's first sequence has no such
-steps.
+The state at a rollout's first step is stored with it; the states at the start of its sequences are computed by one pass
+over the rollout without gradient, which also gives the values. With a *burn-in* of b steps, each update recomputes the
+state from the one b steps earlier, with its own parameters (R2D2: Kapturowski et al. 2019); only a rollout's first
+sequence has no burn-in.
 
-From replay (``RecurrentEncoder``), the cell is learned by the critics' loss through sequences, as in R2D2: a sequence
-begins with the state that its sampler had, which the burn-in brings up to date. Actor and critics read what the cell
-gives at each step, so that for them a batch of sequences is one of transitions. As with images (``ImageEncoder``), no
-gradient of the actor flows back, and the policy's state is all that samplers have to keep. Target networks read a
-target cell, which runs over the same steps. Departures from R2D2: rewards are scaled as everywhere here, instead of a
-transform of values; the cell's gradient is bounded apart from the critics'.
+With replay (``RecurrentEncoder``), the critics' loss trains the cell through sequences, as in R2D2: a sequence starts
+with the state that its sampler had, which the burn-in refreshes. Actor and critics read the cell's output at each step,
+so that for them a batch of sequences is a batch of transitions. As with images (``ImageEncoder``), no gradient of the
+actor flows back, and samplers keep only the policy's state. Target networks read a target cell, which runs over the
+same steps. Departures from R2D2: rewards are scaled as everywhere here, instead of a transform of values; the cell's
+gradient is clipped separately from the critics'.
 
-The LSTM's gradient is autograd's. The GRU's is derived here: by autograd it would take nine times as long as the
+The LSTM's gradient is autograd's. The GRU's is derived here: with autograd it would take nine times as long as the
 LSTM's.
 """
 
@@ -50,24 +50,24 @@ from spreeze.types import SequenceBatch, TransitionBatch
 
 _GATES = {"lstm": 4, "gru": 3}
 Gradients = Callable[[Tensor], Sequence[Tensor]]
-"""From the gradient [R, H] by a cell's outputs to those by its weights."""
+"""Maps the gradient [R, H] of a cell's outputs to those of its weights."""
 _MOST_SHARE = 0.9
-"""Share of a sequence's largest error in its priority; the rest is the mean (R2D2, section 2.3)."""
+"""Weight of the largest error in a sequence's priority; the rest is for the mean (R2D2, section 2.3)."""
 _FORGET = 1
-"""Number of the LSTM's forget gate, whose bias begins at 1 (Jozefowicz et al. 2015)."""
+"""Index of the LSTM's forget gate, whose bias is initialised to 1 (Jozefowicz et al. 2015)."""
 
 
 class Sequences(NamedTuple):
-    """B sequences of L steps: where episodes begin, and the states that they begin with."""
+    """B sequences of L steps: the starts of episodes in them, and the states before them."""
 
-    begins: np.ndarray  # [B, L], true where an episode begins; not at the first step of a rollout, whose state tells
+    begins: np.ndarray  # [B, L], true where an episode begins; never at a rollout's first step, which has its state
     state: Tensor  # [B, S] before the first step, or b steps earlier if there is a burn-in
-    lead: Tensor | None = None  # [B, b, O]: observations of the burn-in, without meaning where there is none
-    lead_begins: np.ndarray | None = None  # [B, b]
-    led: np.ndarray | None = None  # [B], true where there is one
+    burn_in_obs: Tensor | None = None  # [B, b, O]: observations of the burn-in, arbitrary where there is none
+    burn_in_begins: np.ndarray | None = None  # [B, b]
+    has_burn_in: np.ndarray | None = None  # [B], true where there is one
 
     def of(self, index: np.ndarray) -> Sequences:
-        """Returns the sequences of the numbers ``index`` [b]."""
+        """The sequences with the indices ``index`` [b]."""
         rows = torch.from_numpy(index).to(self.state.device)
         return self._each(lambda part: part[index] if isinstance(part, np.ndarray) else part.index_select(0, rows))
 
@@ -77,7 +77,7 @@ class Sequences(NamedTuple):
         return [self._each(itemgetter(slice(at * size, (at + 1) * size))) for at in range(count)]
 
     def new_rollout_cache(self, count: int) -> Sequences:
-        """Space for so many times as many."""
+        """Uninitialised sequences, ``count`` times as many."""
 
         def space(part: Any) -> Any:
             shape = (count * len(part), *part.shape[1:])
@@ -86,7 +86,7 @@ class Sequences(NamedTuple):
         return self._each(space)
 
     def put(self, number: int, sequences: Sequences) -> None:
-        """Copies others into place ``number`` of a space for several."""
+        """Copies sequences into part ``number`` of a cache (see ``new_rollout_cache``)."""
         count = len(sequences.begins)
         for own, part in zip(self, sequences, strict=True):
             if own is not None and part is not None:
@@ -100,15 +100,15 @@ class Sequences(NamedTuple):
 class Unrolled(NamedTuple):
     """One pass over a rollout of T steps of N environments, in K = T / L sequences each."""
 
-    value: Tensor  # [K N L], as rows of samples are ordered
-    following: np.ndarray  # [T, N]: values of the states after each step; arbitrary where the MDP ended
+    value: Tensor  # [K N L], in the order of the rows of samples
+    next_values: np.ndarray  # [T, N]: values of the states after each step; arbitrary where the MDP ended
     sequences: Sequences
 
 
 class Packing:
-    """The order in which the rows of B sequences go through a cell: all first steps, then all second ones, and so on.
+    """The order of the rows of B sequences in a packed batch: all first steps, then all second ones, and so on.
 
-    ``after`` are rows that one more row each follows, an observation at which an episode was cut off.
+    ``after``: indices of rows that are followed by an extra row, the observation at which an episode was cut off.
     """
 
     def __init__(self, begins: np.ndarray, after: np.ndarray | None = None) -> None:
@@ -129,11 +129,11 @@ class Packing:
         self.batch_sizes = torch.from_numpy(np.bincount(offset))
         first = first[by_length]
         self.sequence = torch.from_numpy(first // length)
-        """The sequence of each part, in the order of the batch."""
-        self.goes_on = torch.from_numpy((first % length == 0) & ~begins.reshape(-1)[first])
-        """True of a part that begins with its sequence's state."""
+        """Index of the sequence of each part, in the order of the batch."""
+        self.continues = torch.from_numpy((first % length == 0) & ~begins.reshape(-1)[first])
+        """True for a part that starts with its sequence's state."""
         self.last = torch.from_numpy(rank[self._last])
-        """The last part of each sequence [B]."""
+        """Index of the last part of each sequence [B]."""
 
 
 class RecurrentCell:
@@ -163,51 +163,51 @@ class RecurrentCell:
             bias[_FORGET * self.size : (_FORGET + 1) * self.size].fill_(1.0)
 
     def _packed(self, x: Tensor, packing: Packing, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows x [R, O] in their packed order, and the states with which the parts of sequences begin."""
+        """The rows x [R, O] in packed order, and the initial states of the parts of sequences."""
         device = x.device
-        goes_on = packing.goes_on.to(device, x.dtype).unsqueeze(1)
-        begun = state.index_select(0, packing.sequence.to(device)) * goes_on
-        return x.index_select(0, packing.order.to(device)), begun
+        continues = packing.continues.to(device, x.dtype).unsqueeze(1)
+        initial = state.index_select(0, packing.sequence.to(device)) * continues
+        return x.index_select(0, packing.order.to(device)), initial
 
-    def _outputs(self, x: Tensor, begun: Tensor, sizes: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _outputs(self, x: Tensor, initial: Tensor, sizes: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs [R, H] of packed rows, and the state after each part."""
-        states = [part.unsqueeze(0).contiguous() for part in begun.chunk(CELLS[self.kind], 1)]
+        states = [part.unsqueeze(0).contiguous() for part in initial.chunk(CELLS[self.kind], 1)]
         function: Any = torch.lstm if self.kind == "lstm" else torch.gru
-        given = states if self.kind == "lstm" else states[0]
-        out, *after = function(x, sizes, given, weights, True, 1, 0.0, True, False)
+        initial_states = states if self.kind == "lstm" else states[0]
+        out, *after = function(x, sizes, initial_states, weights, True, 1, 0.0, True, False)
         return out, torch.cat([part[0] for part in after], 1)
 
     def run(self, x: Tensor, packing: Packing, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [R, H] of rows x [R, O], and the state [B, S] after each sequence; keeps nothing for a gradient."""
-        packed, begun = self._packed(x, packing, state)
-        out, after = self._outputs(packed, begun, packing.batch_sizes, self.weights)
+        """Outputs [R, H] of rows x [R, O], and the state [B, S] after each sequence; without gradient."""
+        packed, initial = self._packed(x, packing, state)
+        out, after = self._outputs(packed, initial, packing.batch_sizes, self.weights)
         device = x.device
         return out.index_select(0, packing.inverse.to(device)), after.index_select(0, packing.last.to(device))
 
     def record(self, x: Tensor, packing: Packing, state: Tensor) -> tuple[Tensor, Gradients]:
-        """Outputs [R, H] as of ``run``, and what gives the weights' gradients from those by the outputs."""
+        """Outputs [R, H] like ``run``, and a function from their gradients to those of the weights."""
         with torch.no_grad():
-            x, begun = self._packed(x, packing, state)
+            x, initial = self._packed(x, packing, state)
         if self.kind == "lstm":
-            out, back = self._lstm(x, begun, packing.batch_sizes)
+            out, backward = self._lstm(x, initial, packing.batch_sizes)
         else:
             with torch.no_grad():
-                out, _ = self._outputs(x, begun, packing.batch_sizes, self.weights)
-            back = partial(gru_gradients, x, begun, out, packing.batch_sizes.tolist(), self.weights)
+                out, _ = self._outputs(x, initial, packing.batch_sizes, self.weights)
+            backward = partial(gru_gradients, x, initial, out, packing.batch_sizes.tolist(), self.weights)
         order, inverse = packing.order.to(out.device), packing.inverse.to(out.device)
-        return out.detach().index_select(0, inverse), lambda grad: back(grad.index_select(0, order))
+        return out.detach().index_select(0, inverse), lambda grad: backward(grad.index_select(0, order))
 
-    def _lstm(self, x: Tensor, begun: Tensor, sizes: Tensor) -> tuple[Tensor, Gradients]:
-        """Outputs of packed rows, and by autograd what gives the weights' gradients from theirs."""
+    def _lstm(self, x: Tensor, initial: Tensor, sizes: Tensor) -> tuple[Tensor, Gradients]:
+        """Outputs of packed rows, and a function that computes the weights' gradients by autograd."""
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [weight.detach().clone().requires_grad_() for weight in self.weights]
-            out, _ = self._outputs(x.clone(), begun.clone(), sizes, leaves)
+            out, _ = self._outputs(x.clone(), initial.clone(), sizes, leaves)
 
-        def back(grad: Tensor) -> Sequence[Tensor]:
+        def backward(grad: Tensor) -> Sequence[Tensor]:
             with torch.inference_mode(False), torch.enable_grad():
                 return torch.autograd.grad(out, leaves, grad.clone())
 
-        return out, back
+        return out, backward
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, as ``inference.recurrence`` reads them."""
@@ -217,10 +217,10 @@ class RecurrentCell:
 
 
 class RecurrentActorCritic:
-    """A cell, and policy and value as two perceptrons over its output; members as of ``on_policy.MlpActorCritic``."""
+    """A cell, and policy and value as two perceptrons over its output; members as in ``on_policy.MlpActorCritic``."""
 
     of_value: Tensor | None = None
-    """Policy and value share the cell, so one norm bounds the gradient of both."""
+    """None: policy and value share the cell, so their gradient is clipped as a whole."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class RecurrentActorCritic:
         self._features: Tensor | None = None
         """Outputs [M, H] of the cell in the latest forward pass."""
         self._gradients_of: Gradients | None = None
-        """From the gradient [M, H] by these to those by the cell's weights."""
+        """Maps the gradient [M, H] of these to those of the cell's weights."""
         self.cell.initialise(generator)
         for weight in self._heads.weights:
             for network in weight:
@@ -262,16 +262,16 @@ class RecurrentActorCritic:
 
     def _state_of(self, sequences: Sequences) -> Tensor:
         """The states [B, S] before the first steps, after the burn-in if there is one."""
-        lead, begins, led = sequences.lead, sequences.lead_begins, sequences.led
-        if lead is None or begins is None or led is None or not led.any():
+        burn_in_obs, begins, has_burn_in = sequences.burn_in_obs, sequences.burn_in_begins, sequences.has_burn_in
+        if burn_in_obs is None or begins is None or has_burn_in is None or not has_burn_in.any():
             return sequences.state
-        index = torch.from_numpy(np.flatnonzero(led)).to(lead.device)
-        x, packing = lead.index_select(0, index), Packing(begins[led])
-        _, following = self.cell.run(x.flatten(0, 1), packing, sequences.state.index_select(0, index))
-        return sequences.state.index_copy(0, index, following)
+        index = torch.from_numpy(np.flatnonzero(has_burn_in)).to(burn_in_obs.device)
+        x, packing = burn_in_obs.index_select(0, index), Packing(begins[has_burn_in])
+        _, state = self.cell.run(x.flatten(0, 1), packing, sequences.state.index_select(0, index))
+        return sequences.state.index_copy(0, index, state)
 
     def forward(self, obs: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """Outputs [K, M] and values [M] at the rows of sequences, one after the other; keeps all for ``backward``."""
+        """Outputs [K, M] and values [M] at the concatenated rows of sequences; stores all that ``backward`` needs."""
         rows = obs.shape[0]
         if self._mlp.out.shape[2] != rows:
             self._mlp = MlpBuffers.allocate(self._heads, rows)
@@ -297,7 +297,7 @@ class RecurrentActorCritic:
         self,
         obs: Tensor,
         ended: np.ndarray,
-        asked: np.ndarray,
+        needs_next: np.ndarray,
         next_obs: Tensor,
         state: Tensor,
         *,
@@ -307,10 +307,9 @@ class RecurrentActorCritic:
         """One pass without gradient over a rollout, from its first state on.
 
         Args:
-            obs: [K N L, O], sequence after sequence: the first of all environments, then the second.
-            ended: [T, N], where episodes ended.
-            asked: [T, N], the steps after which the value of the next observation is needed: where episodes were
-                truncated, and the last.
+            obs: [K N L, O], ordered by sequence: the first ones of all environments, then the second ones.
+            ended: [T, N], true where episodes ended.
+            needs_next: [T, N], true where the value of the next observation is needed: at truncated steps and the last.
             next_obs: [k, O], those observations, by step and environment.
             state: [N, S] before the first step.
             length: L.
@@ -320,10 +319,10 @@ class RecurrentActorCritic:
         by_env = obs.view(steps // length, envs, length, -1).transpose(0, 1).reshape(envs, steps, -1)
         begins = np.zeros((envs, steps), bool)
         begins[:, 1:] = ended[:-1].T
-        starts = sorted({place for first in range(0, steps, length) for place in (first, max(0, first - burn_in))})
+        starts = sorted({step for first in range(0, steps, length) for step in (first, max(0, first - burn_in))})
         states, values, cut_off, taken = {0: state}, [], [], 0
         for begin, end in zip(starts, [*starts[1:], steps], strict=True):
-            at, env = np.nonzero(asked[begin:end])
+            at, env = np.nonzero(needs_next[begin:end])
             x = by_env[:, begin:end].reshape(envs * (end - begin), -1)
             rows, extra = len(x), next_obs[taken : taken + len(at)]
             taken += len(at)
@@ -334,31 +333,31 @@ class RecurrentActorCritic:
             values.append(value[:rows].view(envs, end - begin))
             cut_off.append(value[rows:])
         value = torch.cat(values, 1)
-        following = value.t().roll(-1, 0).cpu().numpy()
-        following[asked] = torch.cat(cut_off).cpu().numpy()
+        next_values = value.t().roll(-1, 0).cpu().numpy()
+        next_values[needs_next] = torch.cat(cut_off).cpu().numpy()
         shape = (envs, steps // length, length)
         return Unrolled(
             value.view(shape).transpose(0, 1).reshape(-1),
-            following,
+            next_values,
             self._sequences(by_env, begins, states, length, burn_in),
         )
 
     def _sequences(
         self, by_env: Tensor, begins: np.ndarray, states: dict[int, Tensor], length: int, burn_in: int
     ) -> Sequences:
-        """The sequences of a rollout, from observations [N, T, O], beginnings [N, T] and states by step."""
+        """The sequences of a rollout, from observations [N, T, O], episode starts [N, T] and states by step."""
         envs, steps = begins.shape
         firsts = range(0, steps, length)
         cut = begins.reshape(envs, -1, length).swapaxes(0, 1).reshape(-1, length)
         state = torch.cat([states[max(0, first - burn_in)] for first in firsts])
         if not burn_in or len(firsts) == 1:
             return Sequences(cut, torch.cat([states[first] for first in firsts]))
-        places = [slice(first - burn_in, first) if first else slice(0, burn_in) for first in firsts]
+        slices = [slice(first - burn_in, first) if first else slice(0, burn_in) for first in firsts]
         return Sequences(
             cut,
             state,
-            torch.cat([by_env[:, place] for place in places]),
-            np.concatenate([begins[:, place] for place in places]),
+            torch.cat([by_env[:, part] for part in slices]),
+            np.concatenate([begins[:, part] for part in slices]),
             np.repeat(np.array(firsts) > 0, envs),
         )
 
@@ -368,25 +367,25 @@ class RecurrentActorCritic:
 
 
 def gru_gradients(
-    x: Tensor, begun: Tensor, out: Tensor, sizes: list[int], weights: Sequence[Tensor], grad_out: Tensor
+    x: Tensor, initial: Tensor, out: Tensor, sizes: list[int], weights: Sequence[Tensor], grad_out: Tensor
 ) -> list[Tensor]:
-    """Gradients by the weights of a GRU, given those by its outputs.
+    """Gradients of the weights of a GRU, given those of its outputs.
 
-    With r, z, n the gates, q = W h + b its recurrent part of n, and h' = (1 - z) n + z h: each gradient by a sum of
-    weighted inputs is that by h' times a factor of the forward pass. So only the way back from h' to h goes step by
-    step, and the rest over all rows at once.
+    With the gates r, z, n, the recurrent part of n, q = W h + b, and h' = (1 - z) n + z h: the gradient of each gate's
+    pre-activation is that of h' times a factor from the forward pass. So only the gradient from h' to h is computed
+    step by step; the rest is computed for all rows at once.
 
     Args:
         x: packed rows [R, O], ``sizes`` of them in each step.
-        begun: [P, H], the state of each part before its first step.
+        initial: [P, H], the state of each part before its first step.
         out: [R, H], the outputs.
-        sizes: parts that have each step; none has more than the one before.
-        weights: torch's, by input and by state, and their biases.
+        sizes: number of parts that have each step, not increasing.
+        weights: torch's, for input and state, and their biases.
         grad_out: [R, H].
     """
     by_input, by_state, input_bias, state_bias = weights
     size, starts = out.shape[1], [0, *itertools.accumulate(sizes)]
-    before = torch.cat([begun, *(out[start : start + rows] for start, rows in zip(starts, sizes[1:], strict=False))])
+    before = torch.cat([initial, *(out[start : start + rows] for start, rows in zip(starts, sizes[1:], strict=False))])
     from_x = torch.addmm(input_bias, x, by_input.t())
     from_h = torch.addmm(state_bias, before, by_state.t())
     r, z = torch.sigmoid(from_x[:, : 2 * size] + from_h[:, : 2 * size]).chunk(2, 1)
@@ -413,24 +412,24 @@ def n_step_sums(
     """Discounted sums of up to n rewards from each slot on, within its episode and its sequence; all are [B, T].
 
     Returns:
-        Sums, the number of rewards in each as int64, which is 0 where there is no step, and 1.0 where the MDP ended.
+        Sums, the number of rewards in each as int64 (0 where the slot has no step), and 1.0 where the MDP ended.
     """
     length = reward.shape[1]
     total, ended = torch.zeros_like(reward), torch.zeros_like(reward)
     count = torch.zeros_like(reward, dtype=torch.int64)
-    goes_on = torch.ones_like(reward)
+    continues = torch.ones_like(reward)
     for age in range(min(steps, length)):
-        live = goes_on[:, : length - age] * valid[:, age:]
+        live = continues[:, : length - age] * valid[:, age:]
         total[:, : length - age] += discount**age * live * reward[:, age:]
         ended[:, : length - age] += live * terminated[:, age:]
         count[:, : length - age] += live.long()
-        goes_on = torch.zeros_like(reward)
-        goes_on[:, : length - age] = live * (1.0 - terminated[:, age:])
+        continues = torch.zeros_like(reward)
+        continues[:, : length - age] = live * (1.0 - terminated[:, age:])
     return total, count, ended
 
 
 class RecurrentEncoder:
-    """A cell with its target and its optimizer, which turns batches of sequences into batches of its outputs."""
+    """A cell with its target and optimizer; converts batches of sequences to batches of its outputs."""
 
     def __init__(
         self,
@@ -459,7 +458,7 @@ class RecurrentEncoder:
         self._valid = torch.zeros(0)
 
     def encode(self, batch: SequenceBatch, noise: torch.Generator) -> TransitionBatch:
-        """The B T slots after the burn-in as transitions; keeps what ``step`` needs of their gradient."""
+        """The B T slots after the burn-in as transitions; stores the data for the gradient in ``step``."""
         first, count = self._burn_in, len(batch.obs)
         begins = batch.begins.cpu().numpy() > 0.0
         target, (state, target_state) = self._cell.target, (batch.state, batch.state)
@@ -477,8 +476,8 @@ class RecurrentEncoder:
             batch.reward[:, first:], batch.terminated[:, first:], valid, batch.discount, self._n_step
         )
         rows, length = torch.arange(count, device=x.device).unsqueeze(1), valid.shape[1]
-        places = torch.arange(length, device=x.device) + rows * (length + 1)
-        obs, following = features[places.flatten()], (places + steps).flatten()
+        index = torch.arange(length, device=x.device) + rows * (length + 1)
+        obs, next_index = features[index.flatten()], (index + steps).flatten()
         weight = valid * (valid.numel() / valid.sum().clamp(min=1.0))
         if batch.weight is not None:
             weight = weight * batch.weight.unsqueeze(1)
@@ -490,13 +489,13 @@ class RecurrentEncoder:
             reward=total.flatten(),
             terminated=ended.flatten(),
             discount=(batch.discount ** steps.to(x.dtype)).flatten(),
-            next_obs=features[following],
+            next_obs=features[next_index],
             weight=weight.flatten(),
-            target_obs=of_target[following],
+            target_obs=of_target[next_index],
         )
 
     def step(self, grad_obs: Tensor) -> None:
-        """One gradient step by the derivative [B T, H] of the critics' loss by the outputs."""
+        """One gradient step, given the derivative [B T, H] of the critics' loss with respect to the outputs."""
         assert self._recorded is not None
         grad = grad_obs.new_zeros(len(self._valid), self._valid.shape[1] + 1, self.size)
         grad[:, :-1] = grad_obs.view(*self._valid.shape, self.size)
@@ -509,7 +508,7 @@ class RecurrentEncoder:
         self._cell.update_target(tau)
 
     def row_errors(self, errors: Tensor) -> Tensor:
-        """Priorities [B] of sequences by the errors [B T] of their steps."""
+        """Priorities [B] of sequences, from the errors [B T] of their steps."""
         errors = errors.view(self._valid.shape) * self._valid
         mean = errors.sum(1) / self._valid.sum(1).clamp(min=1.0)
         return _MOST_SHARE * errors.amax(1) + (1.0 - _MOST_SHARE) * mean

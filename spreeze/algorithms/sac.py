@@ -1,10 +1,10 @@
 """Soft actor-critic with twin critics, for continuous actions, for discrete ones, and for both at once.
 
 Haarnoja et al. 2018 (arXiv 1812.05905), with automatic temperature; Christodoulou 2019 (arXiv 1910.07207); Delalleau et
-al. 2019 (arXiv 1912.11077). Departures from the authors' code: all networks take their step in the order critics,
-actor, temperature, targets; the temperature's step is on log alpha; both of an update's action draws (at ``next_obs``
-for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions every
-expectation over actions is computed exactly from the policy's probabilities: no action is drawn.
+al. 2019 (arXiv 1912.11077). Departures from the authors' code: an update steps in the order critics, actor,
+temperature, targets; the temperature's step is on log alpha; both action draws of an update (at ``next_obs`` for the
+target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions, expectations over
+actions are computed exactly from the policy's probabilities: no action is drawn.
 
 ``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps of actor and critics below; ``architecture.md`` lists
 the functions from an observation to the published weights.
@@ -53,7 +53,7 @@ from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 
 @dataclass(frozen=True, kw_only=True)
 class SoftActorCriticConfig(DistributionalConfig):
-    """Settings of SAC and of what derives from it."""
+    """Settings of SAC and of the algorithms derived from it."""
 
     alpha_lr: float = setting(1e-3, "learning rate of the entropy coefficient (Adam)", low=0.0, high=1.0)
     policy_delay: int = setting(1, "critic steps per step of actor and entropy coefficient", low=1, high=100)
@@ -93,9 +93,9 @@ class SACConfig(RecurrentReplayConfig, SoftActorCriticConfig):
 
 
 class _Base(NamedTuple):
-    """The actor, and all that critics are made from; ``init`` draws the actor's weights first."""
+    """The actor, and the parts for making the critics; ``init`` draws the actor's weights first."""
 
-    place: DeviceSplit
+    devices: DeviceSplit
     encoder: Encoder | None
     inputs: int
     """Width of the networks' input: the observation, after the encoder if there is one."""
@@ -103,7 +103,7 @@ class _Base(NamedTuple):
     actor: TrainedNetworks[Parameters]
     critic_layers: HiddenLayers
     meta: dict[str, Any]
-    """Metadata that every kind of policy has."""
+    """Metadata common to all kinds of policies."""
 
     @classmethod
     def create(
@@ -116,25 +116,25 @@ class _Base(NamedTuple):
         network: NetworkRow | None,
         frames: FrameSpec | None,
     ) -> _Base:
-        place = DeviceSplit.parse(device)
+        devices = DeviceSplit.parse(device)
         encoder: Encoder | None = None
         if frames is not None:
-            encoder = ImageEncoder(frames, config, seed, place.critics)
+            encoder = ImageEncoder(frames, config, seed, devices.critics)
         elif isinstance(config, SACConfig) and config.sequence is not None:
-            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, place.critics, lr=config.critic_lr)
+            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, devices.critics, lr=config.critic_lr)
         inputs = obs_dim if encoder is None else encoder.size
         init, sizes = torch.Generator().manual_seed(seed), (inputs, *config.actor_sizes, outputs)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(
-            lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init, target=False
+            lambda: new_parameters(sizes, 1, devices.actor, layers=layers), config.actor_lr, init, target=False
         )
         critic_layers = HiddenLayers(config.activation, config.critic_layer_norm, network)
         meta = {"obs_dim": obs_dim, "hidden_sizes": list(config.actor_sizes), **layers.meta}
-        return cls(place, encoder, inputs, init, actor, critic_layers, meta)
+        return cls(devices, encoder, inputs, init, actor, critic_layers, meta)
 
 
 class _Buffers:
-    """Everything of the actor whose size depends on the batch: rows 0..B-1 are next_obs, B..2B-1 obs."""
+    """All buffers of the actor that depend on the batch size: rows 0..B-1 are next_obs, B..2B-1 obs."""
 
     def __init__(self, parameters: Parameters, rows: int) -> None:
         like, obs_dim = parameters.flat, parameters.sizes[0]
@@ -149,7 +149,7 @@ class _Buffers:
         self.negative_entropy = self.log_prob  # [B], estimates at obs
 
     def fill(self, batch: TransitionBatch, *, moves_actor: bool) -> int:
-        """Copies the observations that the update needs; returns the number of the buffers' rows with them."""
+        """Copies the observations that the update needs; returns the number of rows filled."""
         self.x_next.copy_(batch.next_obs)
         if moves_actor:
             self.x_obs.copy_(batch.obs)
@@ -157,7 +157,7 @@ class _Buffers:
 
 
 class _GaussianBuffers(_Buffers):
-    """Buffers for actions that are drawn; further outputs are the ``logits`` [K, 2 B] of a choice."""
+    """Buffers for sampled actions; further outputs are the ``logits`` [K, 2 B] of a choice."""
 
     def __init__(self, parameters: Parameters, rows: int, parallel: Parallel | None, action_dim: int) -> None:
         super().__init__(parameters, rows)
@@ -201,13 +201,13 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         *,
         overlap: bool = False,
     ) -> None:
-        noise = torch.Generator(base.place.actor).manual_seed(seed + 1)
-        super().__init__(base.actor, critics, noise, meta, base.place, overlap=overlap, encoder=base.encoder)
+        noise = torch.Generator(base.devices.actor).manual_seed(seed + 1)
+        super().__init__(base.actor, critics, noise, meta, base.devices, overlap=overlap, encoder=base.encoder)
         self._config, self.period = config, config.policy_delay
         self.log_alpha = base.actor.online.flat.new_full((self._coefficients,), math.log(config.initial_alpha))
         self.alpha = self.log_alpha.exp()
         self.alpha_gradient = torch.zeros_like(self.log_alpha)
-        """[1], to log alpha."""
+        """[1], with respect to log alpha."""
         self._alpha_adam = FlatAdam(self.log_alpha, self.alpha_gradient, config.alpha_lr)
         self._adams.append(self._alpha_adam)
 
@@ -238,7 +238,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         return found
 
     def _target_entropy_of_choice(self, obs: Tensor) -> Tensor | float:
-        """A share of the maximum: of the options that the masks in obs [B, O] allow."""
+        """A share of the maximum entropy; with masks in obs [B, O], of the allowed options."""
         ratio = self._config.target_entropy_ratio
         if not self._masked:
             return ratio * math.log(self._num_actions)
@@ -274,22 +274,23 @@ class SAC(_SoftActorCritic):
         frames: FrameSpec | None = None,
     ) -> None:
         base = _Base.create(obs_dim, 2 * action_dim, config, seed, device, network, frames)
-        place = base.place.critics, base.critic_layers
-        critics = self._create_critics(config, base.inputs, action_dim, 2, base.init, *place)
+        critics = self._create_critics(
+            config, base.inputs, action_dim, 2, base.init, base.devices.critics, base.critic_layers
+        )
         meta = base.meta | {"policy": "squashed_gaussian", "action_dim": action_dim}
         super().__init__(base, critics, config, seed, meta, overlap=overlap)
         self._begin(action_dim)
 
     @staticmethod
-    def _create_critics(config: SoftActorCriticConfig, *place: Any) -> Critics:
-        return create_critics(config, *place)
+    def _create_critics(config: SoftActorCriticConfig, *arguments: Any) -> Critics:
+        return create_critics(config, *arguments)
 
     def _begin(self, action_dim: int) -> None:
         self._action_dim, self._alpha_of_numbers = action_dim, self.alpha[:1]
         self._target_entropy = torch.full_like(self.alpha, self._config.target_entropy_per_action * action_dim)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
-        """Returns actions and log-densities at next_obs and, if the actor is updated, actions at obs, in one pass."""
+        """Actions and log-densities at next_obs and, if the actor is updated, actions at obs, in one pass."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _GaussianBuffers(self.actor.online, rows, self._parallel, self._action_dim)
@@ -316,7 +317,7 @@ class SAC(_SoftActorCritic):
         self.critics.step(batch.obs_action, target, batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Gradient of the minimum of the critics."""
+        """Gradient of the critics' minimum."""
         return self.critics.action_gradient(batch.obs, action, least=True)
 
     def actor_step(self, dq_da: Tensor) -> None:
@@ -336,7 +337,7 @@ class SAC(_SoftActorCritic):
         if self._config.action_penalty > 0.0:
             weight = 2.0 * self._config.action_penalty / grad_mean.numel()
             buffers.grad_mean.add_(buffers.mean[:, buffers.rows :], alpha=weight)
-        # Outside of its range log_std is constant, so it gets no gradient there.
+        # Outside its range log_std is constant and has no gradient.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
         if isinstance(self._parallel, TwoStreams) and self._config.tune_alpha:
@@ -361,11 +362,11 @@ class SAC(_SoftActorCritic):
 class DiscreteSAC(_SoftActorCritic):
     """SAC over n actions with a softmax policy.
 
-    Where ending an episode is a loss, the target entropy may be unreachable: the entropy bonus rewards long episodes,
+    If ending an episode is a loss, the target entropy may be unreachable: the entropy bonus rewards long episodes,
     which widens the gaps between action values, so alpha grows without bound. ``max_alpha`` limits it.
 
-    Transitions span three env steps by default, without the entropy of the two between: over one step hardly any value
-    passes back from a goal that random play seldom reaches, as in Acrobot.
+    Transitions span three env steps by default, without the entropy of the two in between: with single steps, value
+    propagates too slowly from a goal that random actions seldom reach, as in Acrobot.
 
     With action masks, expectations are over valid actions, and the target entropy is a share of the logarithm of their
     number.
@@ -394,7 +395,7 @@ class DiscreteSAC(_SoftActorCritic):
             2,
             config.critic_lr,
             base.init,
-            base.place.critics,
+            base.devices.critics,
             layers=base.critic_layers,
         )
         meta = base.meta | {"policy": "categorical", "nvec": [num_actions]}
@@ -404,7 +405,7 @@ class DiscreteSAC(_SoftActorCritic):
         self._log_alpha_max = math.log(config.max_alpha)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
-        """Returns probabilities and log-probabilities at next_obs and, if the actor is updated, at obs, in one pass."""
+        """Probabilities and log-probabilities at next_obs and, if the actor is updated, at obs, in one pass."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self.actor.online, rows)
@@ -429,7 +430,7 @@ class DiscreteSAC(_SoftActorCritic):
         self.critics.step(batch.obs, batch.action[:, 0].long(), target, weight=batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Minimum Q-value of each action, the gradient of E_pi Q by its probability."""
+        """Minimum Q-value of each action: the gradient of E_pi Q with respect to its probability."""
         values = self.critics.values(batch.obs).amin(0)
         self.critics.action_value = (values * action).sum(0)
         return values
@@ -455,7 +456,7 @@ class HybridCritics(DiscreteCritics):
     """Twin networks Q(s, numbers) with a value [K] for each choice; their input is ``obs | numbers``."""
 
     def action_gradient(self, x: Tensor, prob: Tensor, numbers: int) -> Tensor:
-        """The gradient [A + K, B] of ``E_prob min Q`` by the numbers and by the probabilities [K, B]."""
+        """The gradient [A + K, B] of ``E_prob min Q`` with respect to the numbers and the probabilities [K, B]."""
         values = self._q(x, self.online)
         least, index = values.min(0, keepdim=True)
         self.action_value = (least[0] * prob).sum(0)
@@ -468,9 +469,9 @@ class HybridCritics(DiscreteCritics):
 class HybridSAC(SAC):
     """SAC over numbers and one of n choices, independent of each other given the state (arXiv 1912.11077).
 
-    The numbers are drawn, the expectation over the choice is exact. Each has its own entropy coefficient, as in SAC and
-    in discrete SAC. Between actor and critics, an action is the numbers and the choice's probabilities, its
-    log-probability that of the numbers and those of all choices.
+    The numbers are sampled; the expectation over the choice is exact. Each part has its own entropy coefficient, as in
+    SAC and discrete SAC. Between actor and critics, an action consists of the numbers and the probabilities of the
+    choices, and its log-probability of those of the numbers and of all choices.
     """
 
     critics: HybridCritics  # type: ignore[assignment]
@@ -497,7 +498,7 @@ class HybridSAC(SAC):
             2,
             config.critic_lr,
             base.init,
-            base.place.critics,
+            base.devices.critics,
             layers=base.critic_layers,
         )
         meta = base.meta | {"policy": "squashed_mixed", "action_dim": numbers, "nvec": [num_actions]}
@@ -505,7 +506,7 @@ class HybridSAC(SAC):
         _SoftActorCritic.__init__(self, base, critics, config, seed, meta)
         self._begin(numbers)
         self._masked, self._num_actions = masked, num_actions
-        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=base.place.actor)
+        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=base.devices.actor)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         next_numbers, next_log_prob, numbers = super().actor_forward(batch)
@@ -553,8 +554,8 @@ class HybridSAC(SAC):
         buffers = self._buffers
         assert buffers is not None
         target = self._target_entropy[0], self._target_entropy_of_choice(buffers.x_obs)
-        for place, negative in enumerate((buffers.negative_entropy, self._negative_entropy_of_choice)):
-            self.alpha_gradient[place] = -negative.mean() - target[place]
+        for index, negative in enumerate((buffers.negative_entropy, self._negative_entropy_of_choice)):
+            self.alpha_gradient[index] = -negative.mean() - target[index]
         self._temperature_step()
 
     def _actor_metrics(self) -> dict[str, float]:

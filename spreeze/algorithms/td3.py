@@ -93,33 +93,33 @@ class DDPG(OffPolicyAlgorithm):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        place, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = None if frames is None else ImageEncoder(frames, config, seed, place.critics)
+        devices, hidden = DeviceSplit.parse(device), config.actor_sizes
+        encoder = None if frames is None else ImageEncoder(frames, config, seed, devices.critics)
         inputs = obs_dim if encoder is None else encoder.size
-        # Networks are drawn in this order from one generator, so that a seed means the same weights forever.
+        # Networks are initialised in this order from one generator, so that a seed always gives the same weights.
         init = torch.Generator().manual_seed(seed)
         sizes = (inputs, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, devices.actor, layers=layers), config.actor_lr, init)
         critics = create_critics(
             config,
             inputs,
             action_dim,
             self.num_critics,
             init,
-            place.critics,
+            devices.critics,
             HiddenLayers(config.activation, config.critic_layer_norm, network),
         )
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
         if config.exploration_noise_max > config.exploration_noise:
             meta["exploration_noise_max"] = config.exploration_noise_max
-        noise = torch.Generator(place.actor).manual_seed(seed + 1)
-        super().__init__(actor, critics, noise, meta, place, overlap=overlap, encoder=encoder)
+        noise = torch.Generator(devices.actor).manual_seed(seed + 1)
+        super().__init__(actor, critics, noise, meta, devices, overlap=overlap, encoder=encoder)
         self._config = config
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
-        """Returns target actions and, if the actor is updated, fresh ones, with activations kept for ``actor_step``."""
+        """Target actions and, if the actor is updated, fresh ones, with activations stored for ``actor_step``."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self.actor, rows, self._parallel)

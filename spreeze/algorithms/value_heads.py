@@ -1,9 +1,9 @@
-"""Networks that give values for each action: dueling streams, distributions of the return, and noisy weights.
+"""Heads of action-value networks: dueling streams, distributions of the return, and noisy weights.
 
-A head of distributions gives Z outputs for each action. *Quantile* (QR-DQN; Dabney et al. 2018, arXiv 1710.10044): they
-are quantiles of the return. *Categorical* (C51; Bellemare et al. 2017, arXiv 1707.06887): they are logits of returns on
-a grid. Actions are chosen by the mean. Rewards are in the unit of ``inference.normalizer``, so one grid and one
-threshold of Huber's loss fit tasks of any reward size; a mean far from 0 needs a wider grid.
+A distributional head has Z outputs per action. *Quantile* (QR-DQN; Dabney et al. 2018, arXiv 1710.10044): quantiles of
+the return. *Categorical* (C51; Bellemare et al. 2017, arXiv 1707.06887): logits of returns on a grid. Actions are
+chosen by the mean. Rewards are in the unit of ``inference.normalizer``, so one grid and one threshold of Huber's loss
+fit tasks of any reward scale; a mean far from 0 needs a wider grid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALIGN = 16
 
 
 class ReturnHead(Protocol):
-    """Outputs that describe the return of an action by more than its mean: see ``distributional``."""
+    """Interface of distributional heads, whose outputs describe more than the mean return; see ``distributional``."""
 
     outputs: int
     """Z: outputs for each action."""
@@ -33,16 +33,16 @@ class ReturnHead(Protocol):
         """Mean returns [..., K, B] of outputs [..., K, Z, B]."""
 
     def next_returns(self, out: Tensor) -> Tensor:
-        """M returns [M, B] by the outputs [Z, B] of the next actions, in new memory; kept for ``loss_gradient``."""
+        """M returns [M, B] from the outputs [Z, B] of the next actions, in new memory; for ``loss_gradient``."""
 
     def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivative [Z, B] of the loss by outputs [Z, B], mean errors [B] and mean targets [B]; target [M, B]."""
+        """Derivative [Z, B] of the loss to outputs [Z, B], mean errors [B] and mean targets [B]; target [M, B]."""
 
     def row_losses(self) -> Tensor:
         """The loss [B] of the latest ``loss_gradient``."""
 
     def folded(self, outputs: Tensor) -> Tensor:
-        """Head rows [k, Z, C] as samplers need them: those of the mean [k, 1, C] where it is linear in the outputs."""
+        """Head rows [k, Z, C] for samplers: rows of the mean [k, 1, C] if it is linear in the outputs."""
 
 
 class QuantileReturns:
@@ -101,7 +101,7 @@ class CategoricalReturns:
         return gradient.add(_unless_finite(target)), (gradient * grid).sum(0), mean
 
     def row_losses(self) -> Tensor:
-        """KL divergence from the target, which is 0 where nothing is left to learn: the cross-entropy is not."""
+        """KL divergence from the target, which unlike the cross-entropy is 0 at the optimum."""
         assert self._latest is not None
         out, goal = self._latest
         return (torch.xlogy(goal, goal) - goal * out.log_softmax(0)).sum(0).clamp_(min=0.0)
@@ -111,7 +111,7 @@ class CategoricalReturns:
 
 
 def _unless_finite(target: Tensor) -> Tensor:
-    """0 for each row [B], NaN where a target [M, B] is not finite, which clamps would hide from the optimizer."""
+    """0 per row [B], NaN if a target [M, B] is not finite, which clamps would hide from the optimizer."""
     total = target.sum(0)
     return total - total
 
@@ -119,7 +119,7 @@ def _unless_finite(target: Tensor) -> Tensor:
 class DuelingHead:
     """A dueling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K.
 
-    Where an action has Z outputs, so have V and each A, and the map is the same for each of the Z (Hessel et al. 2018,
+    If an action has Z outputs, so have V and each A, and the same map applies to each of the Z (Hessel et al. 2018,
     arXiv 1710.02298).
     """
 
@@ -133,7 +133,7 @@ class DuelingHead:
         self.mask[:, outputs:, half:] = 1.0
 
     def initialise(self, parameters: Parameters) -> None:
-        """Cuts what a stream has from the other, and sets its range: it reads half of the layer."""
+        """Removes the connections between the streams, and scales weights: each stream reads half of the layer."""
         parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
         parameters.head_bias.mul_(math.sqrt(2.0))
 
@@ -167,16 +167,15 @@ def perceptron_of(networks: Parameters | ConvParameters) -> Parameters:
 
 
 class NoisyNetworks(Generic[N]):
-    """Means and deviations of a perceptron's weights, both learned, and the latest draw of these weights.
+    """Learned means and deviations of a perceptron's weights, and the latest sample of these weights.
 
-    They explore by this noise, in place of random actions (Fortunato et al. 2018, arXiv 1706.10295).
-    The noise is factorised (eq. 10 and 11 of the paper): that of a weight is ``f(e_in) f(e_out)``, of a bias
-    ``f(e_out)``, with ``f(x) = sign(x) sqrt|x|`` and a standard normal number for each input and output of a layer.
-    Convolutions have none.
+    This noise replaces random actions as exploration (Fortunato et al. 2018, arXiv 1706.10295). It is factorised (eq.
+    10 and 11 of the paper): ``f(e_in) f(e_out)`` for a weight and ``f(e_out)`` for a bias, with ``f(x) = sign(x)
+    sqrt|x|`` and a standard normal number for each input and output of a layer. Convolutions have no noise.
     """
 
     def __init__(self, make: Callable[[], N], scale: float) -> None:
-        """``scale`` is sigma_0: a deviation begins at ``scale / sqrt(inputs)``."""
+        """``scale`` is sigma_0: the initial value of a deviation is ``scale / sqrt(inputs)``."""
         self.drawn: N = make()
         count, self._scale = len(self.drawn.flat), scale
         start = -(-count // _ALIGN) * _ALIGN
@@ -194,7 +193,7 @@ class NoisyNetworks(Generic[N]):
             tensor.fill_(self._scale / math.sqrt(inputs))
 
     def draw(self, fill: Callable[[Tensor], None]) -> None:
-        """Draws all weights anew; ``fill`` fills a tensor with standard normal numbers."""
+        """Samples all weights anew; ``fill`` fills a tensor with standard normal numbers."""
         fill(self._normal)
         sides = torch.split(self._normal.sign() * self._normal.abs().sqrt_(), self._sides)
         noise = perceptron_of(self._noise)
@@ -206,5 +205,5 @@ class NoisyNetworks(Generic[N]):
         torch.addcmul(self.means.flat, self.deviations.flat, self._noise.flat, out=self.drawn.flat)
 
     def set_gradient(self, gradient: NoisyNetworks[N]) -> None:
-        """Completes a gradient by the drawn weights, which is also that by the means, with that by the deviations."""
+        """Adds the deviations' gradient to that of the sampled weights, which equals that of the means."""
         torch.mul(gradient.means.flat, self._noise.flat, out=gradient.deviations.flat)

@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_the_printed_objective(discrete, kind):
     evaluated = made.evaluate(batch)
     samples = evaluated.samples
     with torch.no_grad():
-        made._using = evaluated
+        made._evaluated = evaluated
         made._gradient(samples)
     found = made.net.gradient.numpy().copy()
     worker = torch.from_numpy(batch.log_prob.reshape(-1)).double()

@@ -101,9 +101,9 @@ def test_values_go_along_the_rollout_and_to_where_an_episode_was_cut_off(kind, b
             path = torch.cat((obs[: at + 1, env], torch.from_numpy(batch.next_obs[at, env]).double()[None]))
             own = torch.cat((flags[: at + 1, env], torch.zeros(1, dtype=bool)))
             _, ahead, _ = plain(path[None], own[None], first[env : env + 1])
-            assert found.following[at, env] == pytest.approx(ahead[0, -1].item(), abs=1e-6)
+            assert found.next_values[at, env] == pytest.approx(ahead[0, -1].item(), abs=1e-6)
         inside = ~(batch.truncated | batch.terminated)[:-1]
-        np.testing.assert_allclose(found.following[:-1][inside], value.t()[1:][inside], atol=1e-6)
+        np.testing.assert_allclose(found.next_values[:-1][inside], value.t()[1:][inside], atol=1e-6)
         # With the parameters unchanged the burn-in leads to the same states, and any minibatch to the same outputs.
         _, value = algorithm._forward(samples.obs, samples.sequences)
         np.testing.assert_allclose(value, samples.value, atol=1e-6)
