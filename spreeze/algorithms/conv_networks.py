@@ -129,7 +129,7 @@ class ConvParameters(Trunks):
         self.mlp = Parameters(flat[self._end :], sizes, 1)
 
     def over(self, flat: Tensor) -> ConvParameters:
-        """The same views of another vector."""
+        """Views of another vector with the same layout."""
         return ConvParameters(flat, self.inputs, self._cnn, self.mlp.sizes)
 
     @classmethod

@@ -112,7 +112,7 @@ class Parameters:
         self.head_matmul = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
 
     def over(self, flat: Tensor) -> Parameters:
-        """The same views of another vector."""
+        """Views of another vector with the same layout."""
         return Parameters(flat, self.sizes, self.stack, layers=self.layers)
 
     def forward(self, x: Tensor, buffers: MlpBuffers) -> Tensor:

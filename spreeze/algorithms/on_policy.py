@@ -271,7 +271,7 @@ class OnPolicyAlgorithm(Algorithm):
         target, advantage = losses.advantages(
             reward,
             old,
-            self._next_values(batch, old, normalizer) if unrolled is None else unrolled.following,
+            self._next_values(batch, old, normalizer) if unrolled is None else unrolled.next_values,
             *ended,
             self._config.gamma,
             self._config.gae_lambda,

@@ -150,7 +150,7 @@ def make_env(
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
-    """Returns the environment of an engine.
+    """The environment of an engine, after a check of its observations.
 
     Raises:
         EnvironmentError_: it observes pictures, or ``picture`` is True, which engines do not support.

@@ -195,7 +195,7 @@ class ContentionReader:
         return 1.0
 
     def _tree(self, pid: int, named: set[int]) -> _Threads:
-        """Returns threads of a process and its descendants outside ``named``; skips those that have ended."""
+        """Threads of a process and its descendants outside ``named``; skips processes that have ended."""
         found: _Threads = {}
         waiting = [pid]
         while waiting:

@@ -153,7 +153,7 @@ class KeptLog:
         """Reads the output since the last call from the file in memory; returns the number of bytes."""
         with self._lock, contextlib.suppress(OSError):
             size = os.fstat(self._fd).st_size
-            if size < self._read:  # somebody has emptied it
+            if size < self._read:  # another process has truncated it
                 self._read = 0
             skipped = max(0, size - self._read - MOST_BYTES)
             self._lost_bytes += skipped

@@ -1,10 +1,10 @@
 """Output of the commands, which survives a closed terminal, a full disk, and libraries that print from C.
 
-All that a command prints goes through here (tables through ``terminal.Screen``): names, states and errors may belong to
-a run from another machine, and a terminal would obey escape sequences in them.
+All output of a command goes through here (tables through ``terminal.Screen``): names, states and errors may come from a
+run of another machine, and a terminal would obey escape sequences in them.
 
-A command that supervises others prints within ``background_output``: a terminal that nobody reads (Ctrl-S, a dropped
-connection, a stopped pager) holds up a thread there, and nothing else.
+A command that supervises others prints within ``background_output``: a terminal without a reader (Ctrl-S, a dropped
+connection, a stopped pager) then blocks only a thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STANDARD_FDS = (0, 1, 2)
 _MOST_WAITING_BYTES = 2**18
 _CHUNK_BYTES = 4096
 _TERMINAL_S, _PIPE_S = 2.0, 60.0
-"""Longest time without progress that the last lines wait at the end: a terminal is read at once or by nobody, a pipe's
+"""Longest time without progress for writing the last lines: a terminal is read at once or not at all, while a pipe's
 reader may be busy."""
 _RETRY_S = 0.2
 
@@ -78,8 +78,8 @@ def send_nowhere(*fds: int) -> None:
 class BackgroundWriter:
     """A text stream whose ``write`` never waits for a reader: a thread writes to the descriptor.
 
-    While nobody reads, up to 256 kB of text wait. Further lines are dropped, and their number is written as soon as
-    somebody reads again.
+    Up to 256 kB of text are queued while nobody reads. Further lines are dropped, and their number is written as soon
+    as reading resumes.
     """
 
     def __init__(self, stream: TextIO, *fds: int) -> None:

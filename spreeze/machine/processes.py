@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a process to end."""
+"""Signals that request the end of a process."""
 DEATH_S = 10.0
 """Time for a process to die after SIGKILL; freeing much memory takes a while."""
 OWN_PREFIX = "spreeze-"
