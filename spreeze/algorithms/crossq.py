@@ -52,7 +52,7 @@ class _JointPass:
         whole = own.stop - own.start == critics.online.stack
         self.online, self.gradient = networks if whole else (each.one(own.start) for each in networks)
         self.own, self.rows, (_, *sizes, outputs) = own, rows, critics.online.sizes
-        self._means, self._variances = ([part[own] for part in some] for some in critics.newest)
+        self._means, self._variances = ([part[own] for part in layers] for layers in critics.newest)
         like, stack = critics.online.flat, own.stop - own.start
         self._normal, self._hidden, self._grads = (
             [like.new_zeros(stack, 2 * rows, size) for size in sizes] for _ in range(3)

@@ -94,19 +94,19 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
     assert row is not None
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed % 2**62)
-        made = [row.make(sizes[0], sizes[-1]) for _ in range(stack)]
-        if not isinstance(made[0], torch.nn.Module):
+        modules = [row.make(sizes[0], sizes[-1]) for _ in range(stack)]
+        if not isinstance(modules[0], torch.nn.Module):
             raise ConfigError(
-                f"network {row.name!r}: make returned {type(made[0]).__name__}; expected a torch.nn.Module"
+                f"network {row.name!r}: make returned {type(modules[0]).__name__}; expected a torch.nn.Module"
             )
-        if any(True for _ in made[0].buffers()):
+        if any(True for _ in modules[0].buffers()):
             raise ConfigError(
                 f"network {row.name!r} has buffers, such as those of batch norm, which are not published with the "
                 f"weights; use layers without buffers"
             )
-        like = next(made[0].parameters())
+        like = next(modules[0].parameters())
         with torch.no_grad():
-            out = made[0](like.new_zeros(3, sizes[0]))
+            out = modules[0](like.new_zeros(3, sizes[0]))
     if not isinstance(out, torch.Tensor):
         raise ConfigError(
             f"network {row.name!r}: it returned {type(out).__name__} instead of a tensor, like recurrent layers, which "
@@ -117,7 +117,7 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
         raise ConfigError(
             f"network {row.name!r}: {sizes[0]} inputs of 3 rows gave the shape {shape}; expected (3, {sizes[-1]})"
         )
-    return [module.eval() for module in made]
+    return [module.eval() for module in modules]
 
 
 def count_of(module: Any) -> int:

@@ -36,8 +36,8 @@ def create_critics(
 ) -> Critics:
     """The critics selected by an algorithm's settings: ``stack`` networks."""
     kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
-    made = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
-    return made(config, obs_dim, action_dim, stack, generator, device, layers)
+    kind = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
+    return kind(config, obs_dim, action_dim, stack, generator, device, layers)
 
 
 class _Distributional(Critics):

@@ -256,8 +256,8 @@ class MlpBuffers:
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> MlpBuffers:
         hidden, grads, preactivations, scales, scratch = (
-            [_closed(part[: len(out), rows]) for part in some]
-            for some in (self.hidden, self.grads, self.preactivations, self.scales, self.scratch)
+            [_closed(part[: len(out), rows]) for part in tensors]
+            for tensors in (self.hidden, self.grads, self.preactivations, self.scales, self.scratch)
         )
         return MlpBuffers(
             hidden,

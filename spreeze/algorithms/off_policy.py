@@ -488,8 +488,8 @@ class Critics(CriticNetworks[Parameters]):
             for chunks in shares:
                 work(chunks)
         else:
-            here, there = shares
-            self.parallel.both(lambda: work(here), lambda: work(there))
+            first_share, second_share = shares
+            self.parallel.both(lambda: work(first_share), lambda: work(second_share))
 
     def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> _Buffers:
         """Fills the buffers' outputs with those of the target networks."""
@@ -605,10 +605,10 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         if duelling:
             sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], (1 + num_actions) * self._outputs)
 
-        def made() -> Any:
+        def make_networks() -> Any:
             return NoisyNetworks(lambda: make(sizes), noise) if noise else make(sizes)
 
-        super().__init__(made, lr, generator, max_norm=max_norm)
+        super().__init__(make_networks, lr, generator, max_norm=max_norm)
         self.noisy = isinstance(self.online, NoisyNetworks)
         self._online, self._target = ((each.drawn if self.noisy else each) for each in (self.online, self.target))
         self.mean: N = self.online.means if self.noisy else self.online

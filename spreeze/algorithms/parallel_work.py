@@ -29,12 +29,12 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
         self._thread = threading.Thread(target=self._run, name="learner-2", daemon=True)
         self._thread.start()
 
-    def both(self, here: Work, there: Work) -> None:
-        """Runs ``there`` in the second thread and ``here`` in the caller's; raises errors of either, ``here`` first."""
-        self._work = there
+    def both(self, main_work: Work, side_work: Work) -> None:
+        """Runs ``side_work`` in the second thread, ``main_work`` in the caller's; raises errors, the latter's first."""
+        self._work = side_work
         self._work_ready.release()
         try:
-            here()
+            main_work()
         finally:
             self._done.acquire()
         if self._error is not None:
@@ -78,12 +78,12 @@ class TwoStreams:
         self._streams: list[Any] = []
         self._taken = 0
 
-    def both(self, here: Work, there: Work) -> None:
-        """Records ``there`` as a branch parallel to ``here``; later kernels wait for both."""
+    def both(self, main_work: Work, side_work: Work) -> None:
+        """Records ``side_work`` as a branch parallel to ``main_work``; later kernels wait for both."""
         cuda: Any = torch.cuda
         if torch.compiler.is_compiling() or not (cuda.is_initialized() and cuda.is_current_stream_capturing()):
-            there()
-            here()
+            side_work()
+            main_work()
             return
         main = cuda.current_stream()
         if self._taken == len(self._streams):
@@ -94,8 +94,8 @@ class TwoStreams:
         try:
             side.wait_stream(main)
             with cuda.stream(side):
-                there()
-            here()
+                side_work()
+            main_work()
         except BaseException:
             # A recording with an unjoined branch cannot be ended, nor its memory be freed.
             with contextlib.suppress(RuntimeError):

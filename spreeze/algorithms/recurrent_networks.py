@@ -446,12 +446,12 @@ class RecurrentEncoder:
         self.size, self.meta = size, {"recurrent": kind, "recurrent_size": size}
         """Inputs of actor and critics; JSON values for samplers."""
 
-        def made() -> RecurrentCell:
+        def make_cell() -> RecurrentCell:
             return RecurrentCell(
                 obs_dim, kind, size, torch.zeros(RecurrentCell.count(obs_dim, kind, size), device=device)
             )
 
-        self._cell = TrainedNetworks(made, lr, torch.Generator().manual_seed(seed + 2), max_norm=max_norm)
+        self._cell = TrainedNetworks(make_cell, lr, torch.Generator().manual_seed(seed + 2), max_norm=max_norm)
         self.online, self.adam = self._cell.online, self._cell.adam
         self._burn_in, self._n_step = config.burn_in, n_step
         self._recorded: Gradients | None = None

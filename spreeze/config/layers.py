@@ -119,7 +119,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     Raises:
         ConfigError: unknown section or field (with the nearest known one), wrong type or range.
     """
-    layers = [each for layer in layers for each in (layer, *_chosen(layer, layers))]
+    layers = [each for layer in layers for each in (layer, *_choice_layers(layer, layers))]
     known: Mapping[str, type[Section]] = SECTIONS
     algo, source = _strongest(layers, "run", "algo")
     module = import_module or _strongest([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
@@ -179,7 +179,7 @@ def _mode_of(algo: str, module: str | None) -> list[Layer]:
     return [] if mode == RunConfig.mode else [Layer(f"default of {algo}", {"run": {"mode": mode}})]
 
 
-def _chosen(layer: Layer, layers: list[Layer]) -> list[Layer]:
+def _choice_layers(layer: Layer, layers: list[Layer]) -> list[Layer]:
     """A layer with ``layer.choice``, if that does not contradict the other layers."""
     if layer.choice is None:
         return []
@@ -222,7 +222,7 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
         algo, reason = default_algorithm(spec, settings.config.mode if "run.mode" in settings.sources else None)
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
         settings = resolve(layers)
-    elif source := next((layer.source for layer in layers if _chosen(layer, layers)), None):
+    elif source := next((layer.source for layer in layers if _choice_layers(layer, layers)), None):
         run = settings.config.run
         reason = (
             f"algorithm {run.algo} in mode {run.mode}: {source} sets them for this environment; override with --algo"
@@ -319,9 +319,9 @@ def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
     of_tuner = [FLAG_OF.get(key, key) for key in marked("tuner") if key in given]
     untuned = [] if tuned else [name for name in of_tuner if name not in unread]
     of_cluster = {"cluster.samplers", "cluster.learners"} & given if config.cluster.address is None else set()
-    alone = [FLAG_OF.get(key, key) for key in sorted(of_cluster)]
-    beside = f"with --algo {config.run.algo} in --mode {config.run.mode}"
-    why = ((unread, beside), (untuned, "without --auto"), (alone, "without --cluster"))
+    without_cluster = [FLAG_OF.get(key, key) for key in sorted(of_cluster)]
+    combination = f"with --algo {config.run.algo} in --mode {config.run.mode}"
+    why = ((unread, combination), (untuned, "without --auto"), (without_cluster, "without --cluster"))
     return [f"no effect {reason}: {', '.join(names)}" for names, reason in why if names]
 
 

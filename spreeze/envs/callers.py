@@ -62,9 +62,9 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     except (TypeError, ValueError, ConfigError) as error:
         raise UsageError(f"env = {_short(task)}: {error}; {_AT_TOP}") from None
     gymnasium = sys.modules.get("gymnasium")
-    if gymnasium is not None and call.made is gymnasium.make:
+    if gymnasium is not None and call.function is gymnasium.make:
         return arguments.pop("id"), arguments
-    return call.made, arguments
+    return call.function, arguments
 
 
 _AT_TOP = "write def make_env(): return ... at the top of the script or of a module, and give env=make_env"
@@ -73,12 +73,12 @@ _AT_TOP = "write def make_env(): return ... at the top of the script or of a mod
 class _Call:
     """The call that a lambda makes: the callable, and its arguments."""
 
-    def __init__(self, made: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.made, self.args, self.keywords = made, args, keywords
+    def __init__(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.function, self.args, self.keywords = function, args, keywords
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name; a TypeError or ValueError if they do not fit, or one has no name."""
-        bound = inspect.signature(self.made).bind(*self.args, **self.keywords)
+        bound = inspect.signature(self.function).bind(*self.args, **self.keywords)
         found: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = bound.signature.parameters[name].kind

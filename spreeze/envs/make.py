@@ -136,17 +136,19 @@ def make_env(
         if render_mode == "human" and not team.metadata.get("render_modes"):
             team.close()
             raise EnvironmentError_(f'{env_id} does not support render_mode="human": no window')
-        return _drawing(team, env_id, render_mode)
+        return _check_drawing(team, env_id, render_mode)
     name = env_id.rpartition(":")[2]
-    made = _known(env_id, import_module, fast=not (render_mode or options.get("plain") or args))
+    registered = _registered(env_id, import_module, fast=not (render_mode or options.get("plain") or args))
     _refuse_window(name, render_mode)
-    _catch_mujoco_warnings(made)
+    _catch_mujoco_warnings(registered)
     with constructing(name):
         if render_mode is not None:  # a constructor that draws nothing may lack this argument
             values["render_mode"] = render_mode
         if values.get("render_mode") == "rgb_array" and not has_display():
             _render_offscreen()
-        return _drawing(_made(made, values, ImageConfig(**(options.get("image") or {})), picture), name, render_mode)
+        return _check_drawing(
+            _construct(registered, values, ImageConfig(**(options.get("image") or {})), picture), name, render_mode
+        )
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
@@ -173,7 +175,7 @@ def closed_on_error(env: gymnasium.Env[Any, Any]) -> Iterator[None]:
         raise
 
 
-def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
+def _registered(env_id: str, import_module: str | None, *, fast: bool) -> Any:
     """Argument of ``gymnasium.make`` for an id or ``module:Class``: a registered name or a specification.
 
     Raises:
@@ -190,10 +192,10 @@ def _known(env_id: str, import_module: str | None, *, fast: bool) -> Any:
         if own is None:
             raise _unknown(name, gymnasium.registry, import_module, of_module=bool(colon))
         return gymnasium.envs.registration.EnvSpec(id=f"{os.path.basename(module)}:{name}", entry_point=own)
-    made = _fast_spec(name, gymnasium.registry[name]) if fast else name
-    if made is name:
+    registered = _fast_spec(name, gymnasium.registry[name]) if fast else name
+    if registered is name:
         _force_direct(gymnasium.registry[name].entry_point)
-    return made
+    return registered
 
 
 def _entry_point(module: str, name: str) -> Any:
@@ -318,7 +320,7 @@ def _refuse_window(name: str, render_mode: str | None) -> None:
         raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or record a clip")
 
 
-def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
+def _check_drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     """The environment, if it can draw in that mode.
 
     Raises:
@@ -374,11 +376,11 @@ def _render_offscreen() -> None:
             os.environ["MUJOCO_GL"] = library.lower()
 
 
-def _catch_mujoco_warnings(made: Any) -> None:
+def _catch_mujoco_warnings(registered: Any) -> None:
     """Sends MuJoCo's warnings to the log: without a handler it appends them to a file in the working directory."""
     import gymnasium
 
-    entry = gymnasium.registry[made].entry_point if isinstance(made, str) else made.entry_point
+    entry = gymnasium.registry[registered].entry_point if isinstance(registered, str) else registered.entry_point
     if isinstance(entry, str):
         with contextlib.suppress(Exception):  # making the environment raises the same error
             importlib.import_module(entry.partition(":")[0])
@@ -553,7 +555,7 @@ def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
     return size, tuple(leaf.text() for leaf in leaves)
 
 
-def _made(name: Any, values: dict[str, Any], image: ImageConfig, picture: bool | None) -> gymnasium.Env[Any, Any]:
+def _construct(name: Any, values: dict[str, Any], image: ImageConfig, picture: bool | None) -> gymnasium.Env[Any, Any]:
     """The environment of a registered name (or specification), or its frames where it observes pictures."""
     import gymnasium
 

@@ -413,7 +413,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
             task.reset()
         if now > end:
             break
-    used_s, took_s = _processor_s(process) - used_s, time.perf_counter() - started
+    used_s, elapsed_s = _processor_s(process) - used_s, time.perf_counter() - started
     waited_s = waited_for_core_s() - waited_s
     voluntary = process.num_ctx_switches().voluntary - voluntary
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
@@ -427,10 +427,10 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
         # Most long steps are interrupted by a wait for a core; short ones wait between them.
         step_us_median=None
         if timed is None
-        else float(min(np.median(timed), timed.mean() * max(1.0 - waited_s / took_s, _LEAST_RUNNING))),
+        else float(min(np.median(timed), timed.mean() * max(1.0 - waited_s / elapsed_s, _LEAST_RUNNING))),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core has no voluntary context switch.
-        step_cpu_share=min(used_s / took_s, 1.0) if timed is not None and voluntary >= len(times) / 2 else 1.0,
+        step_cpu_share=min(used_s / elapsed_s, 1.0) if timed is not None and voluntary >= len(times) / 2 else 1.0,
         packages=packages,
     )
 
@@ -518,32 +518,32 @@ def main(argv: list[str]) -> int:
     return 2 if "error" in found else 0
 
 
-def _timed(given: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, Any]:
+def _timed(arguments: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, Any]:
     """The probe of a task; appends the environment, still open, to ``tasks``."""
     import gymnasium  # noqa: F401 (the time of imports is not the environment's)
 
-    if given["import_module"] is not None:
-        import_user_module(given["import_module"])
+    if arguments["import_module"] is not None:
+        import_user_module(arguments["import_module"])
     before_bytes, started = _memory_bytes(), time.perf_counter()
-    drawn = {**given, "args": (*given["args"], "render_mode='rgb_array'")}
-    wanted = not any(text.startswith("render_mode=") for text in given["args"])
-    task, is_drawn = _make_or_draw(lambda: make_task(**given), (lambda: make_task(**drawn)) if wanted else None)
+    drawn = {**arguments, "args": (*arguments["args"], "render_mode='rgb_array'")}
+    wanted = not any(text.startswith("render_mode=") for text in arguments["args"])
+    task, is_drawn = _make_or_draw(lambda: make_task(**arguments), (lambda: make_task(**drawn)) if wanted else None)
     tasks.append(task)
     start_s = time.perf_counter() - started
     return dataclasses.asdict(measure(task, steps, before_bytes, start_s, drawn=is_drawn))
 
 
-def _second_env(given: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
+def _second_env(arguments: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
     """Tries a second environment beside the first one, unless several are known to work."""
     if (
-        is_known_to_repeat(given["env_id"])
+        is_known_to_repeat(arguments["env_id"])
         or first["start_s"] > _SLOWEST_TWICE_S
         or memory_limits().usable_bytes < 2 * first["memory_bytes"]
     ):
         return {"alone": None}
     before_bytes = _memory_bytes()
     try:
-        tasks.append(make_task(**{**given, "args": tasks[0].spec.args}))
+        tasks.append(make_task(**{**arguments, "args": tasks[0].spec.args}))
         tasks[1].reset(seed=1)
         tasks[1].step(_Actions(tasks[1], 1).at(0))
     except Exception as error:
@@ -590,14 +590,14 @@ class Checkup:
     """Findings of Gymnasium's checker, in plain language."""
 
 
-def check_up(given: dict[str, Any]) -> Checkup:
+def check_up(arguments: dict[str, Any]) -> Checkup:
     """Times steps and resets, measures a second environment's memory, and runs Gymnasium's checker."""
-    tasks, added, alone = [make_task(**given)], None, None
+    tasks, added, alone = [make_task(**arguments)], None, None
     try:
         steps_us, resets_us, mean_us, largest = _time(tasks[0])
         before = _memory_bytes()
         try:
-            tasks.append(make_task(**given))
+            tasks.append(make_task(**arguments))
             tasks[1].reset(seed=1)
             added = max(0, _memory_bytes() - before)
         except Exception as error:
@@ -614,7 +614,7 @@ def check_up(given: dict[str, Any]) -> Checkup:
         further_env_bytes=added,
         alone=alone,
         largest_observation=largest,
-        notes=_gymnasium_findings(make_env(**given), tasks[0].spec),
+        notes=_gymnasium_findings(make_env(**arguments), tasks[0].spec),
     )
 
 

@@ -40,27 +40,27 @@ class Docking(gymnasium.Env[Any, Any]):
     def __init__(self, render_mode: str | None = None, parts: str = "both", discrete: bool = False) -> None:
         """``parts`` is ``image``, ``vector`` or ``both``; with ``discrete`` a step is -0.25, 0 or 0.25."""
         self.render_mode, self._parts, self._discrete = render_mode, parts, discrete
-        camera, place = spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8), spaces.Box(-10.0, 10.0, (1,), np.float32)
-        both = spaces.Dict({"camera": camera, "place": place})
-        self.observation_space = camera if parts == "image" else place if parts == "vector" else both
+        camera, position = spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8), spaces.Box(-10.0, 10.0, (1,), np.float32)
+        both = spaces.Dict({"camera": camera, "place": position})
+        self.observation_space = camera if parts == "image" else position if parts == "vector" else both
         self.action_space = spaces.Discrete(3) if discrete else spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._place, self._goal = self.np_random.uniform(-1.0, 1.0, 2)
+        self._position, self._goal = self.np_random.uniform(-1.0, 1.0, 2)
         self._left = _STEPS
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._place += 0.25 * (int(action) - 1) if self._discrete else 0.5 * float(action[0])
+        self._position += 0.25 * (int(action) - 1) if self._discrete else 0.5 * float(action[0])
         self._left -= 1
-        return self._observation(), -abs(self._place - self._goal), False, self._left == 0, {}
+        return self._observation(), -abs(self._position - self._goal), False, self._left == 0, {}
 
     def _observation(self) -> Any:
-        place = np.array([self._place], np.float32)
+        position = np.array([self._position], np.float32)
         if self._parts == "vector":
-            return place
-        return self.render() if self._parts == "image" else {"camera": self.render(), "place": place}
+            return position
+        return self.render() if self._parts == "image" else {"camera": self.render(), "place": position}
 
     def render(self) -> Any:
         picture = np.zeros((_SIDE, _SIDE, 3), np.uint8)
@@ -103,19 +103,19 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self._side, self._place = 1 - 2 * int(self.np_random.integers(2)), 0
+        self._side, self._position = 1 - 2 * int(self.np_random.integers(2)), 0
         return np.array([self._side, 0.0], np.float32), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        turns, at_junction = action > 0, self._place == self.length
+        turns, at_junction = action > 0, self._position == self.length
         terminated, reward = False, 0.0
         if turns != at_junction:
             reward = -0.1
         elif at_junction:
             terminated, reward = True, 1.0 if (action == 2) == (self._side == 1) else -1.0
         else:
-            self._place += 1
-        return np.array([0.0, self._place == self.length], np.float32), reward, terminated, False, {}
+            self._position += 1
+        return np.array([0.0, self._position == self.length], np.float32), reward, terminated, False, {}
 
 
 class WithoutVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):

@@ -468,9 +468,9 @@ class RandomActions:
             return found
         if len(self._left) != rows:
             self._left, self._held = np.zeros(rows, np.int64), found.copy()
-        over = self._left == 0
-        self._held[over] = found[over]
-        self._left[over] = self._rng.choice(_LONGEST_HOLD, over.sum(), p=self._chances) + 1
+        expired = self._left == 0
+        self._held[expired] = found[expired]
+        self._left[expired] = self._rng.choice(_LONGEST_HOLD, expired.sum(), p=self._chances) + 1
         self._left -= 1
         return self._held.copy()
 
@@ -481,9 +481,9 @@ def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.
     With action masks, only those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
     """
     if spec.box is not None and spec.choices is not None:
-        only = dataclasses.replace(spec, action=spec.choices, action_parts=())
+        choices_only = dataclasses.replace(spec, action=spec.choices, action_parts=())
         numbers = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
-        return np.concatenate((numbers, uniform_actions(only, rows, rng, obs)), 1)
+        return np.concatenate((numbers, uniform_actions(choices_only, rows, rng, obs)), 1)
     if spec.action_mask and spec.choices is not None and obs is not None:
         draws = rng.random((rows, spec.mask_dim)) + spec.masks(obs)
         allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)

@@ -46,10 +46,10 @@ def check(
     obs = export.file_input(spec, obs)
     found, next_state = act(obs, state)
     count = len(obs)
-    for ours, theirs in zip(expected_state, next_state, strict=True):
-        if exact and not np.allclose(ours, theirs, rtol=0.0, atol=TOLERANCE):
+    for wanted, received in zip(expected_state, next_state, strict=True):
+        if exact and not np.allclose(wanted, received, rtol=0.0, atol=TOLERANCE):
             raise WeightsError(
-                f"the exported policy's next states differ by up to {np.abs(ours - theirs).max():.2g}, more than "
+                f"the exported policy's next states differ by up to {np.abs(wanted - received).max():.2g}, more than "
                 f"{TOLERANCE:g}; no file was written"
             )
     if found.shape != expected.shape or (exact and isinstance(spec.action, Choices) and found.dtype != np.int64):

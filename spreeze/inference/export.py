@@ -310,7 +310,7 @@ def plain_source(function: Callable[..., Any]) -> str:
         for node in _nodes(tree, ast.FunctionDef)
         if node.returns is not None
     ]
-    for line, begin, annotation in sorted(found, key=lambda place: place[:2], reverse=True):
+    for line, begin, annotation in sorted(found, key=lambda span: span[:2], reverse=True):
         if annotation is not None:  # each is on one line
             text = lines[line - 1]
             lines[line - 1] = text[:begin] + text[annotation.end_col_offset :]
@@ -324,7 +324,7 @@ def _nodes(tree: ast.AST, kind: type[_N]) -> list[_N]:
 def numpy_arrays(steps: list[Operation]) -> Arrays:
     """The arrays of a NumPy file, for ``run``."""
     found = {"operations": np.array([step.kind for step in steps])}
-    return found | {f"{place}.{k}": value for place, step in enumerate(steps) for k, value in enumerate(step.values)}
+    return found | {f"{index}.{k}": value for index, step in enumerate(steps) for k, value in enumerate(step.values)}
 
 
 def _write_numpy(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
@@ -382,10 +382,10 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
     class Exported(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for place, step in enumerate(steps):
+            for index, step in enumerate(steps):
                 for k, value in enumerate(step.values):
                     if value.dtype == np.float32:
-                        self.register_buffer(f"a{place}_{k}", torch.from_numpy(value.copy()))
+                        self.register_buffer(f"a{index}_{k}", torch.from_numpy(value.copy()))
 
         def forward(self, obs: Any, *state: Any) -> Any:
             x, after, kept = obs, list[Any](), list[Any]()
@@ -394,21 +394,21 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
                 found = x[:, at:].masked_fill(obs[:, -count:] == 0.0, float("-inf"))
                 return torch.cat((x[:, :at], found), 1) if at else found
 
-            here: dict[str, Callable[..., Any]] = {
+            of_inputs: dict[str, Callable[..., Any]] = {
                 "mask": masked,
-                "part": lambda x, place, shape: obs[:, place[0] : place[1]].unflatten(1, shape[1:]),
+                "part": lambda x, columns, shape: obs[:, columns[0] : columns[1]].unflatten(1, shape[1:]),
                 "keep": lambda x: kept.append(x),
                 "join": lambda x: torch.cat(kept, 1),
             }
-            for place, (kind, values) in enumerate(steps):
+            for index, (kind, values) in enumerate(steps):
                 given = [
-                    getattr(self, f"a{place}_{k}") if value.dtype == np.float32 else value.tolist()
+                    getattr(self, f"a{index}_{k}") if value.dtype == np.float32 else value.tolist()
                     for k, value in enumerate(values)
                 ]
                 if kind in CELLS:
                     x, *after = _torch_cell(kind, x, *state, *given)
                 else:
-                    x = (kinds | here)[kind](x, *given)
+                    x = (kinds | of_inputs)[kind](x, *given)
             return (x, *after) if after else x
 
     examples = [torch.from_numpy(file_input(spec, draw_obs(spec, {}, 2, seed=0)))]
@@ -513,8 +513,8 @@ def _onnx_stack(graph: _Graph, shape: np.ndarray) -> None:
     graph.node("Cast", to=1)  # float32
 
 
-def _onnx_part(graph: _Graph, place: np.ndarray, shape: np.ndarray) -> None:
-    ends = (graph.constant(place[:1]), graph.constant(place[1:]), graph.constant(_i64([1])))
+def _onnx_part(graph: _Graph, columns: np.ndarray, shape: np.ndarray) -> None:
+    ends = (graph.constant(columns[:1]), graph.constant(columns[1:]), graph.constant(_i64([1])))
     graph.node("Slice", "obs", *ends)
     graph.over("Reshape", shape)
 
@@ -574,7 +574,7 @@ def _onnx_cell(graph: _Graph, weight: np.ndarray, bias: np.ndarray, *, kind: str
     x, one, half = graph.x, graph.constant(_f32(1.0)), graph.constant(_f32(0.5))
 
     def part(name: str, number: int) -> str:
-        begin, end = (graph.constant(_i64([place * size])) for place in (number, number + 1))
+        begin, end = (graph.constant(_i64([index * size])) for index in (number, number + 1))
         return graph.node("Slice", name, begin, end, graph.constant(_i64([1])))
 
     def share(number: int) -> str:

@@ -178,8 +178,8 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         """Bool [N]: True within the healthy ranges, if the task has some."""
         qpos, qvel, own = self._state["qpos"], self._state["qvel"], self._own
         found = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        places = ((qpos[:, self._kind.height], "_healthy_z_range"), (qpos[:, 2], "_healthy_angle_range"))
-        for values, name in places:
+        ranges = ((qpos[:, self._kind.height], "_healthy_z_range"), (qpos[:, 2], "_healthy_angle_range"))
+        for values, name in ranges:
             low, high = getattr(own, name, (-np.inf, np.inf))
             if np.isfinite([low, high]).any():
                 found = found & (values > low) & (values < high)
