@@ -141,7 +141,7 @@ def test_with_a_burn_in_an_update_begins_with_states_of_its_own_parameters():
             torch.from_numpy(batch.state).double(),
         )  # fmt: skip
         _, stale = algorithm._forward(
-            samples.obs, samples.sequences._replace(led=np.zeros(len(samples.target) // L, bool))
+            samples.obs, samples.sequences._replace(has_burn_in=np.zeros(len(samples.target) // L, bool))
         )
     found = value.view(T // L, N, L)
     np.testing.assert_allclose(found[:2].transpose(0, 1).reshape(N, 2 * L), expected, atol=1e-9)
