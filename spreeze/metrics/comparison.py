@@ -40,18 +40,18 @@ IGNORED = (
     "tuning.",
     "visualizer.",
 )
-"""Settings, or parts of settings, that make no other experiment of a run."""
+"""Settings, or prefixes of settings, that do not distinguish experiments."""
 POLICIES = 10
 HELD = 5
-"""Evaluations in a row whose mean reaches a return that is held, not met once by luck."""
+"""A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
 WORST_OF = 20
-"""Latest evaluations whose worst one tells how far a policy falls back."""
+"""Number of latest evaluations, whose worst one shows how far a policy falls back."""
 TIMES = {
     "first at target": ("first_s", "one evaluation"),
     "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
     f"mean of {POLICIES} at target": ("required_s", f"the mean of {POLICIES} evaluations in a row"),
 }
-"""Title of a time to a return -> its name in a report, and what has reached the return then."""
+"""Title of a time to a return -> its name in a report, and the quantity that reaches the return."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spread:
-    """A centre over seeds with its interval, which fewer than three do not have: a bootstrap of two is their range."""
+    """A centre over seeds with its interval; fewer than three have none, as a bootstrap of two is just their range."""
 
     centre: float
     low: float | None
@@ -178,7 +178,7 @@ class PairReport:
     improvement: Spread | None
     """Probability that a run has a higher final-time metric than one of ``against``, over the common seeds."""
     seeds_needed: int | None
-    """Seeds that would tell both apart if difference and spread are what they seem; None where that is unknown."""
+    """Seeds needed to tell both apart, if difference and spread are as observed; None if unknown."""
 
 
 class Standing(NamedTuple):
@@ -194,13 +194,13 @@ class Standing(NamedTuple):
     paired: bool
     """True if both have the same seeds, so that its interval is over pairs of these."""
     seeds_needed: int | None
-    """Seeds of each that would tell them apart if difference and spread are what they seem; None: not known."""
+    """Seeds of each needed to tell them apart, if difference and spread are as observed; None if unknown."""
     apart: bool
     """True if their intervals do not overlap."""
 
     @property
     def more(self) -> int | None:
-        """Additional seeds of each that would tell; 0 if the present ones do, None where that is not known."""
+        """Additional seeds of each needed to tell them apart; 0 if the present ones suffice, None if unknown."""
         seeds = min(self.best.seeds, self.next_best.seeds)
         if seeds < FEWEST_RUNS:
             return FEWEST_RUNS - seeds
@@ -244,7 +244,7 @@ def required_time(curve: Sequence[EvaluationRow], target: float, policies: int =
 def reached(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> EvaluationRow | None:
     """The evaluation at which the running mean over the latest ``policies`` first reaches ``target``."""
     means = running_mean(curve, policies)[policies - 1 :]
-    return next((one for one, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+    return next((record for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
 
 
 def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
@@ -271,7 +271,7 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
 def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
     """The settings in which runs differ, by name, without those of algorithms that none runs.
 
-    Of those ``IGNORED`` only the ones in ``also`` count.
+    ``IGNORED`` settings count only if they are in ``also``.
     """
     unused = {*ALGORITHMS} - {curve.group.algo for curve in curves}
     names = sorted(
@@ -286,14 +286,14 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
 
 
 def _values(curves: Sequence[Curve], name: str) -> list[str]:
-    """A setting in each run; one of an older version, which lacks it, has the default that the others tell."""
-    usual = (curve.settings.get(name) for curve in curves if curve.sources.get(name) == DEFAULT)
-    default = next((value for value in usual if value is not None), "not set")
+    """A setting in each run; a run of an older version, which lacks it, has the default of the others."""
+    defaults = (curve.settings.get(name) for curve in curves if curve.sources.get(name) == DEFAULT)
+    default = next((value for value in defaults if value is not None), "not set")
     return [curve.settings.get(name, default) for curve in curves]
 
 
 def tuned_alone(curves: Sequence[Curve]) -> frozenset[str]:
-    """The settings that the tuner chose for one of these runs at least, and that no user set for any."""
+    """The settings that the tuner chose for at least one of these runs, and that no user set for any."""
     chosen = {name for curve in curves for name, source in curve.sources.items() if source == "tuner"}
     return frozenset(name for name in chosen if all(curve.sources.get(name) != "user" for curve in curves))
 
@@ -303,30 +303,30 @@ def split_by_settings(
 ) -> list[Curve]:
     """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
 
-    Those ``also`` given split them even where they are ``IGNORED``. What the tuner chose and no user set does not,
-    unless it is given: the tuner may choose otherwise at each start. Of many settings a group's name tells those by
-    which it is known from the others.
+    Settings in ``also`` split them even if they are ``IGNORED``. Settings that the tuner chose and no user set do not,
+    unless they are given, because the tuner may choose differently at each start. If many settings differ, a group's
+    name has only those that distinguish it from the others.
     """
     found = list(curves)
     for group in dict.fromkeys(curve.group for curve in curves):
-        places = [place for place, curve in enumerate(curves) if curve.group == group]
-        alike = [curves[place] for place in places]
+        indices = [index for index, curve in enumerate(curves) if curve.group == group]
+        alike = [curves[index] for index in indices]
         tuned = tuned_alone(alike) - {*(by or also)}
         differ = [name for name in differing(alike, by or also) if name not in tuned and (by is None or name in by)]
-        told = differ if by is not None or len(differ) <= _NAMED else _telling(alike, differ, also)
-        left = len(differ) - len(told)
+        named = differ if by is not None or len(differ) <= _NAMED else _distinguishing(alike, differ, also)
+        left = len(differ) - len(named)
         more = f" and {left} more setting{'s' if left > 1 else ''}" if left else ""
-        columns = [_values(alike, name) for name in told]
-        for i, place in enumerate(places):
-            named = (f"{name}={column[i]}" for name, column in zip(told, columns, strict=True))
-            found[place] = replace(curves[place], group=replace(group, variant=", ".join(named) + more))
+        columns = [_values(alike, name) for name in named]
+        for i, index in enumerate(indices):
+            texts = (f"{name}={column[i]}" for name, column in zip(named, columns, strict=True))
+            found[index] = replace(curves[index], group=replace(group, variant=", ".join(texts) + more))
     return found
 
 
-def _telling(curves: Sequence[Curve], differ: Sequence[str], first: Sequence[str]) -> list[str]:
-    """A few of the settings in which runs differ that tell apart as many groups as all do; ``first`` are always told.
+def _distinguishing(curves: Sequence[Curve], differ: Sequence[str], first: Sequence[str]) -> list[str]:
+    """A few of the settings in which runs differ that separate as many groups as all do; always includes ``first``.
 
-    Of two that tell as many apart, the one that a user set is told.
+    If two settings separate equally many, the one that a user set is chosen.
     """
     columns = {name: _values(curves, name) for name in differ}
     by_user = {name for name in differ if any(curve.sources.get(name) == USER for curve in curves)}
@@ -334,11 +334,11 @@ def _telling(curves: Sequence[Curve], differ: Sequence[str], first: Sequence[str
     def groups(names: Sequence[str]) -> int:
         return len({*zip(*(columns[name] for name in names), strict=True)})
 
-    told = [name for name in differ if name in first]
-    while groups(told) < groups(differ):
-        left = [name for name in differ if name not in told]
-        told.append(max(left, key=lambda name: (groups([*told, name]), name in by_user)))
-    return told
+    chosen = [name for name in differ if name in first]
+    while groups(chosen) < groups(differ):
+        left = [name for name in differ if name not in chosen]
+        chosen.append(max(left, key=lambda name: (groups([*chosen, name]), name in by_user)))
+    return chosen
 
 
 def report(curves: Sequence[Curve], rules: Rules) -> Report:
@@ -353,8 +353,8 @@ def report(curves: Sequence[Curve], rules: Rules) -> Report:
     groups: dict[RunGroup, list[RunReport]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
-    couples = [(one, other) for one, other in itertools.combinations(groups, 2) if one.env == other.env]
-    pairs = [_pair(one, groups[one], other, groups[other], rules) for one, other in couples]
+    couples = [(first, second) for first, second in itertools.combinations(groups, 2) if first.env == second.env]
+    pairs = [_pair(first, groups[first], second, groups[second], rules) for first, second in couples]
     return Report(
         rules=rules,
         runs=runs,
@@ -375,7 +375,7 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
     found = curve.evaluations
 
     def times(policies: int) -> tuple[float | None, ...]:
-        """Time to each target; a run that was ended for reaching a return has it, however few evaluations it made."""
+        """Time to each target; a run that ended at its target return has reached it, however few evaluations it has."""
         known = found if policies == rules.policies else whole(found)
         at_end = -math.inf if curve.ended_at is None else curve.ended_at
         reached_s = [(target, required_time(known, target, policies)) for target in rules.targets]
@@ -443,9 +443,9 @@ def _pair(
 def _evidence(
     runs: Sequence[RunReport], others: Sequence[RunReport], rules: Rules
 ) -> tuple[Spread | None, bool, int | None]:
-    """The probability that one of ``runs`` beats one of ``others`` at equal time, and the seeds that would tell.
+    """The probability that one of ``runs`` beats one of ``others`` at equal time.
 
-    Between them, True if both were resampled by seed.
+    Also returns True if both were resampled by seed, and the number of seeds needed to tell them apart.
     """
     paired = [run.seed for run in runs] == [run.seed for run in others] and None not in {run.seed for run in runs}
     mine, theirs = ([run.final_time for run in part if run.final_time is not None] for part in (runs, others))
@@ -481,7 +481,7 @@ def read_curve(path: Path) -> Curve | None:
 
 
 def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
-    """A run's facts and settings beside these evaluations of it."""
+    """A curve of these evaluations, with the facts and settings of their run."""
     run = read_run(path)
     seed, end_s = run.get("seed"), run.get("wall_s")
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
@@ -506,14 +506,14 @@ _MOST_CONFIG = 1_000_000
 
 
 def sources_in(run: Path) -> dict[str, str]:
-    """The sources of a run's settings, which ``config.toml`` tells behind their values; empty where it is missing."""
+    """The sources of a run's settings, from the comments in ``config.toml``; empty if it is missing."""
     with contextlib.suppress(OSError), open(run / "config.toml", encoding="utf-8", errors="replace") as file:
         return sources_of(file.read(_MOST_CONFIG))
     return {}
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """``summary.json``; empty where it is of an earlier session: ``run.json`` then tells another wall time."""
+    """``summary.json``; empty if it is from an earlier session, so that ``run.json`` has another wall time."""
     found = read_json(path / "summary.json")
     return found if found.get("wall_s") == read_run(path).get("wall_s") else {}
 
@@ -552,8 +552,8 @@ def text(found: Report) -> str:
         limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
         lines += ["", f"{env}, time limit {limit_s:.4g} s"]
         lines += aligned(_rows(found, env))
-    told = verdicts(found)
-    return "\n".join([*lines, *(["", *told] if told else []), *_remarks(found)])
+    sentences = verdicts(found)
+    return "\n".join([*lines, *(["", *sentences] if sentences else []), *_remarks(found)])
 
 
 def _rows(found: Report, env: str) -> list[list[str]]:
@@ -599,8 +599,8 @@ def group_cells(found: Report) -> list[dict[str, str]]:
 def time_text(found: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
     """The time to the only target, ``kind`` being a field such as ``held_s``; ``(1 of 3)`` where not all have it."""
     known = sum(getattr(run, kind)[0] is not None for run in found.runs if run.group == group.group)
-    told = spread_text(getattr(group, kind)[0], form)
-    return told if known == group.runs else f"{told} ({known} of {group.runs})"
+    shown = spread_text(getattr(group, kind)[0], form)
+    return shown if known == group.runs else f"{shown} ({known} of {group.runs})"
 
 
 def spread_text(value: Spread | None, form: Callable[[float | None], str] = number) -> str:
@@ -611,7 +611,7 @@ def spread_text(value: Spread | None, form: Callable[[float | None], str] = numb
 
 
 def verdicts(found: Report) -> list[str]:
-    """Says for each environment which group is ahead at equal time, and for each target which was first."""
+    """Sentences on the group that is ahead at equal time in each environment, and the first one at each target."""
     sentences = []
     for env in dict.fromkeys(group.group.env for group in found.groups):
         groups = [group for group in found.groups if group.group.env == env]
@@ -644,24 +644,24 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     first, best, next_best = found.first, found.best, found.next_best
     time = "the time limit" if at_limit else "the time that all runs have"
     text = (
-        f"{first.env}, after {_told(found.limit_s)}, {time}: {_short(first)} has a return of {spread_text(best)}, "
-        f"{_short(found.second)} {spread_text(next_best)}"
+        f"{first.env}, after {_seconds_text(found.limit_s)}, {time}: {_short(first)} has a return of "
+        f"{spread_text(best)}, {_short(found.second)} {spread_text(next_best)}"
     )
     seeds = min(best.seeds, next_best.seeds)
     if seeds < FEWEST_RUNS:
         return f"{text}; fewer than {FEWEST_RUNS} seeds each cannot tell them apart"
     if found.improvement is not None and found.improvement.centre == 1.0:  # the interval of a bootstrap is then 1 alone
-        sure = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
+        evidence = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
     else:
-        sure = (
+        evidence = (
             f"a run of {_short(first)} has more than one of {_short(found.second)} with a probability of "
             f"{spread_text(found.improvement, percent)}"
         )
         if found.paired:
-            sure += f" (interval over the {seeds} pairs of equal seeds)"
+            evidence += f" (interval over the {seeds} pairs of equal seeds)"
     if found.apart:
-        return f"{text}; {_short(first)} is better: {sure}"
-    text = f"{text}; {sure}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
+        return f"{text}; {_short(first)} is better: {evidence}"
+    text = f"{text}; {evidence}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
     if found.more is None:
         return text
     if found.more > MOST_SEEDS:
@@ -669,18 +669,18 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     return f"{text}; {found.more} more each would, if the difference is what it seems"
 
 
-def _verdict(env: str, place: int, groups: Sequence[GroupReport], found: Report) -> str:
+def _verdict(env: str, index: int, groups: Sequence[GroupReport], found: Report) -> str:
     """Sentence on who reached a target first, how long the others took, and who did not."""
-    target, policies = found.rules.targets[place], found.rules.policies
-    times = {_short(group.group): time.centre for group in groups if (time := group.required_s[place]) is not None}
+    target, policies = found.rules.targets[index], found.rules.policies
+    times = {_short(group.group): time.centre for group in groups if (time := group.required_s[index]) is not None}
     latest = {_short(group.group): max(run.end_s for run in found.runs if run.group == group.group) for group in groups}
     least_s = min(times.values(), default=0.0)
     late = [
-        f"{name} ended before that, after {_told(latest[name])}"
-        if latest[name] < least_s and not group.reached[place]
+        f"{name} ended before that, after {_seconds_text(latest[name])}"
+        if latest[name] < least_s and not group.reached[index]
         else f"{name} did not"
         if group.runs == 1
-        else f"{name} did with {group.reached[place]} of {group.runs} runs"
+        else f"{name} did with {group.reached[index]} of {group.runs} runs"
         for group in groups
         if (name := _short(group.group)) not in times
     ]
@@ -690,23 +690,23 @@ def _verdict(env: str, place: int, groups: Sequence[GroupReport], found: Report)
     (first, _), *others = sorted(times.items(), key=lambda item: item[1])
     level = [label for label, time_s in others if time_s <= 1.05 * least_s]
     who = f"{' and '.join([first, *level])} were level" if level else f"{first} was first"
-    sentence = f"{env}: {who} at {number(target)}{mean}, after {_told(least_s)}"
-    after = [
-        f"{label} took {_told(time_s)}" + (f", {time_s / least_s:.1f} times as long" if least_s else "")
+    sentence = f"{env}: {who} at {number(target)}{mean}, after {_seconds_text(least_s)}"
+    later = [
+        f"{label} took {_seconds_text(time_s)}" + (f", {time_s / least_s:.1f} times as long" if least_s else "")
         for label, time_s in others[len(level) :]
     ]
-    sentence = "; ".join([sentence, *after, *late])
+    sentence = "; ".join([sentence, *later, *late])
     if min(group.runs for group in groups) < FEWEST_RUNS:
         sentence += f". With fewer than {FEWEST_RUNS} seeds each this may be chance"
     return sentence
 
 
 def _short(group: RunGroup) -> str:
-    """Name of a group in a sentence: a long one would hide what is said of it."""
+    """Name of a group in a sentence, shortened so that it does not hide the rest."""
     return clean(group.label, _MOST_NAME)
 
 
-def _told(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     return f"{number(seconds)} s" if seconds < 100.0 else duration(seconds)
 
 
@@ -745,7 +745,7 @@ class Band(NamedTuple):
 
 
 def _not_overwritten(x: np.ndarray) -> np.ndarray:
-    """Mask of the points that count: a resumed run's counters go back to its checkpoint; the later session holds."""
+    """Mask of the points that count: a resumed run's counters go back to its checkpoint; the later session counts."""
     later = np.minimum.accumulate(x[::-1])[::-1]
     return np.asarray(x < np.append(later[1:], np.inf))
 
@@ -788,5 +788,5 @@ def returns(evaluations: Sequence[EvaluationRow], axis: str) -> Line:
     """Greedy returns of a run, each the mean of it and the ones before (``SMOOTHING`` in all)."""
     x = np.array([float(getattr(record, axis)) for record in evaluations])
     counts = _not_overwritten(x)
-    known = [record for record, one in zip(evaluations, counts, strict=True) if one]
+    known = [record for record, counted in zip(evaluations, counts, strict=True) if counted]
     return x[counts], np.array(running_mean(known, SMOOTHING), np.float64)
