@@ -297,7 +297,7 @@ def _refused_kind(entry: os.DirEntry[str]) -> str | None:
         return None
     if stat.S_ISLNK(status.st_mode):
         return "a symbolic link"
-    # A file with a second name elsewhere becomes one of its own before it is written to: ``RunDir.open``.
+    # A hard-linked file is allowed: ``RunDir.open`` replaces it by a copy before anything writes to it.
     return None if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else "neither a file nor a directory"
 
 
@@ -360,7 +360,7 @@ def take_lock(fd: int, operation: int) -> bool | None:
 
 
 def _lock(path: Path) -> tuple[int, bool]:
-    """The descriptor of the run's lock, and whether it guards anything; retries: ``is_alive`` holds it for a moment."""
+    """The descriptor of the run's lock, and True if it guards anything; retries, as ``is_alive`` holds it briefly."""
     deadline = time.monotonic() + _LOCK_S
     while True:
         fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

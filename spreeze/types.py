@@ -305,7 +305,7 @@ class EnvSpec:
     frames: FrameSpec | None = None
     """Frames of a task with images: each step gives one, uint8; an observation is the last k. None: vectors."""
     action_mask: bool = False
-    """True if ``info["action_mask"]`` says at each step which of the K options are allowed."""
+    """True if ``info["action_mask"]`` marks at each step which of the K options are allowed."""
     team: TeamSpec | None = None
     """The agents where several act at once; None: a single one."""
     action_parts: tuple[ActionPart, ...] = ()

@@ -1,7 +1,7 @@
 """Chooses the algorithm for an untuned task: candidates train in turn, and the best one continues its run.
 
-Each candidate is a run of its own, which is continued at each round; one that is clearly worse gets no further round.
-A result is kept for the same machine and task, as the tuner's results are.
+Each candidate is a separate run, continued at each round until it is clearly worse. The result is cached for the same
+machine and task, like those of the tuner.
 """
 
 from __future__ import annotations

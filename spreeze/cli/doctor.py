@@ -425,7 +425,7 @@ def check_display() -> Check:
 
 
 def check_power(machine: Machine) -> Check:
-    """A laptop on battery is slower, so measurements on it do not hold later."""
+    """A laptop on battery is slower, so its measurements are not representative."""
     if machine.power_source == "battery":
         remedy = "plug it in: on battery the processor is slower, and measurements are not representative"
         return _finding("power", "on battery", remedy)

@@ -62,7 +62,7 @@ def _play(args: argparse.Namespace) -> int:
             with stdout_to_stderr():
                 text = play(args, stage)
             say(text)
-        except KeyboardInterrupt:  # ends a window in order
+        except KeyboardInterrupt:  # the normal end of a window
             pass
         finally:
             with stdout_to_stderr():
@@ -164,7 +164,7 @@ class _Episode:
     def play(
         self, task: Task, policy: Policy, seed: int, draw: Callable[[int], np.ndarray | None]
     ) -> Iterator[np.ndarray | None]:
-        """Yields what ``draw`` gives at each step but the last; it gets the number of steps so far."""
+        """Yields the result of ``draw(number of steps so far)`` at each step but the last."""
         obs, state = ObsBuffer(1, task.spec), State()
         limit = task.spec.max_episode_steps or MAX_STEPS
         try:
@@ -249,7 +249,7 @@ def _default_clip(weights: Weights) -> Path:
         folder = folder.parent / "videos"
         refuse_links(folder)
     path = folder / f"play-v{weights.version}.mp4"
-    path.unlink(missing_ok=True)  # a file with a second name elsewhere must not be written through
+    path.unlink(missing_ok=True)  # a hard-linked file must not be overwritten in place
     return path
 
 

@@ -141,7 +141,7 @@ def _sweep(args: argparse.Namespace) -> int:
             left = sweep.runs
         else:
             stack.enter_context(_locked(runs_dir, sweep.name))
-        if args.resume:  # another process may have gone on with it in the meantime
+        if args.resume:  # another process may have continued it in the meantime
             sweep = _continued(args, runs_dir)
             left = [run for run in sweep.runs if run.state != "finished"]
         say(plan_text(sweep, len(left)), as_json=args.json)

@@ -1,4 +1,4 @@
-"""Autotune: what was measured on this machine, the choice, and its reasons."""
+"""Autotune: measurements on this machine, the choice, and its reasons."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _cell(value: Any) -> str:
 
 @st.fragment(run_every=1.0)
 def show_start(name: str, folder: Path) -> None:
-    """A run that is being started, drawn each second: the machine, the tuner's rows so far, and what it printed."""
+    """A run that is starting, drawn each second: the machine, the tuner's rows so far, and the run's output."""
     now = control.activity(folder, name)
     appeared = st.session_state.get("follow") and (folder / name / "run.json").is_file()
     if now.name != name or now.phase != "starting" or appeared:

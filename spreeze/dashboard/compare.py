@@ -87,7 +87,7 @@ def page() -> None:
     text = "Greedy return: mean of 3 evaluations. All metrics: a small chart of each."
     metric = cells[0].selectbox("Metric", [*known, _ALL], help=text)
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is the time that you wait.")
-    if _CENTRE not in st.session_state:  # from then on it is the user's, whatever runs are added
+    if _CENTRE not in st.session_state:  # from then on it is the user's, even if runs are added
         st.session_state[_CENTRE] = _CENTRES[all(name in sweeps for name in picked)]
     centre = cells[2].selectbox(
         "Centre",

@@ -299,7 +299,7 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
 
 
 def launching(folder: Path) -> Launch | None:
-    """The live launch that has not yet begun or continued its run, if any."""
+    """The live launch that has not yet started or continued its run, if any."""
     found = (_pending(record, alive=True) for record in _newest_first(folder)[:5])
     return next((launch for launch in found if launch is not None), None)
 
@@ -330,7 +330,7 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
     pid, started = found.get("pid"), found.get("started")
     if not isinstance(pid, int) or same_process(found) is not alive:
         return None
-    if not alive and (record.parents[1] / f"{record.stem}.sweep.json").is_file():  # a sweep that has begun
+    if not alive and (record.parents[1] / f"{record.stem}.sweep.json").is_file():  # a sweep that has started
         return None
     candidates = record.parents[1].glob(f"{record.stem}-*/run.json")  # of a comparison of algorithms
     if not alive and any(read_run(path.parent).get("state") != "failed" for path in candidates):
@@ -536,7 +536,7 @@ def _error_text(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[str] | None = None) -> None:
-    """Starts a run in a session of its own, so that neither the end of this process nor its signals reach it."""
+    """Starts a run in its own session, which neither the end of this process nor its signals reach."""
     log = launch_log(name, folder)
     command = [*(start_with or COMMAND), *options]
     try:

@@ -312,9 +312,9 @@ def _foreign_module(path: Path) -> str | None:
 
 
 def warm(request: Request) -> dict[str, Any]:
-    """Starts the process that will draw, which loads its packages and makes the run's task meanwhile.
+    """Starts the process that will draw, so that it loads its packages and constructs the run's task ahead.
 
-    While the run's module is not trusted, it makes no task.
+    While the run's module is not trusted, it constructs no task.
     """
     path = run_path(request.query_params.get("run", ""), runs_dir())
     with _lock:

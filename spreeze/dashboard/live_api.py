@@ -198,7 +198,7 @@ def live(request: Request) -> Response:
 def live_response(
     path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE, scores: str = ""
 ) -> dict[str, Any]:
-    """Response of ``/api/live``: everything if ``since`` is 0 or the epoch has changed, else what is new.
+    """Response of ``/api/live``: everything if ``since`` is 0 or the epoch has changed, else the new values.
 
     Args:
         path: the run directory.
@@ -524,7 +524,7 @@ def _note(
 
 
 def _why_ended(reason: str | None, error: object) -> str:
-    """Why a run has ended, and what to do next."""
+    """The reason for the end of a run, and the next steps."""
     if error:
         return f"Ended by a failure: {clean(error, 600)} Next: read its errors (Logs)."
     if reason is None:

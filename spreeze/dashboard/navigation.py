@@ -67,7 +67,7 @@ def load(name: str) -> Callable[[], None]:
 
 
 def sidebar() -> Callable[[], None]:
-    """The list of runs; without a choice the newest that trains is shown, else the newest.
+    """The list of runs; by default it shows the newest run that trains, else the newest.
 
     Returns:
         A function that draws the state of the run again, which may have changed while the page was drawn.

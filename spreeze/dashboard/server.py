@@ -116,7 +116,7 @@ def middleware(tokens: LoginTokens) -> list[Middleware]:
 
 
 class BaseAddress:
-    """ASGI middleware: tells Streamlit's script where the server is.
+    """ASGI middleware: gives Streamlit's script the address of the server.
 
     Without that it would try below the address of the page first, and each direct link to a page would start with two
     requests that fail.

@@ -17,7 +17,7 @@ WAITS = 0.10
 """Share of time above which a side counts as waiting; less is within the noise of two-second windows."""
 CPU_FULL = 0.85
 _BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
-_HEAVY_CORES = 0.5  # load of other programs that is named whatever the bottleneck is: rates would be higher without it
+_HEAVY_CORES = 0.5  # load of other programs that is named with any bottleneck: it lowers the rates
 _WORTH_CORES = 0.25  # external load whose end would noticeably raise the rates
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40

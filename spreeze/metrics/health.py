@@ -1,7 +1,7 @@
 """Judgements on the health of a run's learning, as pure functions of its newest metrics.
 
-Each is *good*, *amber* or *unknown*, with one sentence that says why and, where it is amber, what to do. A rule is
-amber only where its sentence is true whatever the task is.
+Each is *good*, *amber* or *unknown*, with one sentence on the reason and, if it is amber, the remedy. A rule is amber
+only where its sentence is true for every task.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _formatted(value: object, formatter: Callable[[Any], str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, wide: Sequence[int] = ()) -> str:
-    """A table that scrolls by itself, if it has rows; columns in ``wide`` hold sentences, which wrap."""
+    """A table with its own scroll bar, if it has rows; columns in ``wide`` hold sentences, which wrap."""
 
     def line(cells: Sequence[object], tag: str) -> str:
         kinds = (' class="wide"' if column in wide else "" for column in range(len(cells)))
@@ -268,7 +268,7 @@ def _over_time(runs: Sequence[_Run], names: Iterable[str], *, from_zero: bool = 
 
 
 def _task(runs: Sequence[_Run]) -> str:
-    """Success rates and what the environments give in ``info``."""
+    """Success rates and the numbers of ``info``."""
     names = dict.fromkeys(name for run in runs for name in MetricsReader(run.path / "metrics.db").names())
     rates = _over_time(runs, (name for name in ("eval_success_rate", "success_rate") if name in names))
     numbers = _over_time(runs, (name for name in names if name.startswith(f"{INFO}/")), from_zero=False)

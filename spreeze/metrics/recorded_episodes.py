@@ -2,7 +2,7 @@
 
 ``episodes/ID.npz`` holds the best, the median and the worst episode of one evaluation, ``episodes/ID-KIND.frames`` the
 pictures of one, by the first of its kinds. An ID is the evaluation's position in the run: wall time [ms], env steps,
-updates and group. A file may come from anywhere: what is read is bounded, and nothing in it is executed.
+updates and group. A file may come from anywhere: reading is bounded, and nothing in it is executed.
 """
 
 from __future__ import annotations

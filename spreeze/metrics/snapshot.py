@@ -190,7 +190,7 @@ def snapshot_of(
     ]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     tuner_measures = run.get("tuner_measures") is True
-    rests = tuner_measures and lag is not None  # its workers are stopped in turns, whatever they were doing
+    rests = tuner_measures and lag is not None  # its workers are suspended in turns, whatever their activity
     found: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},
         "more": tuple((name, value) for name, value in more if value is not None),
@@ -227,7 +227,7 @@ def snapshot_of(
 
 
 _LIMITS = ("seconds", "env_steps", "updates", "target_return")
-"""Stop conditions of which a run has at least one, unless it decides itself when it ends."""
+"""Stop conditions of which a run has at least one, unless it ends by itself."""
 
 
 def ends_at_return(stop: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Why a run ended: the names that files hold, and a sentence for each."""
+"""Reasons for the end of a run: their names in files, and a sentence for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Why a run ended. ``run.json`` has its value as ``exit_reason``, ``summary.json`` as ``stopped_by``."""
+    """Reason for the end of a run; its value is ``exit_reason`` in ``run.json``, ``stopped_by`` in ``summary.json``."""
 
     TARGET_RETURN = "target_return"
     SECONDS = "seconds"

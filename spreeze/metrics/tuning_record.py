@@ -1,4 +1,4 @@
-"""The tuner's record of a run: what was measured, the choice and its reasons, as text for the page and the report."""
+"""The tuner's record of a run: measurements, choice and reasons, as text for the page and the report."""
 
 from __future__ import annotations
 

@@ -79,12 +79,12 @@ class Runs:
     def __init__(self, monkeypatch, tmp_path, levels):
         self.levels, self.commands, self.said = levels, [], []
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(AlgorithmChoice, "_followed", self._followed)
+        monkeypatch.setattr(AlgorithmChoice, "_run_training", self._run_training)
         monkeypatch.setattr(algorithm_choice, "read_curve", lambda run: SimpleNamespace(evaluations=[run, run]))
         monkeypatch.setattr(algorithm_choice, "latest_level", lambda rows: self._level)
         self.runs_dir, self.step_us = tmp_path / "runs", None
 
-    def _followed(self, arguments, algo, interrupts):
+    def _run_training(self, arguments, algo, interrupts):
         self.commands.append((algo, list(arguments)))
         found = self.levels[algo].pop(0)
         if isinstance(found, str):
