@@ -44,7 +44,7 @@ def write_settings(run: Path, settings: Settings) -> None:
         OSError: disk full or no permission; the settings of the earlier session are untouched.
     """
     before = sources_in(run)
-    kept = {key: before.get(key, said) if said == RESUMED else said for key, said in settings.sources.items()}
+    kept = {key: before.get(key, source) if source == RESUMED else source for key, source in settings.sources.items()}
     settings = dataclasses.replace(settings, sources=kept)
     text = f"{to_toml(settings)}# end of settings: {len(iterate(settings.config))}\n"
     replace_bytes(run / "config.toml", text.encode("utf-8"), durable=True)

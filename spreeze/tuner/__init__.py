@@ -17,7 +17,7 @@ rollout   E, for on-policy modes; rows and minibatches stay about as configured,
           learning. Asynchronous modes: U, with at most 20 uses of a rollout; N and K stay as configured
 ========  ==================================================================================================
 
-*Search* (``search``; ``measure`` measures, ``answer`` explains the choice).
+*Search* (``search``; ``measure`` measures, ``explanation`` explains the choice).
 
 1. Memory limits replay, batch size, samplers and environments. A pinned setting that does not fit is rejected.
 2. Learners alone, if the mode has such knobs: devices and numbers of threads in the same turns, with growing batch

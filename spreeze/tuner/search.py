@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs, model
-from spreeze.tuner.answer import Answer, best_runners
+from spreeze.tuner.explanation import Explanation, best_runners
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import Cost, LearnerKind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
@@ -736,8 +736,8 @@ class Search:
 
     def conclude(self) -> None:
         """Gives every choice its reason, and adds notes."""
-        problem, chosen, answer = self.problem, self.chosen.setting, Answer(self)
-        self.choices = answer.choices()
+        problem, chosen, explanation = self.problem, self.chosen.setting, Explanation(self)
+        self.choices = explanation.choices()
         if self.fell_back:
             return
         if problem.room is not None:

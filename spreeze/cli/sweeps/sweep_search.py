@@ -370,8 +370,8 @@ class SettingSearch:
         states = {"finished": self._states.COMPLETE, "pruned": self._states.PRUNED}
         self._keep(trial)
         self._study.tell(trial.asked, value, states.get(run.state, self._states.FAIL))
-        told = f"return {value:.4g}" if value is not None else f"{run.state}: {run.error or 'stopped'}"
-        self._tell(f"trial {trial.asked.number + 1}: {told}; {run.setting}")
+        outcome = f"return {value:.4g}" if value is not None else f"{run.state}: {run.error or 'stopped'}"
+        self._tell(f"trial {trial.asked.number + 1}: {outcome}; {run.setting}")
 
     def _write(self) -> None:
         """``NAME.sweep.json`` as the journal has it, whoever carried the trials out."""

@@ -27,7 +27,7 @@ _MOST_RUNNERS = 3
 _ROOM = 2.0  # The upper bound is this many times the measured value, so that chance does not slow the learner.
 
 
-class Answer:
+class Explanation:
     """Explains the results of a search; measures nothing."""
 
     def __init__(self, search: Search) -> None:
