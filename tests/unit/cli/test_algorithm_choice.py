@@ -15,6 +15,7 @@ from spreeze.cli.algorithm_choice import (
     continued,
     latest_level,
     rounds_of,
+    too_slow,
 )
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.cli.planning import layers_of
@@ -71,6 +72,16 @@ def test_a_task_with_a_profile_keeps_its_algorithm():
 ])  # fmt: skip
 def test_all_but_the_best_may_take_a_tenth_of_the_run_at_most_five_minutes(words, candidates, rounds):
     assert rounds_of(command(*words)[1], candidates) == rounds
+
+
+def test_an_environment_so_slow_that_a_round_would_show_nothing_is_not_compared():
+    settings = command()[1]
+    assert too_slow(settings, ["dqn", "ppo"], None) is None
+    assert too_slow(settings, ["dqn", "ppo"], 59_000.0) is None
+    assert too_slow(settings, ["dqn", "ppo"], 700_000.0) == (
+        "dqn, ppo are not compared: with 700 ms an env step, 60 s each would show nothing; dqn is the default, "
+        "--algo NAME chooses another"
+    )
 
 
 class Runs:
