@@ -31,7 +31,7 @@ class Algorithm(ABC):
     updates: int
     """Updates so far, including rejected ones; a caller that replays recorded updates counts them here."""
 
-    lr_share = 1.0
+    lr_multiplier = 1.0
     """Factor of the learning rates, in addition to their schedule."""
 
     def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:

@@ -167,9 +167,9 @@ class _BatchNormalised(Critics):
         self._each(evaluate, self._joint)
         return buffers
 
-    def _take_step(self, obs_action: Tensor, mean_goal: Tensor, fill: Callable[[Chunk], None]) -> None:
+    def _take_step(self, obs_action: Tensor, mean_td_target: Tensor, fill: Callable[[Chunk], None]) -> None:
         buffers, rows = self._sized(len(obs_action)), len(obs_action)
-        self.td_error, self.goal = buffers.td_error, mean_goal
+        self.td_error, self.td_target = buffers.td_error, mean_td_target
         for (joint,), chunks in zip(self._joint, buffers.groups, strict=True):
             buffers.out[joint.own].copy_(joint.out[:, :, :rows])
             for chunk in chunks:
@@ -185,9 +185,9 @@ class _BatchNormalised(Critics):
         found = torch.where(total - total == 0.0, self._of_batch, self.statistics)
         self.statistics.lerp_(found, 1.0 - _MOMENTUM)
 
-    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
+    def action_gradient(self, obs: Tensor, action: Tensor, *, use_min: bool) -> Tensor:
         self._fold()  # the buffers have views of the folded parameters
-        return super().action_gradient(obs, action, least=least)
+        return super().action_gradient(obs, action, use_min=use_min)
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"statistics": self.statistics}
@@ -218,7 +218,7 @@ class CrossQ(SAC):
     name = "crossq"
 
     @property
-    def target_share(self) -> float:
+    def effective_tau(self) -> float:
         """1: there are no target networks, so target values use the current weights."""
         return 1.0
 

@@ -44,14 +44,14 @@ class _Distributional(Critics):
     """Base of both kinds; the chunks and threads are those of ``Critics``."""
 
     _values: Tensor | None = None
-    """[S, B], means of the critics at the latest fresh actions."""
+    """[S, B], means of the critics at the latest actions of the current policy."""
 
     @abstractmethod
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Future returns [M, B] of actions [A, B] from the target networks, in new memory."""
 
     @abstractmethod
-    def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
+    def _fill_loss_gradient(self, buffers: MlpBuffers, loss_target: Tensor, td_error: Tensor) -> None:
         """Fills ``buffers.grad_out``, the gradient of the summed loss, and ``td_error`` [S, rows], mean errors."""
 
     @abstractmethod
@@ -59,12 +59,12 @@ class _Distributional(Critics):
         """Fills ``values`` [S, rows] with each mean, and ``buffers.grad_out`` with its derivative."""
 
     def _differentiate(
-        self, obs_action: Tensor, target: Tensor, goal: Tensor, mean_goal: Tensor, weight: Tensor | None
+        self, obs_action: Tensor, target: Tensor, loss_target: Tensor, mean_td_target: Tensor, weight: Tensor | None
     ) -> None:
         """One gradient step toward ``target`` [M, B].
 
-        ``goal`` is for ``_fill_loss_gradient``, ``mean_goal`` [B] for the metrics. Clamps hide non-finite values, so
-        the gradient of such a row is set to NaN, and the optimizer rejects it.
+        ``loss_target`` is for ``_fill_loss_gradient``, ``mean_td_target`` [B] for the metrics. Clamps hide non-finite
+        values, so the gradient of such a row is set to NaN, and the optimizer rejects it.
         """
         total = target.sum(0)
         per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).per_row)
@@ -72,10 +72,10 @@ class _Distributional(Critics):
             per_row.mul_(weight)
 
         def fill(chunk: Chunk) -> None:
-            self._fill_loss_gradient(chunk.buffers, goal[:, chunk.rows], chunk.td_error)
+            self._fill_loss_gradient(chunk.buffers, loss_target[:, chunk.rows], chunk.td_error)
             chunk.buffers.grad_out.mul_(per_row[chunk.rows])
 
-        self._take_step(obs_action, mean_goal, fill)
+        self._take_step(obs_action, mean_td_target, fill)
 
     def _action_gradients(self, obs: Tensor, action: Tensor, *, first: bool = False) -> tuple[Tensor, Tensor]:
         """Means [S, B] and their derivatives by the action [S, A, B], in buffers; ``first``: only that critic's."""
@@ -119,24 +119,26 @@ class QuantileCritics(_Distributional):
         """One gradient step toward targets [M, B]; the loss of a critic is the mean over its quantiles."""
         self._differentiate(obs_action, target, target, target.mean(0), weight)
 
-    def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
+    def _fill_loss_gradient(self, buffers: MlpBuffers, loss_target: Tensor, td_error: Tensor) -> None:
         quantiles = buffers.out.flatten(0, 1)
         if buffers.loss_scratch is None:
-            buffers.loss_scratch = pairs_for(quantiles, len(goal))
-        found = quantile_huber_gradient(quantiles, goal, self._levels.repeat(buffers.stack), buffers.loss_scratch)
+            buffers.loss_scratch = pairs_for(quantiles, len(loss_target))
+        found = quantile_huber_gradient(
+            quantiles, loss_target, self._levels.repeat(buffers.stack), buffers.loss_scratch
+        )
         torch.mul(found.view_as(buffers.out), self._mean_gradient, out=buffers.grad_out)
-        torch.sub(buffers.out.mean(1), goal.mean(0), out=td_error)
+        torch.sub(buffers.out.mean(1), loss_target.mean(0), out=td_error)
 
     def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
         buffers.grad_out.fill_(self._mean_gradient)
         torch.mean(buffers.out, 1, out=values)
 
-    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        """dQ/da [A, B] of the mean of all quantiles (arXiv 2005.04269, eq. 13), regardless of ``least``."""
+    def action_gradient(self, obs: Tensor, action: Tensor, *, use_min: bool) -> Tensor:
+        """dQ/da [A, B] of the mean of all quantiles (arXiv 2005.04269, eq. 13), regardless of ``use_min``."""
         values, gradients = self._action_gradients(obs, action)
         buffers = self._buffers
         torch.mean(values, 0, out=buffers.q_action)
-        return torch.mean(gradients, 0, out=buffers.least)
+        return torch.mean(gradients, 0, out=buffers.min_gradient)
 
 
 class CategoricalCritics(_Distributional):
@@ -162,11 +164,11 @@ class CategoricalCritics(_Distributional):
     def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """One gradient step on the cross-entropy with the projection of the targets [K, B]."""
         assert self._next_prob is not None
-        goal = projected(self._next_prob, target, *self._range)
-        self._differentiate(obs_action, target, goal, (goal * self.grid).sum(0), weight)
+        loss_target = projected(self._next_prob, target, *self._range)
+        self._differentiate(obs_action, target, loss_target, (loss_target * self.grid).sum(0), weight)
 
-    def _fill_loss_gradient(self, buffers: MlpBuffers, goal: Tensor, td_error: Tensor) -> None:
-        torch.sub(buffers.out.softmax(1), goal, out=buffers.grad_out)
+    def _fill_loss_gradient(self, buffers: MlpBuffers, loss_target: Tensor, td_error: Tensor) -> None:
+        torch.sub(buffers.out.softmax(1), loss_target, out=buffers.grad_out)
         torch.sum(buffers.grad_out * self.grid, 1, out=td_error)
 
     def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
@@ -174,17 +176,17 @@ class CategoricalCritics(_Distributional):
         torch.sum(prob * self.grid, 1, out=values)
         torch.mul(prob, self.grid - values.unsqueeze(1), out=buffers.grad_out)
 
-    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
+    def action_gradient(self, obs: Tensor, action: Tensor, *, use_min: bool) -> Tensor:
         """dQ/da [A, B] of the critics' lowest mean, or of the first critic."""
         buffers = self._sized(obs.shape[0])
-        values, gradients = self._action_gradients(obs, action, first=not least)
-        if not least:
+        values, gradients = self._action_gradients(obs, action, first=not use_min)
+        if not use_min:
             buffers.q_action.copy_(values[0])
             return gradients[0]
         lowest, index = values.min(0)
         buffers.q_action.copy_(lowest)
-        torch.gather(gradients, 0, index.expand(1, gradients.shape[1], -1), out=buffers.least.unsqueeze(0))
-        return buffers.least
+        torch.gather(gradients, 0, index.expand(1, gradients.shape[1], -1), out=buffers.min_gradient.unsqueeze(0))
+        return buffers.min_gradient
 
     def drop_buffers(self) -> None:
         super().drop_buffers()

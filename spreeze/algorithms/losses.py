@@ -120,8 +120,8 @@ def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, s
     in sorted targets with prefix sums need fewer operations, but took 3 to 4 times as long for 2 x 25 quantiles on a
     CPU core.
     """
-    count, goals = len(quantiles), len(target)
-    scratch = pairs_for(quantiles, goals) if scratch is None else scratch
+    count, num_targets = len(quantiles), len(target)
+    scratch = pairs_for(quantiles, num_targets) if scratch is None else scratch
     sums, sizes = torch.empty_like(quantiles), torch.empty_like(quantiles)
     for start in range(0, count, step := scratch.shape[1]):
         own = slice(start, min(start + step, count))
@@ -129,15 +129,15 @@ def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, s
         torch.sub(target.unsqueeze(1), quantiles[own], out=errors).clamp_(-1.0, 1.0)
         torch.sum(errors, 0, out=sums[own])
         torch.sum(errors.abs_(), 0, out=sizes[own])
-    return sizes.mul_(0.5 - levels.unsqueeze(1)).sub_(sums, alpha=0.5).div_(goals)
+    return sizes.mul_(0.5 - levels.unsqueeze(1)).sub_(sums, alpha=0.5).div_(num_targets)
 
 
-def pairs_for(quantiles: Tensor, goals: int) -> Tensor:
-    """Memory [M, q, B] for the pairs of q of the quantiles [Q, B] with M = ``goals`` targets; on a GPU q is Q."""
+def pairs_for(quantiles: Tensor, num_targets: int) -> Tensor:
+    """Memory [M, q, B] for the pairs of q of the quantiles [Q, B] with M = ``num_targets`` targets; on a GPU q is Q."""
     count, rows = quantiles.shape
-    at_once = max(1, _PAIRS // (goals * rows)) if quantiles.device.type == "cpu" else count
+    at_once = max(1, _PAIRS // (num_targets * rows)) if quantiles.device.type == "cpu" else count
     # In equal parts, so that there is no small remainder, which would be slower for its size.
-    return quantiles.new_empty(goals, -(-count // -(-count // min(at_once, count))), rows)
+    return quantiles.new_empty(num_targets, -(-count // -(-count // min(at_once, count))), rows)
 
 
 def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:

@@ -5,7 +5,7 @@ arguments and results pass between the two::
 
     actor side                                         critic side
     actor_forward(batch)   -- next actions, log_probs -->  critic_step(batch, ...)
-                           -- fresh actions           -->  action_gradient(batch, action)
+                           -- current actions         -->  action_gradient(batch, action)
     actor_step(dq_da)      <-- dQ/da                  --
 
 ``update`` runs them in this order, on one device or two (``DeviceSplit``, the two-GPU split of the Spreeze paper). With
@@ -58,7 +58,7 @@ class ActorOutputs(NamedTuple):
 
     next_action: Tensor  # [A, B], at next_obs
     next_log_prob: Tensor | None  # [B] in nat; None where the algorithm has no entropy term
-    action: Tensor | None  # [A, B], fresh actions at obs; None if this update moves no actor
+    action: Tensor | None  # [A, B], actions of the current policy at obs; None if this update moves no actor
 
 
 class DeviceSplit:
@@ -208,7 +208,7 @@ class OffPolicyAlgorithm(Algorithm):
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
     def _actor_target_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """DQ/da, or with ``imitation`` the gradient that replaces it."""
+        """Gradient dQ/da, or with ``imitation`` the gradient that replaces it."""
         gradient, value = self.action_gradient(batch, action), self.critics.action_value
         return gradient if self.imitation is None else self.imitation.gradient(gradient, value, batch.action, action)
 
@@ -221,15 +221,15 @@ class OffPolicyAlgorithm(Algorithm):
         self.anneal(0.0)
 
     def anneal(self, progress: float) -> None:
-        """Sets the learning rates from ``lr_share`` and the schedule, if any, for a progress of 0 to 1."""
-        if self._schedule == "constant" and self.lr_share == 1.0:
+        """Sets the learning rates from ``lr_multiplier`` and the schedule, if any, for a progress of 0 to 1."""
+        if self._schedule == "constant" and self.lr_multiplier == 1.0:
             return
         shapes = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
         for adam in self._adams:
-            adam.scale_lr((self._lr_end + (1.0 - self._lr_end) * shapes[self._schedule]) * self.lr_share)
+            adam.scale_lr((self._lr_end + (1.0 - self._lr_end) * shapes[self._schedule]) * self.lr_multiplier)
 
     @property
-    def target_share(self) -> float:
+    def effective_tau(self) -> float:
         """Mean share of the online weights mixed into the targets per update."""
         return self._config.tau / self.period
 
@@ -246,9 +246,9 @@ class OffPolicyAlgorithm(Algorithm):
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest step (reads the device)."""
         critics, found = self.critics, dict[str, float]()
-        if critics.td_error is not None and critics.goal is not None:
+        if critics.td_error is not None and critics.td_target is not None:
             found["critic_loss"] = critics.td_error.square().mean().item()
-            found["q_mean"] = (critics.td_error.mean() + critics.goal.mean()).item()
+            found["q_mean"] = (critics.td_error.mean() + critics.td_target.mean()).item()
             found["critic_grad_norm"] = critics.adam.gradient_norm
         return finite(found | self._actor_metrics())
 
@@ -360,13 +360,13 @@ class CriticNetworks(TrainedNetworks[F]):
     _buffers: Any = None
     """Buffers that depend on the batch size."""
     td_error: Tensor | None = None  # [S, B], of the latest step
-    goal: Tensor | None = None  # [B], of the latest step
+    td_target: Tensor | None = None  # [B], of the latest step
     gives_obs_gradient = False
     """True if a step computes ``obs_gradient``."""
     obs_gradient: Tensor | None = None
     """[B, O], derivative of the latest step's loss with respect to the observations, or [B, O + A] to all inputs."""
     action_value: Tensor | None = None
-    """[B], Q-values of the latest fresh actions."""
+    """[B], Q-values of the latest actions of the current policy."""
 
     def row_errors(self) -> Tensor:
         """Magnitude of each row's temporal difference [B] in the latest step, averaged over the critics."""
@@ -374,11 +374,11 @@ class CriticNetworks(TrainedNetworks[F]):
         return self.td_error.abs().mean(0)
 
     def mean_action_value(self) -> float:
-        """Mean Q of the latest fresh actions, NaN if there are none (reads the device)."""
+        """Mean Q of the latest actions of the current policy, NaN if there are none (reads the device)."""
         return math.nan if self.action_value is None else self.action_value.mean().item()
 
     def drop_buffers(self) -> None:
-        self._buffers = self.td_error = self.goal = self.action_value = self.obs_gradient = None
+        self._buffers = self.td_error = self.td_target = self.action_value = self.obs_gradient = None
 
 
 class Chunk:
@@ -410,7 +410,7 @@ class _Buffers:
         self.action_gradients = like.new_zeros(stack, inputs - obs_dim, rows)
         self.gradients: list[Tensor] = list(self.action_gradients)
         self.is_first = torch.zeros(rows, dtype=torch.bool, device=like.device)
-        self.least = torch.zeros_like(self.gradients[0])
+        self.min_gradient = torch.zeros_like(self.gradients[0])
         self.x = like.new_zeros(rows, inputs)
         self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
         self.per_row = like.new_full((), 1.0 / rows)
@@ -503,13 +503,13 @@ class Critics(CriticNetworks[Parameters]):
         self._each(evaluate, buffers.groups)
         return buffers
 
-    def _take_step(self, obs_action: Tensor, mean_goal: Tensor, fill: Callable[[Chunk], None]) -> None:
-        """One gradient step; ``mean_goal`` [B] is for the metrics.
+    def _take_step(self, obs_action: Tensor, mean_td_target: Tensor, fill: Callable[[Chunk], None]) -> None:
+        """One gradient step; ``mean_td_target`` [B] is for the metrics.
 
         ``fill`` sets a chunk's ``buffers.grad_out`` and ``td_error`` from the outputs in its buffers.
         """
         buffers = self._sized(obs_action.shape[0])
-        self.td_error, self.goal = buffers.td_error, mean_goal
+        self.td_error, self.td_target = buffers.td_error, mean_td_target
         streams = self.parallel if isinstance(self.parallel, TwoStreams) else None
         shape = (*buffers.td_error.shape, self._obs_dim)
         by_obs = obs_action.new_empty(shape) if self.gives_obs_gradient else None
@@ -551,11 +551,11 @@ class Critics(CriticNetworks[Parameters]):
 
         self._take_step(obs_action, target, fill)
 
-    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
+    def action_gradient(self, obs: Tensor, action: Tensor, *, use_min: bool) -> Tensor:
         """dQ/da [A, B] of the critics' minimum or the first critic, in a buffer that the next call overwrites."""
         buffers = self._sized(obs.shape[0])
         buffers.fill(obs, action)
-        if not least or self.online.stack == 1:
+        if not use_min or self.online.stack == 1:
             self._each(_action_gradients, buffers.first)
             buffers.q_action.copy_(buffers.q[0])
             return buffers.gradients[0]
@@ -564,7 +564,7 @@ class Critics(CriticNetworks[Parameters]):
         torch.minimum(first, second, out=buffers.q_action)
         # Only the lower critic counts in each row, in a tie the first.
         torch.le(first, second, out=buffers.is_first)
-        return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
+        return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.min_gradient)
 
 
 def _input_gradient(networks: Parameters, buffers: MlpBuffers) -> Tensor:
@@ -689,13 +689,13 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         q = self._q(obs, self._online, record=True)
         if self._head is None:
             index = action.expand(len(q), 1, -1)
-            self.td_error, self.goal = torch.gather(q, 1, index)[:, 0] - target, target
+            self.td_error, self.td_target = torch.gather(q, 1, index)[:, 0] - target, target
             derivative = self.td_error if loss_gradient is None else loss_gradient(self.td_error)
             derivative = derivative if weight is None else derivative * weight
             grad_q = torch.zeros_like(q).scatter_(1, index, derivative.unsqueeze(1))
         else:
             by_action, index = self._by_action(q), action.expand(1, 1, self._outputs, -1)
-            derivative, error, self.goal = self._head.loss_gradient(by_action.gather(1, index)[0, 0], target)
+            derivative, error, self.td_target = self._head.loss_gradient(by_action.gather(1, index)[0, 0], target)
             derivative = derivative if weight is None else derivative * weight
             self.td_error = error.unsqueeze(0)
             grad_q = torch.zeros_like(by_action).scatter_(1, index, derivative[None, None]).flatten(1, 2)

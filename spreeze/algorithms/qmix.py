@@ -237,7 +237,7 @@ class TeamValues(CriticNetworks[TeamNetworks]):
             error = value.detach() - target.clone()
             factor = error if weight is None else error * weight.clone()
             (found,) = torch.autograd.grad(value, leaf, factor / len(error))
-        self.td_error, self.goal = error.unsqueeze(0), target
+        self.td_error, self.td_target = error.unsqueeze(0), target
         self.gradient.flat.copy_(found)
         self.adam.step()
 

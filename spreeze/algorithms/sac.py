@@ -221,7 +221,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
         torch.exp(self.log_alpha, out=self.alpha)
 
     @property
-    def target_share(self) -> float:
+    def effective_tau(self) -> float:
         """Share of the weights that an update mixes into the targets."""
         return self._config.tau
 
@@ -318,7 +318,7 @@ class SAC(_SoftActorCritic):
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Gradient of the critics' minimum."""
-        return self.critics.action_gradient(batch.obs, action, least=True)
+        return self.critics.action_gradient(batch.obs, action, use_min=True)
 
     def actor_step(self, dq_da: Tensor) -> None:
         """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18).

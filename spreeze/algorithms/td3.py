@@ -140,7 +140,7 @@ class DDPG(OffPolicyAlgorithm):
         self.critics.step(batch.obs_action, target, batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        return self.critics.action_gradient(batch.obs, action, least=False)
+        return self.critics.action_gradient(batch.obs, action, use_min=False)
 
     def actor_step(self, dq_da: Tensor) -> None:
         """Gradient step on ``-mean Q(s, pi(s))`` (deterministic policy gradient, arXiv 1509.02971, eq. 6).

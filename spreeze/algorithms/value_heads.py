@@ -96,15 +96,15 @@ class CategoricalReturns:
 
     def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         assert self._next_prob is not None
-        goal, grid = losses.projected(self._next_prob, target, *self._range), self.grid.unsqueeze(1)
-        self._latest, gradient, mean = (out, goal), out.softmax(0).sub_(goal), (goal * grid).sum(0)
+        target_prob, grid = losses.projected(self._next_prob, target, *self._range), self.grid.unsqueeze(1)
+        self._latest, gradient, mean = (out, target_prob), out.softmax(0).sub_(target_prob), (target_prob * grid).sum(0)
         return gradient.add(_unless_finite(target)), (gradient * grid).sum(0), mean
 
     def row_losses(self) -> Tensor:
         """KL divergence from the target, which unlike the cross-entropy is 0 at the optimum."""
         assert self._latest is not None
-        out, goal = self._latest
-        return (torch.xlogy(goal, goal) - goal * out.log_softmax(0)).sum(0).clamp_(min=0.0)
+        out, target_prob = self._latest
+        return (torch.xlogy(target_prob, target_prob) - target_prob * out.log_softmax(0)).sum(0).clamp_(min=0.0)
 
     def folded(self, outputs: Tensor) -> Tensor:
         return outputs

@@ -142,7 +142,7 @@ class ReplayFeed(RestoredFeed):
         self._replay = ring
         self._imitation_updates: float = math.inf if job.offline else getattr(config, "bc_updates", 0)
         """Updates from demonstrations alone, before samplers begin; infinite if they never do."""
-        self._pace = TargetPace(self.trainer.algorithm.target_share, config.gamma, config.n_step)
+        self._pace = TargetPace(self.trainer.algorithm.effective_tau, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
         self.began = self._resumed = False
@@ -164,7 +164,7 @@ class ReplayFeed(RestoredFeed):
         self.trainer.go_back(checkpoint.tensors, checkpoint.state)
         self._skipped = SkippedUpdates(self.trainer)
         self._broadcast()
-        return f"learning rates are {self.trainer.algorithm.lr_share:g} of the settings"
+        return f"learning rates are {self.trainer.algorithm.lr_multiplier:g} of the settings"
 
     def _broadcast(self) -> None:
         """Hands its samplers the newest weights, where they do not read the published ones."""

@@ -649,10 +649,10 @@ class ReplayTrainer:
 
     def _set_times_back(self, times: int) -> None:
         """Halves the learning rates ``times`` times."""
-        self._times_back, share = times, 0.5**times
-        if share == self.algorithm.lr_share:
+        self._times_back, multiplier = times, 0.5**times
+        if multiplier == self.algorithm.lr_multiplier:
             return
-        self.algorithm.lr_share = share
+        self.algorithm.lr_multiplier = multiplier
         self.algorithm.anneal(self._progress / 1000.0)
         if self._launches is not None:
             self._launches.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant

@@ -64,7 +64,7 @@ def test_the_actor_follows_the_critics_by_their_running_statistics():
         h = torch.relu((h @ weight - mean) * torch.rsqrt(variance + EPS) + bias)
     least = (online.head_weight @ h.transpose(1, 2) + online.head_bias)[:, 0].amin(0)
     least.sum().backward()
-    found = critics.action_gradient(obs, action.detach(), least=True)
+    found = critics.action_gradient(obs, action.detach(), use_min=True)
     torch.testing.assert_close(found, action.grad, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(critics.action_value, least.detach())
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_resumed_goes_on_as_it_would_have(changes):
         for batch in batches(3):
             algorithm.update(batch)
     assert first.updates_skipped() == 0
-    assert first.target_share == 1.0
+    assert first.effective_tau == 1.0
     for name, array in first.state_arrays().items():
         np.testing.assert_array_equal(second.state_arrays()[name], array, err_msg=name)
 

@@ -84,7 +84,7 @@ def test_gradients_are_those_of_autograd_in_chunks_and_by_two_threads(name, chan
         with torch.inference_mode():
             critics.step(x, reward + 0.9 * critics.next_value(next_obs, next_action))
             gradient = critics.gradient.flat.clone()
-            descent = critics.action_gradient(obs, action, least=True).clone()
+            descent = critics.action_gradient(obs, action, use_min=True).clone()
             value = critics.action_value.clone()
     expected, target = critics.online, forward(critics, torch.cat((next_obs, next_action.t()), 1), critics.target)
     leaves = [*expected.weights, *expected.biases, expected.head_weight, expected.head_bias]

@@ -391,4 +391,4 @@ def test_targets_that_follow_too_slowly_are_named_with_the_time_that_values_need
         period = {"target_interval" if name == "dqn" else "policy_delay": 2}
         settings = {"tau": 0.5, "hidden_sizes": (8,), **period}
         made = create(name, 3, 1, SECTIONS[name](**settings), 1, num_actions=2 if name == "dqn" else None)
-        assert made.target_share == share
+        assert made.effective_tau == share

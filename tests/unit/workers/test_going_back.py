@@ -69,8 +69,8 @@ def test_a_restarted_learner_keeps_the_halved_rates_and_a_second_return_halves_t
     trainer.go_back(*kept)
     successor = trainer_of(ring)
     successor.load_state(*trainer.state())
-    assert successor.algorithm.lr_share == 0.5
+    assert successor.algorithm.lr_multiplier == 0.5
     successor.go_back(*kept)
-    assert successor.algorithm.lr_share == 0.25
+    assert successor.algorithm.lr_multiplier == 0.25
     learn(successor, 3)
     assert successor.updates == 11

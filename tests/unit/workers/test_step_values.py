@@ -37,7 +37,7 @@ def test_q_of_the_first_critic_in_the_unit_of_the_rewards(name, changes):
     algorithm, spec = made(name, **changes), spec_of(Box((-2.0,) * ACT, (4.0,) * ACT))
     unit = np.random.default_rng(2).uniform(-1.0, 1.0, (STEPS, ACT)).astype(np.float32)
     critics = algorithm.critics
-    critics.action_gradient(torch.from_numpy(OBSERVED), torch.from_numpy(unit).t(), least=False)
+    critics.action_gradient(torch.from_numpy(OBSERVED), torch.from_numpy(unit).t(), use_min=False)
     expected = critics._sized(STEPS).out[0]
     q = expected.mean(0)
     if "atoms" in changes:
