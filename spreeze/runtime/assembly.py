@@ -19,7 +19,7 @@ from spreeze.runtime.launcher import WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.runtime.recorder import Recorder
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
 from spreeze.transport.status_table import StatusTable
@@ -218,7 +218,7 @@ class Assembly(contextlib.ExitStack):
 
     def read(self) -> CounterSample:
         """Returns all counters; the final ones once the stop flag is set."""
-        now_s, ending = time.monotonic(), bool(self.status.header[words.STOP])
+        now_s, ending = time.monotonic(), bool(self.status.header[status_table.STOP])
         groups = (data.read(self._posted(group), ending=ending) for group, data in enumerate(self.data))
         return CounterSample(now_s, tuple(groups))
 

@@ -42,7 +42,7 @@ from spreeze.formatting import number, percent
 from spreeze.machine.contention import ContentionReader, CpuContention
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, samples_per_insert
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import role_of
 
@@ -297,7 +297,7 @@ class GovernorLoop:
         self._turn_rows = _TURN_SHARE * buffer
         self._turn_began = (0.0, 0)  # seconds, rows inserted
         for group, samplers in enumerate(self._samplers):
-            status.group(group)[words.SAMPLERS] = samplers
+            status.group(group)[status_table.SAMPLERS] = samplers
         self._post(self._governor.active)
 
     def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
@@ -342,7 +342,7 @@ class GovernorLoop:
             self._turn_began = now_s, inserted
             for group, samplers in enumerate(self._samplers) if self._takes_turns and active < self._started else ():
                 header = self._status.group(group)
-                header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
+                header[status_table.FIRST_SAMPLER] = (int(header[status_table.FIRST_SAMPLER]) + 1) % samplers
 
     def _facts(self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]) -> Facts | None:
         """This second's facts; None before learning, or if a learner was just restarted."""
@@ -373,6 +373,6 @@ class GovernorLoop:
         """Stores each group's share of the active samplers; between the stores at most one sampler is missing."""
         for group, samplers in enumerate(self._samplers):
             header, own = self._status.group(group), max(active * samplers / self._started, STEP)
-            header[words.SLOWED_SHARE] = 0
-            header[words.ACTIVE_SAMPLERS] = int(own)
-            header[words.SLOWED_SHARE] = round(1000 * (own - int(own)))
+            header[status_table.SLOWED_SHARE] = 0
+            header[status_table.ACTIVE_SAMPLERS] = int(own)
+            header[status_table.SLOWED_SHARE] = round(1000 * (own - int(own)))

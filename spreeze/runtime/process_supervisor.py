@@ -19,7 +19,7 @@ from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behi
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
-from spreeze.transport import status_table as status_words
+from spreeze.transport import status_table
 from spreeze.workers.roles import ROLES, Address, FailurePolicy, RestartLimit, Role
 
 _STOP_S = 6.0  # for a worker to end after it was asked to stop
@@ -72,7 +72,7 @@ class ProcessSupervisor:
         self._launch(handle)
 
     def _launch(self, handle: WorkerHandle) -> None:
-        self._status.control(handle.spec.row)[status_words.PHASE] = int(Phase.START)
+        self._status.control(handle.spec.row)[status_table.PHASE] = int(Phase.START)
         handle.process = self._launcher.start(handle.spec, self._run_context)
         handle.last_heartbeat, handle.heartbeat_seen_s, handle.reported = -1, self._clock(), None
         handle.slow_start_reported, handle.oom_kills = False, oom_kills()
@@ -195,7 +195,7 @@ class ProcessSupervisor:
     def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
         """Notes when the heartbeat last changed; returns the phase."""
         control = self._status.control(handle.spec.row)
-        heartbeat, phase = int(control[status_words.HEARTBEAT]), Phase(int(control[status_words.PHASE]))
+        heartbeat, phase = int(control[status_table.HEARTBEAT]), Phase(int(control[status_table.PHASE]))
         if handle.ended_s is not None and phase not in (Phase.START, Phase.INIT):
             self.on_event("info", f"{handle.spec.name} is back after {now - handle.ended_s:.1f} s")
             handle.ended_s = None
@@ -211,7 +211,7 @@ class ProcessSupervisor:
         messages = self._read(handle)
         process.close()
         handle.process = None
-        return messages, Phase(int(self._status.control(handle.spec.row)[status_words.PHASE]))
+        return messages, Phase(int(self._status.control(handle.spec.row)[status_table.PHASE]))
 
     def _ended(self, handle: WorkerHandle, code: int, now: float) -> list[dict[str, Any]]:
         log = handle.process.log if handle.process is not None else None
@@ -261,7 +261,7 @@ class ProcessSupervisor:
 
         Meanwhile all are killed at once if ``hurry()``, and ``on_wait`` gets the workers still alive.
         """
-        self._status.header[status_words.STOP] = 1
+        self._status.header[status_table.STOP] = 1
         start = self._clock()
         while living := [handle for handle in self.handles.values() if handle.process is not None]:
             specs = [handle.spec for handle in living]

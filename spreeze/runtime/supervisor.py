@@ -28,7 +28,7 @@ from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.runtime.timeline import FIRST_S, Timeline
-from spreeze.transport import status_table as status_words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.workers.roles import ROLES, Address
 
@@ -189,16 +189,16 @@ class _RunLoop:
     def _post_header(self) -> None:
         """Writes the flags and counts that workers read from the header."""
         header = self._assembly.status.header
-        header[status_words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
-        header[status_words.ENV_ARGS] = self._env_args.version
-        header[status_words.EPISODES_WANTED] = int(self._recorder.callbacks.wants_episodes)
+        header[status_table.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+        header[status_table.ENV_ARGS] = self._env_args.version
+        header[status_table.EPISODES_WANTED] = int(self._recorder.callbacks.wants_episodes)
 
     def _take_requests(self) -> None:
         header = self._assembly.status.header
-        header[status_words.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
+        header[status_table.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
         for name, word in (
-            ("evaluate", status_words.EVALUATION_REQUESTS),
-            ("checkpoint", status_words.CHECKPOINT_REQUESTS),
+            ("evaluate", status_table.EVALUATION_REQUESTS),
+            ("checkpoint", status_table.CHECKPOINT_REQUESTS),
         ):
             if self._run_dir.take_request(name) is not None:
                 header[word] += 1
@@ -355,8 +355,8 @@ class _RunLoop:
         if (text := self._falls.fallen(curve)) is None:
             return
         self._recorder.event("warning", text)
-        if self._assembly.plan.goes_back and header[status_words.FALLS] < MOST_ROLLBACKS:
-            header[status_words.FALLS] += 1
+        if self._assembly.plan.goes_back and header[status_table.FALLS] < MOST_ROLLBACKS:
+            header[status_table.FALLS] += 1
             self._falls.rolled_back(curve)
 
     def _sample(self) -> None:

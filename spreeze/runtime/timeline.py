@@ -11,7 +11,7 @@ from typing import Any
 from spreeze.files import write_json
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import TIMELINE
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 
 LENGTH_S = 0.25
@@ -33,9 +33,9 @@ class Timeline:
 
     def begin(self) -> None:
         self.recorded = True
-        self._before = {name: int(self._status.control(row)[words.PHASE]) for name, row in self._rows.items()}
+        self._before = {name: int(self._status.control(row)[status_table.PHASE]) for name, row in self._rows.items()}
         self._began_ns = time.monotonic_ns()
-        self._status.header[words.RECORDING] = 1
+        self._status.header[status_table.RECORDING] = 1
 
     @property
     def is_due(self) -> bool:
@@ -44,13 +44,13 @@ class Timeline:
 
     def finish(self) -> None:
         """Writes the file; an OSError if that fails."""
-        self._status.header[words.RECORDING] = 0
+        self._status.header[status_table.RECORDING] = 0
         began_ns, self._began_ns = self._began_ns, 0
         end_ns = time.monotonic_ns()
         workers = {
             name: parts(self._status.events(row), began_ns, end_ns, Phase(self._before[name]))
             for name, row in self._rows.items()
-            if int(self._status.control(row)[words.PID])  # it has been started
+            if int(self._status.control(row)[status_table.PID])  # it has been started
         }
         write_json(
             self._file,
@@ -67,7 +67,9 @@ def parts(events: Any, began_ns: int, end_ns: int, before: Phase) -> list[list[A
 
     Phases that follow themselves are one part. ``before`` lasts until the first event: a long update may have none.
     """
-    noted = sorted((value >> words.PHASE_BITS, value & (2**words.PHASE_BITS - 1)) for value in events[1:].tolist())
+    noted = sorted(
+        (value >> status_table.PHASE_BITS, value & (2**status_table.PHASE_BITS - 1)) for value in events[1:].tolist()
+    )
     known = [(t_ns, Phase(phase).name.lower()) for t_ns, phase in noted if began_ns <= t_ns < end_ns]
     if noted[0][0] < began_ns:  # else the ring has lost the first ones
         known.insert(0, (began_ns, before.name.lower()))

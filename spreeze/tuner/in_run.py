@@ -20,7 +20,7 @@ from spreeze.errors import SpreezeError
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.plan import RunPlan, RunWorkers, TunerChoice
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.status_table import RetunedSettings
 from spreeze.tuner.knobs import as_configured, find_memory_plan, most_samplers
 from spreeze.tuner.measure import Measurer
@@ -105,7 +105,7 @@ class _RunWindows(Windows):
         self._learner_pid = self._pid()
 
     def _pid(self) -> int:
-        return int(self.run.status.control(self._learner)[words.PID])
+        return int(self.run.status.control(self._learner)[status_table.PID])
 
     def apply(self, setting: Setting, most: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
         """Applies a setting, with ``most`` samples per insert; all samplers rest if it names none.
@@ -115,8 +115,8 @@ class _RunWindows(Windows):
         """
         kept = 0.0 if keeps_all else self.base[RATIO]
         full, group, rows = Setting({**self.base, **setting}), self.run.status.group(0), self._rows_per_step
-        group[words.SLOWED_SHARE] = 0
-        group[words.ACTIVE_SAMPLERS] = setting.get(SAMPLERS, 0)
+        group[status_table.SLOWED_SHARE] = 0
+        group[status_table.ACTIVE_SAMPLERS] = setting.get(SAMPLERS, 0)
         ratios = (full[RATIO] / rows, most / rows, kept / rows)
         self.run.status.retune(RetunedSettings(full[BATCH], full[THREADS], *ratios))
         for data in self.run.data if SAMPLERS in setting else ():
@@ -152,7 +152,7 @@ class _RunWindows(Windows):
                 return list(self._worker_pids().values())
 
     def _disturbances(self) -> object:
-        return super()._disturbances(), int(self.run.status.header[words.PAUSED_MS])
+        return super()._disturbances(), int(self.run.status.header[status_table.PAUSED_MS])
 
     def wait_for_samplers(self) -> None:
         """Waits for the first env step of every sampler, as long as they may take to start."""

@@ -24,7 +24,7 @@ from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.tuner.problem import (
     BATCH,
     ENVS,
@@ -273,7 +273,7 @@ class Trial(contextlib.ExitStack, Windows):
     def _prepare(self, setting: Setting) -> None:
         """Sets the running workers to one of the settings that share them."""
         if self._kind.shares:
-            self.run.status.header[words.ACTIVE_SAMPLERS] = setting[SAMPLERS]
+            self.run.status.header[status_table.ACTIVE_SAMPLERS] = setting[SAMPLERS]
             for data in self.run.data:
                 data.forget()
 

@@ -19,7 +19,7 @@ import numpy as np
 from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
 from spreeze.metrics.table import TABLE, MetricTable, Phase
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import ParameterStore, WeightsStore
 from spreeze.workers.roles import ROLES, Address
@@ -72,7 +72,7 @@ class WorkerContext:
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._unsent: dict[str, float] = {}
         self._share, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
-        self._control[words.PID] = os.getpid()
+        self._control[status_table.PID] = os.getpid()
 
     @property
     def name(self) -> str:
@@ -80,26 +80,28 @@ class WorkerContext:
 
     def heartbeat(self, phase: Phase) -> None:
         """Signals that the worker is alive and in this phase; costs two stores, and while recording two more."""
-        self._control[words.PHASE] = int(phase)
-        self._control[words.HEARTBEAT] += 1
-        if self.status.header[words.RECORDING]:
+        self._control[status_table.PHASE] = int(phase)
+        self._control[status_table.HEARTBEAT] += 1
+        if self.status.header[status_table.RECORDING]:
             noted = int(self._events[0])
-            self._events[1 + noted % words.MOST_EVENTS] = time.monotonic_ns() << words.PHASE_BITS | int(phase)
+            self._events[1 + noted % status_table.MOST_EVENTS] = time.monotonic_ns() << status_table.PHASE_BITS | int(
+                phase
+            )
             self._events[0] = noted + 1
 
     @property
     def stopping(self) -> bool:
         """True once the supervisor has asked all workers to stop."""
-        return bool(self.status.header[words.STOP])
+        return bool(self.status.header[status_table.STOP])
 
     @property
     def weights_hint(self) -> int:
         """Changes whenever the group's learner publishes new weights; the file is authoritative."""
-        return int(self._group[words.WEIGHTS_HINT])
+        return int(self._group[status_table.WEIGHTS_HINT])
 
     def weights_published(self) -> None:
         """Announces new weights to the group; called by its learner only."""
-        self._group[words.WEIGHTS_HINT] += 1
+        self._group[status_table.WEIGHTS_HINT] += 1
 
     def count(self, word: int) -> int:
         """A count or flag of the header, which the supervisor writes: see ``transport.status_table``."""
@@ -108,17 +110,17 @@ class WorkerContext:
     @property
     def paused_s(self) -> float:
         """Time that this session was paused so far [s]."""
-        return self.count(words.PAUSED_MS) / 1000
+        return self.count(status_table.PAUSED_MS) / 1000
 
     @property
     def sampler_share(self) -> float:
         """Share of its time that this sampler may work: 1, 0, or in between for the last active one."""
         group = self._group
-        active, samplers = int(group[words.ACTIVE_SAMPLERS]), int(group[words.SAMPLERS])
+        active, samplers = int(group[status_table.ACTIVE_SAMPLERS]), int(group[status_table.SAMPLERS])
         if active >= samplers:
             return 1.0
-        beyond = (self.address.index - int(group[words.FIRST_SAMPLER])) % samplers - active
-        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[words.SLOWED_SHARE]) / 1000
+        beyond = (self.address.index - int(group[status_table.FIRST_SAMPLER])) % samplers - active
+        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[status_table.SLOWED_SHARE]) / 1000
 
     def throttled(self, now_s: float) -> bool:
         """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it has slept briefly.
@@ -181,7 +183,7 @@ class WorkerContext:
 
     def episode(self, episode_return: float, length: int, success: bool | None) -> None:
         """Sends an episode to the run's callbacks, if one of them needs episodes and the pipe has room."""
-        if self.status.header[words.EPISODES_WANTED] and self._has_room():
+        if self.status.header[status_table.EPISODES_WANTED] and self._has_room():
             self.send("episode", numbers=(episode_return, length, success))
 
     def report_info(self, numbers: InfoNumbers, now_s: float) -> None:

@@ -36,7 +36,7 @@ from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import close_in_time, end_with_parent, leave, leave_to_supervisor, lower_priority
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.weights import Weights, decode
 from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import (
@@ -108,7 +108,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.heartbeat(Phase.INIT)
     watches = [WeightsWatch.after_evaluations(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
-    turn, requests = 0, context.count(words.EVALUATION_REQUESTS)  # without requests to an earlier process
+    turn, requests = 0, context.count(status_table.EVALUATION_REQUESTS)  # without requests to an earlier process
     with contextlib.closing(_evaluation_of(context, job)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
@@ -117,13 +117,13 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
             turn += 1
             group = turn % job.groups
             hints = context.status.group(group)
-            hint = int(hints[words.WEIGHTS_HINT])
+            hint = int(hints[status_table.WEIGHTS_HINT])
             found = watches[group].newer(hint)
             if found is None:
                 yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, hints, hint))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            seen, requests = requests, context.count(words.EVALUATION_REQUESTS)
+            seen, requests = requests, context.count(status_table.EVALUATION_REQUESTS)
             record = evaluation.attempt(found, group)
             if record is not None:
                 context.post(
@@ -150,11 +150,11 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
 
 def _is_requested(context: WorkerContext, seen: int) -> bool:
     """True if the user has requested more evaluations than ``seen``."""
-    return context.count(words.EVALUATION_REQUESTS) > seen
+    return context.count(status_table.EVALUATION_REQUESTS) > seen
 
 
 def _has_changed(hints: np.ndarray, hint: int) -> bool:
-    return int(hints[words.WEIGHTS_HINT]) != hint
+    return int(hints[status_table.WEIGHTS_HINT]) != hint
 
 
 def _evaluation_of(context: WorkerContext, job: EvaluatorJob) -> Evaluation:
@@ -402,7 +402,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         self._context, self._share = context, job.config.cpu_share
         self._evaluation = _evaluation_of(context, job)
         self._watch = WeightsWatch.after_evaluations(Path(job.run_dir))
-        self._due_s, self._requests = time.monotonic(), context.count(words.EVALUATION_REQUESTS)
+        self._due_s, self._requests = time.monotonic(), context.count(status_table.EVALUATION_REQUESTS)
 
     @property
     def overdue(self) -> bool:
@@ -426,7 +426,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         if weights is None:
             self._due_s = time.monotonic()
             return task
-        self._requests, began_s = context.count(words.EVALUATION_REQUESTS), time.monotonic()
+        self._requests, began_s = context.count(status_table.EVALUATION_REQUESTS), time.monotonic()
         self._evaluation.lend(task)
         record = self._evaluation.attempt(weights)
         if record is not None:

@@ -21,7 +21,7 @@ from spreeze.config.algorithm_settings import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig, StopConfig
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.mixing import Mixer, MixSpec
@@ -189,7 +189,7 @@ class ReplayFeed(RestoredFeed):
 
     def advance(self) -> bool:
         ring = self._replay
-        if self._context.count(words.RETUNED) != self._retuned:
+        if self._context.count(status_table.RETUNED) != self._retuned:
             self._retune()
         inserted = ring.total_committed()
         if self._imitates:
@@ -223,7 +223,7 @@ class ReplayFeed(RestoredFeed):
 
     def _retune(self) -> None:
         """Applies the settings that the tuner has changed."""
-        self._retuned = self._context.count(words.RETUNED)
+        self._retuned = self._context.count(status_table.RETUNED)
         found = self._context.status.retuned_settings()
         learner = dataclasses.replace(self._learner, batch_size=found.batch_size, threads=found.learner_threads)
         if learner != self._learner:
@@ -385,10 +385,10 @@ class _Peers:
         )
 
     def _is_alive(self, peer: int, control: np.ndarray) -> bool:
-        if self._left[peer] or Phase(int(control[words.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
+        if self._left[peer] or Phase(int(control[status_table.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
             return False
         try:
-            os.kill(int(control[words.PID]), 0)
+            os.kill(int(control[status_table.PID]), 0)
         except (ProcessLookupError, PermissionError):
             return False
         return True

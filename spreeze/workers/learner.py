@@ -14,7 +14,7 @@ from spreeze.algorithms.algorithm import Publication
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.table import TABLE, Phase
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
@@ -141,7 +141,8 @@ class Learner:
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
         self._unwritten = 0  # checkpoints in a row
-        self._checkpoint_requests, self._falls = context.count(words.CHECKPOINT_REQUESTS), context.count(words.FALLS)
+        self._checkpoint_requests = context.count(status_table.CHECKPOINT_REQUESTS)
+        self._falls = context.count(status_table.FALLS)
 
     def _now(self) -> dict[str, Any]:
         """Env steps and wall time of the run, without pauses."""
@@ -207,10 +208,10 @@ class Learner:
             if self._is_new:
                 self._publish()
             self._published_s = now
-        if (falls := self._context.count(words.FALLS)) > self._falls:
+        if (falls := self._context.count(status_table.FALLS)) > self._falls:
             self._falls = falls
             self._go_back()
-        requests = self._context.count(words.CHECKPOINT_REQUESTS)
+        requests = self._context.count(status_table.CHECKPOINT_REQUESTS)
         requested = requests > self._checkpoint_requests
         if requested or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoint_requests = requests

@@ -18,7 +18,7 @@ import numpy as np
 
 from spreeze.envs.task import RandomActions, TaskSource, vector_maker
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
@@ -50,7 +50,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
 
         collector_class = SequenceCollector
     collector = collector_class(
-        TaskSource(job.spec, context.run_dir, lambda: context.count(words.ENV_ARGS)),
+        TaskSource(job.spec, context.run_dir, lambda: context.count(status_table.ENV_ARGS)),
         job.num_envs,
         job.spec,
         sink,
@@ -123,7 +123,7 @@ class SamplerLoop:
         return actions
 
     def _may_insert(self) -> bool:
-        if (retuned := self._context.count(words.RETUNED)) != self._retuned:
+        if (retuned := self._context.count(status_table.RETUNED)) != self._retuned:
             self._retuned = retuned
             found = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
@@ -169,7 +169,7 @@ def _collector(
 ) -> RolloutCollector:
     """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``options`` are keyword arguments."""
     made = RolloutCollector(
-        TaskSource(job.spec, context.run_dir, lambda: context.count(words.ENV_ARGS)),
+        TaskSource(job.spec, context.run_dir, lambda: context.count(status_table.ENV_ARGS)),
         job.spec,
         rollouts,
         first=job.index * job.num_envs,

@@ -24,7 +24,7 @@ from spreeze.files import remove_unfinished, replace_json
 from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import Phase
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.weights import Weights
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, pause_s
 from spreeze.workers.episodes.episode_redraw import clip_stride
@@ -98,7 +98,7 @@ class _Show:
     def run(self) -> None:
         context = self._context
         while not context.stopping:
-            if context.count(words.VISUALIZER_PAUSED):
+            if context.count(status_table.VISUALIZER_PAUSED):
                 context.post(paused=1.0)
                 context.sleep(_POLL_S)
                 continue

@@ -15,7 +15,7 @@ from spreeze.run_directory import group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.status_table import MOST_GROUPS, StatusTable
 from spreeze.transport.weights import WeightsStore
@@ -126,7 +126,7 @@ def test_a_published_policy_is_told_to_its_own_group_only(status):
     learners[1].weights_published()
     learners[15].weights_published()
     assert [learner.weights_hint for learner in learners] == [0, 1, *13 * [0], 1]
-    assert status.header[words.STOP] == status.header[words.VISUALIZER_PAUSED] == 0
+    assert status.header[status_table.STOP] == status.header[status_table.VISUALIZER_PAUSED] == 0
 
 
 def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_one_that_waits_most(status):

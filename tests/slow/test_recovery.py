@@ -23,7 +23,7 @@ from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
 
 from spreeze.errors import SpreezeError
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
 
 pytestmark = [
@@ -169,7 +169,7 @@ class RecoveryWatch:
 
     def _is_new(self, name: str) -> bool:
         """Another process has the place of the killed one."""
-        return int(self._status.control(self._rows[name])[words.PID]) != self._killed[name][1]
+        return int(self._status.control(self._rows[name])[status_table.PID]) != self._killed[name][1]
 
     def _look_at_sampler(self, index: int, now_s: float) -> None:
         """Back is who has 90 % of his usual rate, or of his neighbours' where the machine is slower now."""

@@ -20,7 +20,7 @@ from rings import torn_rows
 from spreeze.errors import CheckpointError
 from spreeze.files import TEMP_PREFIX, read_json
 from spreeze.run_directory import read_run
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore, load
 
 VERSIONS, TORN, TWICE, COUNTERS, CHECKPOINTS, LEFT, HEARTBEAT, TOLD = INVARIANTS = (
@@ -151,7 +151,7 @@ class Checker:
         """What has to change while a run goes on: heartbeats, rows, updates, and the time in a whole ``run.json``."""
         run, told = self._run, read_run(self._run.path)
         found = {
-            name: float(run.status.control(row)[words.HEARTBEAT])
+            name: float(run.status.control(row)[status_table.HEARTBEAT])
             for name, row in run.rows.items()
             if name not in RESTED
         }

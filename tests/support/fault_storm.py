@@ -33,7 +33,7 @@ from lossy_link import lossy_link
 
 from spreeze.errors import CheckpointError, ResourceError, SpreezeError
 from spreeze.metrics.table import Phase
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore, load
 
 KINDS = {
@@ -353,7 +353,9 @@ class Storm:
         with contextlib.suppress(psutil.Error):
             while psutil.Process(pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING):
                 time.sleep(0.001)  # its phase is the last one only then
-        steps = fault.victim in _SAMPLERS and run.status.control(run.rows[fault.victim])[words.PHASE] == Phase.STEP
+        steps = (
+            fault.victim in _SAMPLERS and run.status.control(run.rows[fault.victim])[status_table.PHASE] == Phase.STEP
+        )
         long = steps and fault.size > 0.5
         if long:
             self._dead.add(pid)
@@ -443,7 +445,7 @@ class Storm:
         self._page[NAN_PID] = pid
 
         def over() -> bool:
-            return refused() > before or int(run.status.control(row)[words.PID]) != pid
+            return refused() > before or int(run.status.control(row)[status_table.PID]) != pid
 
         def end() -> None:
             self._page[NAN_PID] = 0

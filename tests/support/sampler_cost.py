@@ -24,7 +24,7 @@ from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
@@ -157,7 +157,7 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
 
 def let_sample(ring: ReplayRing, status: StatusTable) -> None:
     """Weights are there, and the limiter, which is asked each time, always says yes."""
-    status.header[words.WEIGHTS_HINT] = 1
+    status.header[status_table.WEIGHTS_HINT] = 1
     ring.begin_learning()
     ring.sampled = 2**60
 

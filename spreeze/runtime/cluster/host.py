@@ -36,7 +36,7 @@ from spreeze.run_directory import scratch_folder, versions
 from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
 from spreeze.runtime.process_supervisor import ProcessSupervisor
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.chunks import RowReader, outlet_limiter, outlet_spec
 from spreeze.transport.gossip import GossipMemory
 from spreeze.transport.replay_ring import ReplayRing
@@ -220,7 +220,7 @@ class HostSamplers(threading.Thread):
             raise TransportError(f"weights of {len(data)} bytes cannot be read: {error}") from None
         if self.outlet is not None and self._status is not None and weights.order > self.weights_order:
             open_weights(self._folder).publish(weights.arrays, weights.meta, *weights.order)
-            self._status.group(0)[words.WEIGHTS_HINT] += 1
+            self._status.group(0)[status_table.WEIGHTS_HINT] += 1
             self.weights_order = weights.order
         return self.weights_order
 

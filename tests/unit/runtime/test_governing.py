@@ -32,7 +32,7 @@ from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.rates import CounterSample, GroupSample
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.shared_memory import Wakeup, readable
 from spreeze.transport.status_table import StatusTable
@@ -235,17 +235,17 @@ def test_without_a_word_of_the_supervisor_every_sampler_works(status):
 
 
 def test_the_tuner_sets_whole_numbers_and_nobody_is_slowed(status):
-    status.header[words.ACTIVE_SAMPLERS] = 2
+    status.header[status_table.ACTIVE_SAMPLERS] = 2
     assert shares(status) == [1.0, 1.0, 0.0]
 
 
 def test_who_works_is_counted_from_the_first_sampler_on_and_round(status):
-    status.header[words.SAMPLERS] = 3
-    status.header[words.ACTIVE_SAMPLERS] = 1
-    status.header[words.SLOWED_SHARE] = 250
+    status.header[status_table.SAMPLERS] = 3
+    status.header[status_table.ACTIVE_SAMPLERS] = 1
+    status.header[status_table.SLOWED_SHARE] = 250
     found = []
     for first in range(3):
-        status.header[words.FIRST_SAMPLER] = first
+        status.header[status_table.FIRST_SAMPLER] = first
         found.append(shares(status))
     assert found == [[1.0, 0.25, 0.0], [0.0, 1.0, 0.25], [0.25, 0.0, 1.0]]
 
@@ -270,11 +270,13 @@ class OneSampler:
 
     def turns(self, seconds):
         """Env steps and beats of so much time."""
-        before = self.sampling.counts.env_steps, int(self.status.control(0)[words.HEARTBEAT])
+        before = self.sampling.counts.env_steps, int(self.status.control(0)[status_table.HEARTBEAT])
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             self.loop.turn()
-        return self.sampling.counts.env_steps - before[0], int(self.status.control(0)[words.HEARTBEAT]) - before[1]
+        return self.sampling.counts.env_steps - before[0], int(self.status.control(0)[status_table.HEARTBEAT]) - before[
+            1
+        ]
 
     def close(self):
         self.sampling.close()
@@ -291,14 +293,14 @@ def one_sampler(tmp_path):
 
 
 def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler):
-    one_sampler.status.header[words.ACTIVE_SAMPLERS] = 0
+    one_sampler.status.header[status_table.ACTIVE_SAMPLERS] = 0
     start_s = time.perf_counter()
     steps, beats = one_sampler.turns(0.2)
     assert steps == 0
     # Naps of 10 ms, not the short ones of a sampler that is about to go on.
     assert 1 <= beats <= (time.perf_counter() - start_s) / 0.01 + 1
     assert one_sampler.status.named_slots(0, "sampler")["wait_s"] == 0.0
-    one_sampler.status.header[words.ACTIVE_SAMPLERS] = 1
+    one_sampler.status.header[status_table.ACTIVE_SAMPLERS] = 1
     assert one_sampler.turns(0.1)[0] > 0
 
 
@@ -320,8 +322,8 @@ def test_a_balanced_sampler_tells_its_learner_of_rows_and_sleeps_until_it_is_tol
 
 
 def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
-    one_sampler.status.header[words.ACTIVE_SAMPLERS] = 0
-    one_sampler.status.header[words.SLOWED_SHARE] = 125
+    one_sampler.status.header[status_table.ACTIVE_SAMPLERS] = 0
+    one_sampler.status.header[status_table.SLOWED_SHARE] = 125
     start_s = time.perf_counter()
     one_sampler.turns(0.6)
     passed_s = time.perf_counter() - start_s
@@ -340,22 +342,22 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
         workers = ProcessSupervisor(
             RunContext(run_dir=tmp_path, status=status, nonce="resting"), on_event=lambda level, text: None
         )
-        status.header[words.ACTIVE_SAMPLERS] = 0
+        status.header[status_table.ACTIVE_SAMPLERS] = 0
 
         def resting():
             workers.wait(0.02)
             workers.watch()
-            return status.control(row)[words.PHASE] == Phase.WAIT
+            return status.control(row)[status_table.PHASE] == Phase.WAIT
 
         try:
             workers.add(run.specs["sampler-0"])
             poll(resting, what="rest")
             os.kill(workers.pids()["sampler-0"], signal.SIGKILL)
             poll(lambda: resting() and workers.restart_count == 1, what="rest of the second")
-            beat = int(status.control(row)[words.HEARTBEAT])
-            poll(lambda: resting() and status.control(row)[words.HEARTBEAT] > beat + 5, what="beats")
+            beat = int(status.control(row)[status_table.HEARTBEAT])
+            poll(lambda: resting() and status.control(row)[status_table.HEARTBEAT] > beat + 5, what="beats")
             assert status.named_slots(row, "sampler")["env_steps"] == 0
-            status.header[words.ACTIVE_SAMPLERS] = 1
+            status.header[status_table.ACTIVE_SAMPLERS] = 1
             poll(lambda: (workers.watch(), status.named_slots(row, "sampler")["env_steps"] > 0)[1], what="work")
             assert workers.restart_count == 1
         finally:
@@ -597,9 +599,9 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
 def test_a_sampler_follows_the_bounds_that_the_tuner_puts_in_force(one_sampler):
     one_sampler.ring.begin_learning()
     assert one_sampler.turns(0.1)[0] > 0
-    one_sampler.status.retune(words.RetunedSettings(32, 1, 1e6, 1e6))
+    one_sampler.status.retune(status_table.RetunedSettings(32, 1, 1e6, 1e6))
     assert one_sampler.turns(0.1)[0] <= one_sampler.plan.config.sampling.envs_per_sampler
-    one_sampler.status.retune(words.RetunedSettings(32, 1, 0.0, 512.0))
+    one_sampler.status.retune(status_table.RetunedSettings(32, 1, 0.0, 512.0))
     assert one_sampler.turns(0.1)[0] > 0
 
 
@@ -612,17 +614,17 @@ def test_rows_of_unthrottled_samplers_that_are_only_measured_do_not_fill_replay(
 
     envs, writes = one_sampler.plan.config.sampling.envs_per_sampler, one_sampler.loop._limiter.rows_per_write
     one_sampler.ring.begin_learning()
-    one_sampler.status.retune(words.RetunedSettings(32, 1, 0.0, 1e9, 1e6))
+    one_sampler.status.retune(status_table.RetunedSettings(32, 1, 0.0, 1e9, 1e6))
     assert stepped_and_stored(20) == (20 * envs, writes)
-    one_sampler.status.retune(words.RetunedSettings(32, 1, 0.0, 1e9))
+    one_sampler.status.retune(status_table.RetunedSettings(32, 1, 0.0, 1e9))
     assert stepped_and_stored(20) == (20 * envs, 20 * envs)
 
 
 def test_settings_in_force_are_read_as_they_were_written(status):
-    assert status.header[words.RETUNED] == 0
-    settings = words.RetunedSettings(256, 2, 0.25, 1e9, 8.0)
+    assert status.header[status_table.RETUNED] == 0
+    settings = status_table.RetunedSettings(256, 2, 0.25, 1e9, 8.0)
     status.retune(settings)
-    assert (status.retuned_settings(), status.header[words.RETUNED]) == (settings, 1)
+    assert (status.retuned_settings(), status.header[status_table.RETUNED]) == (settings, 1)
 
 
 def test_only_the_first_samplers_work_until_the_tuner_allows_its_choice(status):

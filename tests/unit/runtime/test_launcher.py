@@ -24,7 +24,7 @@ from spreeze.runtime import launcher
 from spreeze.runtime.assembly import assembled
 from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, group_arguments
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 
 pytestmark = pytest.mark.cold
 _HOLDER = """
@@ -98,8 +98,11 @@ def test_a_worker_starts_speaks_is_killed_and_its_end_is_seen(tmp_path, name):
     with worker(tmp_path, LAUNCHERS[name]) as (process, status):
         assert {message["from"] for message in until_messages(process, "started")} == {"learner"}
         assert process.spec.name == "learner"
-        poll(lambda: status.control(process.spec.row)[words.PHASE] == Phase.WAIT, what="a learner that waits for rows")
-        assert status.control(process.spec.row)[words.PID] == process.pid
+        poll(
+            lambda: status.control(process.spec.row)[status_table.PHASE] == Phase.WAIT,
+            what="a learner that waits for rows",
+        )
+        assert status.control(process.spec.row)[status_table.PID] == process.pid
         process.signal_group(signal.SIGKILL)
         poll(lambda: process.poll() is not None, what="its end")
         assert process.poll() == -signal.SIGKILL
@@ -112,7 +115,7 @@ def test_a_worker_starts_speaks_is_killed_and_its_end_is_seen(tmp_path, name):
 def test_a_worker_that_was_asked_to_stop_ends_by_itself(tmp_path, name):
     with worker(tmp_path, LAUNCHERS[name]) as (process, status):
         until_messages(process, "started")
-        status.header[words.STOP] = 1
+        status.header[status_table.STOP] = 1
         poll(lambda: process.poll() is not None, what="its end")
         assert process.poll() == 0
         assert [message["kind"] for message in process.read_messages()][-1] == "finished", "last words are not lost"

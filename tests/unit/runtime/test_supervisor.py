@@ -19,7 +19,7 @@ from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime import process_supervisor
 from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec
 from spreeze.runtime.process_supervisor import ProcessSupervisor
-from spreeze.transport import status_table as words
+from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import ROLES, Address
 
@@ -99,8 +99,8 @@ class Stage(Launcher):
 
     def heartbeat(self, name, phase):
         control = self.status.control(ROWS[name])
-        control[words.HEARTBEAT] += 1
-        control[words.PHASE] = int(phase)
+        control[status_table.HEARTBEAT] += 1
+        control[status_table.PHASE] = int(phase)
 
     def pass_time(self, seconds, beating=()):
         """In steps of a second, as the supervisor looks; ``beating`` workers stay alive."""
@@ -276,7 +276,7 @@ def _fail_often(scene, name):
 def test_half_of_the_samplers_may_rest_more_may_not(stage):
     scene = stage("sampler-0", "sampler-1")
     for name in ("sampler-0", "sampler-1"):
-        scene.status.control(ROWS[name])[words.PHASE] = int(Phase.STEP)
+        scene.status.control(ROWS[name])[status_table.PHASE] = int(Phase.STEP)
     _fail_often(scene, "sampler-0")
     assert "restarting in 300.0 s" in scene.events[-1]
     with pytest.raises(WorkerError, match="2 of 2 samplers keep failing; sampler-0: ended with exit code 1"):
@@ -356,7 +356,7 @@ def test_stopping_waits_for_those_who_obey(stage):
     def on_messages(messages):
         said.extend(messages)
         scene.now += 0.5
-        if scene.status.header[words.STOP]:
+        if scene.status.header[status_table.STOP]:
             for child in scene.started:
                 if child.code is None:
                     child.say(kind="bye")
