@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
     from spreeze.types import TransitionBatch
 
-Publication = tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]
+LazySnapshot = tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]
 """Arrays, which another thread may fetch later, and metadata."""
 _GENERATOR = "generator"
 _MAX_SEED = 2**63 - 1
@@ -78,7 +78,7 @@ class Algorithm(ABC):
             found = {"update_size": max(sizes, default=math.nan), "dead_units": dead_units(self._perceptrons(batch))}
         return finite(found)
 
-    def value_snapshot(self, scale: float) -> Publication | None:
+    def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """Values that a learner publishes with its policy, for recorded episodes (``episode_recorder.step_values``).
 
         Rewards were divided by ``scale``. None for networks of images, recurrent ones, custom ones and those of teams,

@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Algorithm, Encoder, FlatNetworks, Publication, finite
+from spreeze.algorithms.algorithm import Algorithm, Encoder, FlatNetworks, LazySnapshot, finite
 from spreeze.algorithms.conv_networks import ConvParameters
 from spreeze.algorithms.fused_mlp import (
     RELU,
@@ -300,7 +300,7 @@ class OffPolicyAlgorithm(Algorithm):
         arrays = self.policy_arrays()
         return lambda: arrays
 
-    def value_snapshot(self, scale: float) -> Publication | None:
+    def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """The first critic's Q(s, a); for a policy that consists of values, as in DQN, only their unit."""
         critics = self.critics
         if self.encoder is None and self.actor is None:

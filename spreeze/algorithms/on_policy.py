@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Algorithm, Publication, finite
+from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
 from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
@@ -427,7 +427,7 @@ class OnPolicyAlgorithm(Algorithm):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
         return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
 
-    def value_snapshot(self, scale: float) -> Publication | None:
+    def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """V(s) of perceptrons."""
         network = self.net.value_network if isinstance(self.net, MlpActorCritic) else None
         if network is None or network.layers.own is not None:

@@ -89,7 +89,7 @@ class StatusTable:
         magic, rows = np.frombuffer(block.view, np.int64, 2).tolist()
         if magic != _MAGIC or rows != num_rows:
             block.close()
-            raise TransportError(f"descriptor {fd} is no status table of {num_rows} rows")
+            raise TransportError(f"descriptor {fd} is not a status table with {num_rows} rows")
         return cls(block, num_rows)
 
     def group(self, group: int) -> np.ndarray:

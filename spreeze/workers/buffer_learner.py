@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from spreeze.algorithms.algorithm import Publication
+from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WeightsError
@@ -111,7 +111,7 @@ class RestoredRolloutTrainer(Generic[_A]):
     def health(self) -> dict[str, float]:
         return self.algorithm.health()
 
-    def value_snapshot(self) -> Publication | None:
+    def value_snapshot(self) -> LazySnapshot | None:
         return self.algorithm.value_snapshot(self.algorithm.return_scale)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:

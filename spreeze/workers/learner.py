@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from spreeze.algorithms.algorithm import Publication
+from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.table import TABLE, Phase
@@ -42,7 +42,7 @@ class Trainer(Protocol):
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         """The policy's arrays, which another thread may fetch later, and what is published with them."""
 
-    def value_snapshot(self) -> Publication | None:
+    def value_snapshot(self) -> LazySnapshot | None:
         """Copies of the value networks, for recorded episodes; None if there are none."""
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
@@ -133,7 +133,7 @@ class Learner:
         self._publisher = Publisher(self._weights, context.weights_published, values)
         self._epoch = 0  # rises with each start of the learner
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
-        self._offered_updates = 0 if context.serial else -1  # updates of the last offered policy
+        self._last_published_updates = 0 if context.serial else -1  # updates of the policy handed over last
         self._saved_updates = 0  # updates in the newest checkpoint of this process
         found = context.named(context.slots)
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
@@ -150,8 +150,8 @@ class Learner:
 
     @property
     def _is_new(self) -> bool:
-        """True if the policy has changed since it was offered."""
-        return self._trainer.updates != self._offered_updates
+        """True if the policy has changed since it was last handed over for publishing."""
+        return self._trainer.updates != self._last_published_updates
 
     def _stop_reason(self) -> StopReason | None:
         stop, feed = self._job.stop, self._feed
@@ -223,13 +223,15 @@ class Learner:
         context, best = self._context, best_updates(Path(self._job.run_dir))
         path = None if best is None else self._checkpoints.nearest(best)
         if not self._feed.goes_back or path is None:
-            context.event("warning", "there is no checkpoint of the best policy, so the learner goes on as it is")
+            context.event(
+                "warning", "there is no checkpoint of the best policy, so training continues without a rollback"
+            )
             return
         context.heartbeat(Phase.CHECKPOINT)
         try:
             found = load(path)
         except CheckpointError as error:
-            context.event("warning", f"the learner goes on as it is: {error}")
+            context.event("warning", f"training continues without a rollback: {error}")
             return
         rates = self._feed.go_back(found)
         context.event(
@@ -241,7 +243,7 @@ class Learner:
         self._checkpoint()  # a learner that dies now starts from here
 
     def _is_publication_due(self, now: float) -> bool:
-        every, before = self._job.publish_updates, self._offered_updates
+        every, before = self._job.publish_updates, self._last_published_updates
         if every is None:
             return now - self._published_s >= self._job.learner.publish_interval_s
         return before <= 0 or self._trainer.updates // every > before // every
@@ -252,11 +254,11 @@ class Learner:
         start = perf_counter()
         self._context.heartbeat(Phase.PUBLISH)
         arrays, meta = self._trainer.policy_snapshot()
-        self._offered_updates = self._trainer.updates
+        self._last_published_updates = self._trainer.updates
         values, now = None, perf_counter()
         if self._job.publishes_values and now - self._valued_s >= _VALUES_S:
             values, self._valued_s = self._trainer.value_snapshot(), now
-        self._publisher.offer(arrays, meta | self._now(), self._epoch, self._offered_updates, values)
+        self._publisher.offer(arrays, meta | self._now(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_PUBLICATION_S)
         self._published_s = perf_counter()
@@ -322,18 +324,18 @@ class Learner:
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
 
 
-class Offer(NamedTuple):
+class PendingPublish(NamedTuple):
     arrays: Callable[[], Arrays]
     meta: dict[str, Any]
     epoch: int
     version: int
-    values: Publication | None = None
+    values: LazySnapshot | None = None
 
 
 class Publisher:
     """Publishes in a helper thread, so that encoding, hashing and writing do not delay updates.
 
-    At most one offer waits; a newer one replaces it.
+    At most one version waits; a newer one replaces it.
     """
 
     def __init__(
@@ -344,13 +346,13 @@ class Publisher:
     ) -> None:
         """``on_published`` is called in the helper thread when a new version is visible to readers.
 
-        ``values`` takes the values offered with a version; a failure there costs nothing else.
+        ``values`` takes the values handed over with a version; a failure there costs nothing else.
         """
         self.version = -1
         """The newest version visible to readers; -1 before the first."""
         self._store, self._on_published, self._values = store, on_published, values
         self._change = threading.Condition()
-        self._waiting: Offer | None = None
+        self._waiting: PendingPublish | None = None
         self._busy = self._closing = False
         self._failures: list[str] = []
         self._in_a_row = 0
@@ -363,11 +365,11 @@ class Publisher:
         meta: dict[str, Any],
         epoch: int,
         version: int,
-        values: Publication | None = None,
+        values: LazySnapshot | None = None,
     ) -> None:
         """Hands over a version and returns at once; ``arrays`` is called in the helper thread."""
         with self._change:
-            self._waiting = Offer(arrays, meta, epoch, version, values)
+            self._waiting = PendingPublish(arrays, meta, epoch, version, values)
             self._change.notify_all()
 
     def failures(self) -> list[str]:
@@ -377,12 +379,12 @@ class Publisher:
         return found
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all offers are written; False if that took longer."""
+        """Waits until all versions are written; False if that took longer."""
         with self._change:
             return self._change.wait_for(lambda: self._waiting is None and not self._busy, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Writes the waiting offer and ends the thread; gives up on a disk that hangs."""
+        """Writes the waiting version and ends the thread; gives up on a disk that hangs."""
         deadline_s = time.monotonic() + timeout_s
         self.flush(timeout_s)
         with self._change:
@@ -396,14 +398,14 @@ class Publisher:
                 self._change.wait_for(lambda: self._waiting is not None or self._closing)
                 if self._waiting is None:
                     return
-                offer, self._waiting, self._busy = self._waiting, None, True
+                pending, self._waiting, self._busy = self._waiting, None, True
             failure: str | None = None
-            if self._values is not None and offer.values is not None:
+            if self._values is not None and pending.values is not None:
                 with contextlib.suppress(Exception):  # first, so that a reader of the weights finds them
-                    self._values.publish(offer.values[0](), offer.values[1], offer.epoch, offer.version)
+                    self._values.publish(pending.values[0](), pending.values[1], pending.epoch, pending.version)
             try:
-                self._store.publish(offer.arrays(), offer.meta, offer.epoch, offer.version)
-                self.version = offer.version
+                self._store.publish(pending.arrays(), pending.meta, pending.epoch, pending.version)
+                self.version = pending.version
                 self._on_published()
             except (WeightsError, OSError) as error:
                 failure = str(error)

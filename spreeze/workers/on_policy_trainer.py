@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.algorithm import Publication
+from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
@@ -199,7 +199,7 @@ class OnPolicyTrainer:
     def health(self) -> dict[str, float]:
         return self.algorithm.health()
 
-    def value_snapshot(self) -> Publication | None:
+    def value_snapshot(self) -> LazySnapshot | None:
         return self.algorithm.value_snapshot(self.algorithm.return_scale)
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:

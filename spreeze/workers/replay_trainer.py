@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import create
-from spreeze.algorithms.algorithm import Publication
+from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
 from spreeze.config.algorithm_settings import AlgorithmConfig
@@ -573,7 +573,7 @@ class ReplayTrainer:
 
         return read, self._policy_meta()
 
-    def value_snapshot(self) -> Publication | None:
+    def value_snapshot(self) -> LazySnapshot | None:
         return self.algorithm.value_snapshot(self.return_scale)
 
     def exploring_policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
