@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, MlpBuffers, mlp_backward, mlp_forward
-from spreeze.algorithms.losses import pairs_for, projected, quantile_huber_gradient, truncated
+from spreeze.algorithms.losses import drop_top_quantiles, pairs_for, projected, quantile_huber_gradient
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -113,7 +113,7 @@ class QuantileCritics(_Distributional):
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """The pooled quantiles without the highest, in any order."""
         out = self._evaluate(next_obs, next_action).out
-        return truncated(out.flatten(0, 1).t(), self._drop).t().contiguous()
+        return drop_top_quantiles(out.flatten(0, 1).t(), self._drop).t().contiguous()
 
     def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """One gradient step toward targets [M, B]; the loss of a critic is the mean over its quantiles."""

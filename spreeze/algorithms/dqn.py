@@ -98,19 +98,15 @@ class DQN(OffPolicyAlgorithm):
         torch_device = torch.device(device)
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(torch_device).manual_seed(seed + 1)
-        hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
+        hidden, lr, dueling = config.hidden_sizes, config.lr, config.duelling
         bound = config.max_grad_norm
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
         layers = HiddenLayers(config.activation, config.layer_norm, network)
-        if network is not None and duelling:
+        if network is not None and dueling:
             raise ConfigError("dqn.duelling = true: custom networks have no such streams; remove one of them")
         self._atoms: Tensor | None = None
-        options: dict[str, Any] = {
-            "duelling": duelling,
-            "max_norm": bound,
-            "head": self._new_head(config, torch_device),
-        }
+        options: dict[str, Any] = {"dueling": dueling, "max_norm": bound, "head": self._new_head(config, torch_device)}
         options |= {"noise": config.noise_scale} if config.noisy else {}
         encoder: RecurrentEncoder | None = None
         if config.sequence is not None:
@@ -140,7 +136,7 @@ class DQN(OffPolicyAlgorithm):
         } | ({"action_mask": True} if masked else {})
         if config.noisy:
             outputs = {"quantile": config.quantiles, "categorical": config.atoms}.get(config.critics, 1)
-            meta["noisy"] = {"duelling": duelling, "outputs": outputs, "mean": config.critics == "quantile"}
+            meta["noisy"] = {"duelling": dueling, "outputs": outputs, "mean": config.critics == "quantile"}
         self._masked = masked
         super().__init__(None, self.critics, noise, meta, encoder=encoder)
 
@@ -210,7 +206,7 @@ class ImageCritics(ActionValues[ConvParameters]):
         generator: torch.Generator,
         device: torch.device,
         *,
-        duelling: bool,
+        dueling: bool,
         **options: Any,
     ) -> None:
         self.inputs = TrunkInputs.of(frames)
@@ -221,7 +217,7 @@ class ImageCritics(ActionValues[ConvParameters]):
             lr,
             generator,
             lambda sizes: ConvParameters.zeros(self.inputs, cnn, sizes, device),
-            duelling=duelling,
+            dueling=dueling,
             **options,
         )
         self._leaves = self._online.leaves()

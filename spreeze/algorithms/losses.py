@@ -101,7 +101,7 @@ def huber_gradient(error: Tensor, threshold: float = 1.0) -> Tensor:
     return error.clamp(-threshold, threshold)
 
 
-def truncated(values: Tensor, drop: int) -> Tensor:
+def drop_top_quantiles(values: Tensor, drop: int) -> Tensor:
     """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
 
     Equation 10 of arXiv 2005.04269, before reward and discount, which preserve the order. Sorting would take ten times

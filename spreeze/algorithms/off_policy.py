@@ -595,14 +595,14 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         generator: torch.Generator,
         make: Callable[[tuple[int, ...]], N],
         *,
-        duelling: bool,
+        dueling: bool,
         max_norm: float | None = None,
         head: ReturnHead | None = None,
         noise: float = 0.0,
     ) -> None:
         self._head, self._outputs = head, 1 if head is None else head.outputs
         sizes = (inputs, *hidden_sizes, num_actions * self._outputs)
-        if duelling:
+        if dueling:
             sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], (1 + num_actions) * self._outputs)
 
         def make_networks() -> Any:
@@ -615,7 +615,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         """The networks without noise."""
         self._gradient: N = self.gradient.means if self.noisy else self.gradient
         self.mlp = perceptron_of(self.mean)
-        self._dueling = DuelingHead(self.mlp, num_actions, self._outputs) if duelling else None
+        self._dueling = DuelingHead(self.mlp, num_actions, self._outputs) if dueling else None
         if self._dueling is not None:
             self._dueling.initialise(self.mlp)
             if self.noisy:
@@ -725,13 +725,13 @@ class DiscreteCritics(ActionValues[Parameters]):
         device: torch.device,
         *,
         layers: HiddenLayers = RELU,
-        duelling: bool = False,
+        dueling: bool = False,
         **options: Any,
     ) -> None:
         def make(sizes: tuple[int, ...]) -> Parameters:
             return new_parameters(sizes, stack, device, layers=layers)
 
-        super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator, make, duelling=duelling, **options)
+        super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator, make, dueling=dueling, **options)
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):

@@ -448,7 +448,7 @@ class NoisyLayers:
         pairs = [*((f"noise_w{name}", f"noise_b{name}") for name in names), ("noise_head_w", "noise_head_b")]
         self._layers = [tuple(np.ascontiguousarray(arrays[name], np.float32) for name in pair) for pair in pairs]
         about = meta["noisy"]
-        self._duelling, self._outputs, self._mean = bool(about["duelling"]), int(about["outputs"]), bool(about["mean"])
+        self._dueling, self._outputs, self._mean = bool(about["duelling"]), int(about["outputs"]), bool(about["mean"])
         for index, (weight, bias) in enumerate(layers):
             found, x = self._layers[index], np.zeros((1, len(weight)), np.float32)
             fits = found[0].shape == (len(weight), len(found[1]))
@@ -471,7 +471,7 @@ class NoisyLayers:
         parts = values.reshape(len(values), -1, self._outputs)
         if self._mean:
             parts = parts.mean(2, keepdims=True)
-        if self._duelling:
+        if self._dueling:
             own = parts[:, 1:]
             parts = own - own.mean(1, keepdims=True) + parts[:, :1]
         return parts.reshape(len(values), -1)

@@ -47,11 +47,11 @@ def made(variant, seed=5, dtype=torch.float64, hidden=HIDDEN, **changes):
     return exact(create, name, OBS, 1, config, seed, num_actions=K, dtype=dtype)
 
 
-def q_of(parameters, obs, flat=None, duelling=False):
+def q_of(parameters, obs, flat=None, dueling=False):
     """[S, B, K] in NumPy; ``flat`` stands in for the parameters' own vector."""
     nets = layers_of(parameters, flat)
     out = np.stack([forward(layers, head, obs) for layers, head in nets])
-    return out[..., :1] + out[..., 1:] - out[..., 1:].mean(-1, keepdims=True) if duelling else out
+    return out[..., :1] + out[..., 1:] - out[..., 1:].mean(-1, keepdims=True) if dueling else out
 
 
 def huber(error):
@@ -81,21 +81,21 @@ def test_huber_gradient_is_the_derivative_of_huber_s_loss_by_hand():
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
-@pytest.mark.parametrize("duelling", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_dqn_gradient_is_that_of_its_loss_to_its_target(double, duelling, threshold):
-    config = DQNConfig(hidden_sizes=HIDDEN, double=double, duelling=duelling, huber=threshold, max_grad_norm=1e9)
+def test_dqn_gradient_is_that_of_its_loss_to_its_target(double, dueling, threshold):
+    config = DQNConfig(hidden_sizes=HIDDEN, double=double, duelling=dueling, huber=threshold, max_grad_norm=1e9)
     dqn, batch = exact(create, "dqn", OBS, 1, config, 5, num_actions=K), batch_of()
     dqn.critics.target.flat.mul_(-0.8)  # online and target choose different actions
     obs, next_obs, action = batch.obs.numpy(), batch.next_obs.numpy(), batch.action.numpy()[:, 0].astype(int)
-    online, target = (q_of(net, next_obs, duelling=duelling)[0] for net in (dqn.critics.online, dqn.critics.target))
+    online, target = (q_of(net, next_obs, dueling=dueling)[0] for net in (dqn.critics.online, dqn.critics.target))
     assert (online.argmax(1) != target.argmax(1)).any()
     chosen = (online if double else target).argmax(1)
     goal = batch.reward.numpy() + GAMMA * (1 - batch.terminated.numpy()) * target[np.arange(B), chosen]
     flat = dqn.critics.online.flat.numpy().copy()
 
     def error():
-        return q_of(dqn.critics.online, obs, flat, duelling)[0][np.arange(B), action] - goal
+        return q_of(dqn.critics.online, obs, flat, dueling)[0][np.arange(B), action] - goal
 
     assert 0 < (np.abs(error()) > 1.0).sum() < B
     indices, expected = numeric(lambda: (huber(error()) if threshold else 0.5 * error() ** 2).mean(), flat)
@@ -139,7 +139,7 @@ def test_duelling_streams_stay_apart_and_the_published_head_gives_the_same_value
     assert (head[1:, :half] == 0).all()
     obs = np.random.default_rng(0).normal(size=(50, OBS)).astype(np.float32)
     policy = Policy.from_weights(dqn.policy_arrays(), dqn.policy_meta())
-    q = q_of(dqn.critics.online, obs, duelling=True)[0]
+    q = q_of(dqn.critics.online, obs, dueling=True)[0]
     np.testing.assert_allclose(policy._forward(obs, ())[0], q, atol=1e-5)
     np.testing.assert_array_equal(policy.act(obs, ())[0][:, 0], q.argmax(1))
 
@@ -319,7 +319,7 @@ def test_numpy_policy_acts_as_the_network(variant):
     obs = np.random.default_rng(0).normal(size=(16, OBS)).astype(np.float32)
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     net = algorithm.actor.online if variant == "sac" else algorithm.critics.online
-    expected = q_of(net, obs, duelling=variant == "dqn duelling")[0]
+    expected = q_of(net, obs, dueling=variant == "dqn duelling")[0]
     np.testing.assert_array_equal(policy.act(obs, ())[0][:, 0], expected.argmax(1))
 
 

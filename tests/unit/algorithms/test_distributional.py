@@ -11,9 +11,9 @@ from spreeze.algorithms import create
 from spreeze.algorithms.distributional import (
     CategoricalCritics,
     QuantileCritics,
+    drop_top_quantiles,
     projected,
     quantile_huber_gradient,
-    truncated,
 )
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
@@ -26,7 +26,7 @@ CASES = [(name, changes) for name in ("sac", "td3") for changes in (QUANTILE, CA
 
 
 def test_the_highest_of_all_pooled_values_are_left_out():
-    assert truncated(torch.tensor([[3.0, -1.0, 2.0, 9.0]]), 1).sort(1).values.tolist() == [[-1.0, 2.0, 3.0]]
+    assert drop_top_quantiles(torch.tensor([[3.0, -1.0, 2.0, 9.0]]), 1).sort(1).values.tolist() == [[-1.0, 2.0, 3.0]]
 
 
 def test_the_gradient_of_a_quantile_is_that_worked_out_by_hand():

@@ -23,7 +23,7 @@ KINDS = [
     {"critics": "quantile", "quantiles": 5},
     {"critics": "categorical", "atoms": 7, "v_min": -2.0, "v_max": 3.0},
 ]
-CASES = [kind | {"duelling": duelling, "noisy": noisy} for kind in KINDS for duelling in (False, True)
+CASES = [kind | {"duelling": dueling, "noisy": noisy} for kind in KINDS for dueling in (False, True)
          for noisy in (False, True)]  # fmt: skip
 CPU = torch.device("cpu")
 

@@ -215,7 +215,7 @@ def image_batch(rng, rows=6):
     )  # fmt: skip
 
 
-def by_torch(values, obs, duelling):
+def by_torch(values, obs, dueling):
     """The same network written with torch's layers."""
     given = iter(values.online.tensors())
     x = obs.flatten(1, 2).float() / 255
@@ -225,41 +225,41 @@ def by_torch(values, obs, duelling):
     x = nn.functional.relu(x.permute(0, 2, 3, 1).flatten(1) @ weight + bias)
     weight, bias = next(given)
     out = x @ weight.t() + bias
-    return out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if duelling else out
+    return out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if dueling else out
 
 
-@pytest.mark.parametrize("duelling", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_dqn_on_images_steps_down_the_gradient_that_autograd_finds(duelling, double):
-    config = DQNConfig(hidden_sizes=(16,), cnn="impala_small", duelling=duelling, double=double, lr=1e-3, huber=1.0)
+def test_dqn_on_images_steps_down_the_gradient_that_autograd_finds(dueling, double):
+    config = DQNConfig(hidden_sizes=(16,), cnn="impala_small", duelling=dueling, double=double, lr=1e-3, huber=1.0)
     dqn = DQN(0, 3, config, seed=0, frames=frame_spec())
     batch, values = image_batch(np.random.default_rng(0)), dqn.critics
     with torch.no_grad():
         values.target.flat.mul_(1.1)
-        online, target = by_torch(values, batch.next_obs, duelling), None
+        online, target = by_torch(values, batch.next_obs, dueling), None
         saved = values.online.flat.clone()
         values.online.flat.copy_(values.target.flat)
-        target = by_torch(values, batch.next_obs, duelling)
+        target = by_torch(values, batch.next_obs, dueling)
         values.online.flat.copy_(saved)
         best = (online if double else target).argmax(1, keepdim=True)
         goal = batch.reward + 0.9 * target.gather(1, best)[:, 0]
     leaves = [tensor.requires_grad_() for pair in values.online.tensors() for tensor in pair]
     values.online.tensors, original = lambda: list(zip(leaves[::2], leaves[1::2], strict=True)), values.online.tensors
-    chosen = by_torch(values, batch.obs, duelling).gather(1, batch.action.long())[:, 0]
+    chosen = by_torch(values, batch.obs, dueling).gather(1, batch.action.long())[:, 0]
     expected = torch.autograd.grad(nn.functional.huber_loss(chosen, goal), leaves)
     values.online.tensors = original
     dqn.update(batch)
     found = [tensor for pair in values.gradient.tensors() for tensor in pair]
     for ours, theirs in zip(found, expected, strict=True):
-        if duelling and ours.shape == values.gradient.mlp.head_weight[0].shape:
+        if dueling and ours.shape == values.gradient.mlp.head_weight[0].shape:
             theirs = theirs * values._dueling.mask[0]  # the streams' empty blocks stay empty
         torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=1e-6)
     assert not torch.equal(values.online.flat, saved)
 
 
-@pytest.mark.parametrize("duelling", [False, True])
-def test_a_published_image_policy_acts_as_the_learner_s_network(duelling):
-    dqn = DQN(0, 3, DQNConfig(hidden_sizes=(16,), duelling=duelling), seed=0, frames=frame_spec())
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_published_image_policy_acts_as_the_learner_s_network(dueling):
+    dqn = DQN(0, 3, DQNConfig(hidden_sizes=(16,), duelling=dueling), seed=0, frames=frame_spec())
     policy = Policy.from_weights(dqn.policy_arrays(), dqn.policy_meta())
     obs = image_batch(np.random.default_rng(2), rows=32).obs
     expected = dqn.critics.values(obs)[0].argmax(0)
