@@ -141,14 +141,14 @@ class _Entry(NamedTuple):
 
 
 class FrameLog:
-    """Turns the steps of N environments into rows of one sink.
+    """Turns the steps of N environments into rows of one writer.
 
     The frame of a reset waits for the first step, so that both are published together. With n-step returns a row holds
     the transition that ends with its frame; shorter ones at an episode's end follow in rows with the same frame.
     """
 
-    def __init__(self, sink: ShardWriter, num_envs: int, n_step: int, gamma: float) -> None:
-        self._sink, self._layout = sink, sink.layout
+    def __init__(self, writer: ShardWriter, num_envs: int, n_step: int, gamma: float) -> None:
+        self._writer, self._layout = writer, writer.layout
         self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)]
         self._first: list[np.ndarray | None] = [None] * num_envs
         self._last = [0] * num_envs
@@ -169,16 +169,16 @@ class FrameLog:
         entries = self._entries
         first = self._first[index]
         if first is not None:
-            self._last[index] = self._sink.next_logical + len(entries)
+            self._last[index] = self._writer.next_logical + len(entries)
             entries.append(_Entry(first, 0, 0, None))
             self._first[index] = None
         nothing = self._nothing[0]
         finished = self._n_steps[index].push(nothing, action, reward, terminated, truncated, nothing)
         self._age[index] = age = min(self._age[index] + 1, self._layout.depth)
         previous = self._last[index]
-        self._last[index] = self._sink.next_logical + len(entries)
+        self._last[index] = self._writer.next_logical + len(entries)
         for number in range(max(1, len(finished))):
-            back = self._sink.next_logical + len(entries) - previous
+            back = self._writer.next_logical + len(entries) - previous
             entries.append(_Entry(frame, back, age, finished[number] if finished else None))
 
     def flush(self, version: int) -> None:
@@ -198,7 +198,7 @@ class FrameLog:
         if count > len(self._nothing):
             self._nothing = np.zeros((2 * count, 0), np.float32)
         empty = self._nothing[:count]
-        self._sink.write(
+        self._writer.write(
             empty, action, values[0], values[1], empty, values[2], version, FrameColumns(frames, backs, values[3])
         )
         entries.clear()

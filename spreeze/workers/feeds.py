@@ -132,7 +132,7 @@ class ReplayFeed(RestoredFeed):
             session=job.session,
             loaded_rows=job.loaded_rows,
         )
-        self.ends_by_env_steps = self._exact = context.serial
+        self.ends_by_env_steps = self._serial = context.serial
         self._policies = None if job.policies is None else job.policies.attach()
         self._epoch = 0
         self._limiter = job.limiter
@@ -197,7 +197,7 @@ class ReplayFeed(RestoredFeed):
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
-            if not self._exact:
+            if not self._serial:
                 self._count_new()
             self.began = True
             done = f"{inserted * ring.spec.layout.steps} transitions"
@@ -208,7 +208,7 @@ class ReplayFeed(RestoredFeed):
             return False
         self._context.heartbeat(Phase.UPDATE)
         self._update()
-        while self._exact and self._may_update(inserted):
+        while self._serial and self._may_update(inserted):
             self._update()
         self._post_update()
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
@@ -271,7 +271,7 @@ class ReplayFeed(RestoredFeed):
 
     def _update(self) -> None:
         trainer = self.trainer
-        if self._exact:  # else by the clock
+        if self._serial:  # else by the clock
             self._count_new()
         if self._anneals:
             done = run_progress(
@@ -304,7 +304,7 @@ class ReplayFeed(RestoredFeed):
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
         super().check()
-        if not self._exact:
+        if not self._serial:
             self._count_returns()
         if self.began and (note := self._pace.note(self.session_s(), self.trainer.updates)):
             self._report(note, "warning")

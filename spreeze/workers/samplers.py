@@ -36,16 +36,16 @@ _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     """Samples until asked to stop, then closes its environments."""
-    sink = ShardWriter(job.replay.attach(), job.index)
-    # The row count of the sink changes the stream after a restart, so no episode is repeated.
+    writer = ShardWriter(job.replay.attach(), job.index)
+    # The row count of the writer changes the stream after a restart, so no episode is repeated.
     stream = job.index if job.stream is None else job.stream
-    rng = np.random.default_rng([job.seed, stream, sink.next_logical - job.loaded_rows])
+    rng = np.random.default_rng([job.seed, stream, writer.next_logical - job.loaded_rows])
     collector_class: Callable[..., TransitionCollector] = TransitionCollector
     if job.rows_per_step > 1:
         from spreeze.workers.collectors.goal_collector import GoalCollector
 
         collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
-    elif sink.layout.sequence is not None:
+    elif writer.layout.sequence is not None:
         from spreeze.workers.collectors.sequence_collector import SequenceCollector
 
         collector_class = SequenceCollector
@@ -53,7 +53,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
         TaskSource(job.spec, context.run_dir, lambda: context.count(status_table.ENV_ARGS)),
         job.num_envs,
         job.spec,
-        sink,
+        writer,
         n_step=job.n_step,
         gamma=job.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
@@ -64,12 +64,12 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     )
     collector.on_episode = context.episode
     try:
-        with turn_evaluation(context, job.evaluation) as collector.interlude:
-            loop = SamplerLoop(context, job, sink, collector, rng)
+        with turn_evaluation(context, job.evaluation) as collector.inline_evaluation:
+            loop = SamplerLoop(context, job, writer, collector, rng)
             yield from _turns(context, loop.turn)
     finally:
         collector.close()
-        sink.close()
+        writer.close()
 
 
 class SamplerLoop:
@@ -79,18 +79,22 @@ class SamplerLoop:
         self,
         context: WorkerContext,
         job: SamplerJob,
-        sink: ShardWriter,
+        writer: ShardWriter,
         collector: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
-        self._context, self._sink, self._collector, self._rng = context, sink, collector, rng
-        self._limiter, self._kept, self._retuned = job.limiter, job.limiter.within(0.0, job.limiter.maximum), 0
+        self._context, self._writer, self._collector, self._rng = context, writer, collector, rng
+        self._limiter, self._storage_limiter, self._retuned = (
+            job.limiter,
+            job.limiter.within(0.0, job.limiter.maximum),
+            0,
+        )
         self._random = RandomActions(job.spec, rng)
         self._reads_files = job.policies is None
         """True if weights come as files, announced by a hint; else the policy is read at each turn."""
         self._policy = NewestPolicy(open_weights(Path(job.run_dir)) if job.policies is None else job.policies.attach())
         self._hint = -1
-        self._counts = sink.counts()
+        self._counts = writer.counts()
         self._wakeup, self._learner = (
             None if handle is None else handle.attach() for handle in (job.wakeup, job.learner_wakeup)
         )
@@ -127,10 +131,10 @@ class SamplerLoop:
             self._retuned = retuned
             found = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
-            self._kept = self._limiter.within(found.kept_per_insert, 1e9)
-        self._counts = counts = self._sink.counts()
+            self._storage_limiter = self._limiter.within(found.kept_per_insert, 1e9)
+        self._counts = counts = self._writer.counts()
         rows = self._collector.num_envs * self._collector.rows_per_step
-        self._collector.keeps_rows = self._kept.may_insert(*counts, rows)
+        self._collector.keeps_rows = self._storage_limiter.may_insert(*counts, rows)
         return self._limiter.may_insert(*counts, rows)
 
     def _refresh_policy(self) -> None:
@@ -182,7 +186,7 @@ def _collector(
     )
     stack.enter_context(contextlib.closing(made))
     made.on_episode = context.episode
-    made.interlude = stack.enter_context(turn_evaluation(context, job.evaluation))
+    made.inline_evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
     return made
 
 

@@ -107,7 +107,7 @@ class Collector:
         """Versions of the arguments that each environment was made with."""
         self.on_episode: Callable[[float, int, bool | None], None] = ignored
         """Called with return, length and success of each episode."""
-        self.interlude: TurnEvaluation | None = None
+        self.inline_evaluation: TurnEvaluation | None = None
         """Evaluations between the episodes that are collected."""
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
@@ -132,9 +132,9 @@ class Collector:
         self.on_episode(self._returns[index], self._lengths[index], success)
 
     def _between_episodes(self, index: int) -> None:
-        if self.interlude is not None:
+        if self.inline_evaluation is not None:
             self._tasks[index].info_numbers = None
-            self._tasks[index] = self.interlude.play(self._tasks[index]) or self._make_task()
+            self._tasks[index] = self.inline_evaluation.play(self._tasks[index]) or self._make_task()
             self._tasks[index].info_numbers = self.info
         if self._versions and self._version != self._versions[index]:
             self._renew(index)

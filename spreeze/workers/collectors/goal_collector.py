@@ -100,7 +100,7 @@ class GoalRowWriter(VectorRowWriter):
         self,
         spec: EnvSpec,
         num_envs: int,
-        sink: ShardWriter,
+        writer: ShardWriter,
         n_step: int,
         gamma: float,
         relabelled: Callable[[int, GoalEpisode], np.ndarray],
@@ -108,7 +108,7 @@ class GoalRowWriter(VectorRowWriter):
         info: Callable[[int], Any],
     ) -> None:
         """``relabelled`` gives the rows of an environment's episode, ``info`` that of its latest step."""
-        super().__init__(spec, num_envs, sink, n_step, gamma)
+        super().__init__(spec, num_envs, writer, n_step, gamma)
         self._relabelled, self._info, self._most = relabelled, info, goals * num_envs
         self._episodes = [GoalEpisode() for _ in range(num_envs)]
         self._waiting: deque[np.ndarray] = deque()
@@ -135,7 +135,7 @@ class GoalRowWriter(VectorRowWriter):
             if len(rows) > left:
                 self._waiting.appendleft(rows[left:])
             if len(rows):
-                self._sink.write_packed(rows[:left], batch.version)
+                self._writer.write_packed(rows[:left], batch.version)
             left -= min(left, len(rows))
 
 
@@ -151,11 +151,11 @@ class GoalCollector(TransitionCollector):
         self.rows_per_step = 1 + goals
 
     def _open_rows(
-        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
+        self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> VectorRowWriter | FrameRowWriter:
-        self._relabelling = Relabelling(spec, sink.layout, self._goals, gamma, future=self._her == "future")
+        self._relabelling = Relabelling(spec, writer.layout, self._goals, gamma, future=self._her == "future")
         return GoalRowWriter(
-            spec, num_envs, sink, n_step, gamma, self._relabelled, self._goals, lambda index: self._tasks[index].info
+            spec, num_envs, writer, n_step, gamma, self._relabelled, self._goals, lambda index: self._tasks[index].info
         )
 
     def _relabelled(self, index: int, episode: GoalEpisode) -> np.ndarray:

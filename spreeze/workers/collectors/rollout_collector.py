@@ -240,7 +240,7 @@ class RolloutCollector(Collector):
             truncated.append(is_truncated)
         stepped = perf_counter()
         self._is_slow = stepped - start > SLOW_S
-        if self.interlude is not None and truncated and self.interlude.overdue:
+        if self.inline_evaluation is not None and truncated and self.inline_evaluation.overdue:
             truncated[0] = not terminated[0]
         if failed:
             kept = [row for row, index in enumerate(indices) if index not in failed]

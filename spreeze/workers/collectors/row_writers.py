@@ -26,10 +26,10 @@ class StepBatch(NamedTuple):
 class VectorRowWriter:
     """Writes rows of vector observations; ``obs`` [N, O] is current, and two buffers alternate."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float) -> None:
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
         self._next_obs = np.zeros_like(self.obs)
-        self._sink = sink
+        self._writer = writer
         self._windows = NStepBatch(n_step, gamma, num_envs, spec.obs_dim, spec.action_dim) if n_step > 1 else None
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
@@ -50,7 +50,7 @@ class VectorRowWriter:
             columns = [column[kept] for column in columns]
         obs, actions, reward, terminated, next_obs = columns
         if len(obs) and batch.kept:
-            self._sink.write(obs, actions, reward, terminated, next_obs, num_steps, batch.version)
+            self._writer.write(obs, actions, reward, terminated, next_obs, num_steps, batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 
     def _among(self, indices: Iterable[int]) -> np.ndarray:
@@ -63,11 +63,11 @@ class VectorRowWriter:
 class FrameRowWriter:
     """Writes rows of images: frame stacks for the policy are kept here, each frame is stored once in replay."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float) -> None:
         assert spec.frames is not None
         self._rows = ObsBuffer(num_envs, spec)
         self._sign = spec.frames.sign_rewards
-        self._log = FrameLog(sink, num_envs, n_step, gamma)
+        self._log = FrameLog(writer, num_envs, n_step, gamma)
 
     @property
     def obs(self) -> np.ndarray:

@@ -20,9 +20,9 @@ from spreeze.workers.collectors.transition_collector import TransitionCollector
 class SequenceRowWriter(VectorRowWriter):
     """Writes a row whenever T more slots of an environment are full."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, sink: ShardWriter, gamma: float) -> None:
-        super().__init__(spec, num_envs, sink, 1, gamma)
-        shape = sink.layout.sequence
+    def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, gamma: float) -> None:
+        super().__init__(spec, num_envs, writer, 1, gamma)
+        shape = writer.layout.sequence
         assert shape is not None
         self._length, self._burn_in, self._slots = shape.length, shape.burn_in, shape.slots
         self.state = np.zeros((num_envs, shape.state_dim), np.float32)
@@ -48,7 +48,7 @@ class SequenceRowWriter(VectorRowWriter):
             self._put(last, self._next_obs[last], actions, nothing, nothing, nothing, rows)
         self._begins[[*batch.ended, *batch.broken]] = 1.0
         if rows:
-            self._sink.write_packed(np.stack(rows), batch.version)
+            self._writer.write_packed(np.stack(rows), batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 
     def _put(
@@ -78,7 +78,7 @@ class SequenceRowWriter(VectorRowWriter):
     def _row(self, index: int) -> np.ndarray:
         parts = (self._seen[index], self._action[index], self._numbers[index], self._states[index, 0])
         return np.concatenate(
-            [part.reshape(-1) for part in parts] + [np.zeros(int(self._sink.layout.checksum), np.float32)]
+            [part.reshape(-1) for part in parts] + [np.zeros(int(self._writer.layout.checksum), np.float32)]
         )
 
 
@@ -86,9 +86,9 @@ class SequenceCollector(TransitionCollector):
     """N environments whose steps are stored as sequences, with the policy's states."""
 
     def _open_rows(
-        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
+        self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> VectorRowWriter | FrameRowWriter:
-        self._sequences = SequenceRowWriter(spec, num_envs, sink, gamma)
+        self._sequences = SequenceRowWriter(spec, num_envs, writer, gamma)
         return self._sequences
 
     def step(self, actions: np.ndarray, version: int) -> None:

@@ -34,7 +34,7 @@ class TransitionCollector(Collector):
         make_task: Callable[[], Task],
         num_envs: int,
         spec: EnvSpec,
-        sink: ShardWriter,
+        writer: ShardWriter,
         *,
         n_step: int,
         gamma: float,
@@ -46,7 +46,7 @@ class TransitionCollector(Collector):
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._unscale_action = ActionScaling(spec, bounded=True)
-        self._rows = self._open_rows(spec, num_envs, sink, n_step, gamma)
+        self._rows = self._open_rows(spec, num_envs, writer, n_step, gamma)
         self.state = State()
         """The policy's state in the current episodes."""
         self._reward = np.zeros(num_envs, np.float32)
@@ -71,9 +71,9 @@ class TransitionCollector(Collector):
             self._reset(index, seeds[index])
 
     def _open_rows(
-        self, spec: EnvSpec, num_envs: int, sink: ShardWriter, n_step: int, gamma: float
+        self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> VectorRowWriter | FrameRowWriter:
-        return (VectorRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, sink, n_step, gamma)
+        return (VectorRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, writer, n_step, gamma)
 
     @property
     def obs(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class TransitionCollector(Collector):
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._is_slow = stepped - start > SLOW_S
-        if self.interlude is not None and not ended and not broken and self.interlude.overdue:
+        if self.inline_evaluation is not None and not ended and not broken and self.inline_evaluation.overdue:
             ended = [(0, True)]
         kept = self.keeps_rows
         self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version, kept))

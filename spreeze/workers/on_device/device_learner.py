@@ -129,7 +129,7 @@ class DeviceReplayFeed(ReplayFeed):
         job = dataclasses.replace(job, learner=learner)
         replay = DeviceReplay(job.layout, job.envs.capacity, learner.batch_size, device, job.seed)
         super().__init__(context, job, replay, stack, replay)
-        self.ends_by_env_steps = self._exact = True
+        self.ends_by_env_steps = self._serial = True
         self._limiter = WithoutWaiting(**dataclasses.asdict(job.limiter))
         self._rows, trainer, config = replay, self.trainer, job.settings
         trainer.use_gpu_replay(replay, lambda: CudaGraph(device))

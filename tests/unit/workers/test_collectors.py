@@ -257,7 +257,7 @@ def test_closing_closes_all():
     assert all(task.closed for task in plan.made)
 
 
-class _Interlude:
+class _InlineEvaluation:
     """Notes (environment, step) at each turn; ``keeps`` says how often it gives the environment back."""
 
     def __init__(self, keeps=100):
@@ -272,10 +272,10 @@ class _Interlude:
 def test_between_two_episodes_an_environment_may_do_something_else_and_is_made_anew_where_it_was_lost():
     plan = Plan(ends={2: "truncated"})
     sampling, _ = _sampling(plan)
-    sampling.interlude = interlude = _Interlude(keeps=2)
+    sampling.inline_evaluation = inline_evaluation = _InlineEvaluation(keeps=2)
     for _ in range(4):
         sampling.step(_actions(0.0, 0.0), 0)
-    assert interlude.turns == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert inline_evaluation.turns == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert len(plan.made) == 4, "two were lost"
     assert sampling.obs[:, 0].tolist() == [2.0, 3.0]
     assert [task.steps for task in plan.made[2:]] == [0, 0]
@@ -284,11 +284,11 @@ def test_between_two_episodes_an_environment_may_do_something_else_and_is_made_a
 def test_an_episode_that_does_not_end_is_truncated_for_what_is_overdue():
     plan = Plan()
     sampling, rows = _sampling(plan, 1)
-    sampling.interlude = interlude = _Interlude()
+    sampling.inline_evaluation = inline_evaluation = _InlineEvaluation()
     for step in range(5):
-        interlude.overdue = step == 2
+        inline_evaluation.overdue = step == 2
         sampling.step(_actions(0.0), 0)
-    assert interlude.turns == [(0, 3)]
+    assert inline_evaluation.turns == [(0, 3)]
     assert [row[4] for row in rows.rows] == [0.0] * 5, "it has not terminated"
     assert [row[6] for row in rows.rows] == [1, 2, 3, 1, 2]
     assert sampling.counts.episodes == 1
