@@ -56,7 +56,7 @@ class AnyGpuReplay(Protocol):
 
     def set_batch_size(self, batch_size: int) -> None: ...
 
-    def settle(self) -> None: ...
+    def synchronize(self) -> None: ...
 
     def lag_and_age(self, version_now: int) -> tuple[float, float]: ...
 
@@ -189,7 +189,7 @@ class GpuReplay:
         rows = torch.remainder(self.logical, self.rows_per_shard).add_(starts)
         return torch.index_select(self._rows, 0, rows, out=self.batch)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits until all copies and draws are done, so that the memory may be freed."""
         self._side_stream.mark().wait()
         self._main.mark().wait()

@@ -260,7 +260,7 @@ class ReplayTrainer:
         if self._launches is None or not self.has_gpu_replay:
             return False
         launches, self._launches, self._device_normalizer = self._launches, None, None
-        launches.gpu_replay.settle()
+        launches.gpu_replay.synchronize()
         self.algorithm.set_parallel(None)
         return True
 

@@ -402,7 +402,7 @@ def mirror_against_host(place: Place) -> Finding:
             torn += int((host[kept].view(np.uint32) != rows[kept].view(np.uint32)).any(1).sum())
             checked += len(rows)
         written = ring.total_committed() - first
-        mirror.settle()
+        mirror.synchronize()
     return Finding(
         torn == 0 and same > 0 and written > 0,
         f"{checked} rows drawn on {place.device} while 2 samplers "

@@ -38,7 +38,7 @@ class DeviceSink(Protocol):
     def store(self, obs: Tensor, actions: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
         """Adds a step of N environments where ``good`` [N]; an episode of those is over where ``ended`` [N]."""
 
-    def settle(self) -> None:
+    def read_back(self) -> None:
         """Reads from the device what the host has to know."""
 
     def forget(self) -> None:
@@ -95,7 +95,7 @@ class DeviceCollector(Collector):
         written = perf_counter()
         self.counts.write_s += written - stepped
         if self._at == BLOCK:
-            self.settle()
+            self.read_back()
             self.counts.env_s += perf_counter() - written
 
     def _store(self, actions: Tensor, step: DeviceStep, version: int) -> None:
@@ -111,13 +111,13 @@ class DeviceCollector(Collector):
         self._sink.store(self.obs, actions, step, good, ended, version)
         self.obs, self._at = step.obs, self._at + 1
 
-    def settle(self) -> None:
+    def read_back(self) -> None:
         """Reads the log, counts what it holds, and resets environments that gave a bad value."""
         steps, self._at = self._at, 0
         if not steps:
             return
         reward, code = self._reward_log[:steps].cpu().numpy(), self._code_log[:steps].cpu().numpy()
-        self._sink.settle()
+        self._sink.read_back()
         good, over = (code & _GOOD) > 0, (code & _ENDED) > 0
         reward = np.where(good, reward, np.float32(0.0))
         self.counts.env_steps += int(good.sum()) - steps * self.num_envs
@@ -161,7 +161,7 @@ class DeviceCollector(Collector):
     def _lose_all(self, error: Exception) -> None:
         """Makes the environments again: all their episodes are lost."""
         self._count_error("environment 0", error)
-        self.settle()
+        self.read_back()
         assert self._env is not None
         self._env.close()
         self._make_envs()

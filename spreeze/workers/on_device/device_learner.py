@@ -108,8 +108,8 @@ class Sampling:
         """Counts time in which the environments waited for updates."""
         self.collector.counts.wait_s += seconds
 
-    def settle(self, version: int) -> None:
-        self.collector.settle()
+    def read_back(self, version: int) -> None:
+        self.collector.read_back()
         self.post(version)
 
     def post(self, version: int) -> None:
@@ -143,7 +143,7 @@ class DeviceReplayFeed(ReplayFeed):
         updates, known = self.trainer.updates, self._rows.inserted
         self._sampling.step(updates, uniform=not self.began and updates == 0)
         if not self.began and self._rows.total_committed() >= self._job.limiter.learning_starts:
-            self._sampling.settle(updates)  # some steps may have given no row
+            self._sampling.read_back(updates)  # some steps may have given no row
         if self._rows.inserted != known:
             self._count_new()
             self._actor.scale_by(self.trainer.normalizer)
@@ -180,7 +180,7 @@ class DeviceRolloutFeed(RestoredFeed):
         """One step of all environments; at the end of a rollout also all updates from it."""
         self._sampling.step(self.trainer.updates)
         if self._rollout.full:
-            self._sampling.settle(self.trainer.updates)
+            self._sampling.read_back(self.trainer.updates)
             start, self.stepping_s = perf_counter(), self._sampling.stepping_s
             self._context.heartbeat(Phase.UPDATE)
             self.trainer.learn(self._rollout, self.env_steps())
@@ -203,7 +203,7 @@ class _RolloutSink:
         assert self._actor.log_prob is not None
         self._rollout.store(obs, actions, self._actor.log_prob, step, good, ended)
 
-    def settle(self) -> None:
+    def read_back(self) -> None:
         """Does nothing: the host knows where the rollout ends."""
 
     def forget(self) -> None:

@@ -2,7 +2,7 @@
 
 It has the methods of the ring in shared memory and of its reader (``transport``) that a learner uses, and draws like
 ``GpuReplay``. The number of rows stays on the device, so that neither writing nor drawing waits; the host reads it in
-``settle``.
+``synchronize``.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class DeviceReplay:
     # --- as the ring ---
 
     def expect(self, rows: int) -> None:
-        """Counts rows that were written since ``settle``, as far as the host knows."""
+        """Counts rows that were written since ``synchronize``, as far as the host knows."""
         self._pending += rows
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Reads how many rows there are (waits for the device)."""
         if self._pending:
             self.inserted, self._pending = int(self._end), 0
@@ -157,8 +157,8 @@ class DeviceRows:
         self._replay.expect(len(good))
         self._slot = (slot + 1) % n
 
-    def settle(self) -> None:
-        self._replay.settle()
+    def read_back(self) -> None:
+        self._replay.synchronize()
 
     def forget(self) -> None:
         """Drops unfinished transitions, since all environments were reset."""

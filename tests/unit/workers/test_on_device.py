@@ -53,7 +53,7 @@ def steps(made, count):
 
 def rows_of(replay):
     """Rows in the order in which they were written, without the column of actions."""
-    replay.settle()
+    replay.synchronize()
     rows = replay._rows[: replay.available].cpu().numpy()
     return [tuple(row) for row in np.delete(rows, 2, axis=1).tolist()]
 
@@ -75,7 +75,7 @@ def expected(env, length, last, steps):
 def test_rows_are_worked_out_by_hand_and_a_truncated_episode_keeps_its_last_observation(mode, options, lengths, last):
     made, replay, errors = collector(lambda: DeviceCounter(2, autoreset=mode, **options))
     steps(made, 20)
-    made.settle()
+    made.read_back()
     rows = rows_of(replay)
     counts = [
         sum((step % (length + 1)) < length for step in range(20)) if mode == "NextStep" else 20 for length in lengths
@@ -104,7 +104,7 @@ def test_rows_over_n_steps_are_those_of_other_samplers(mode):
 
     made._sink.store = both
     steps(made, 40)
-    replay.settle()
+    replay.synchronize()
     rows = replay._rows[: replay.available].numpy().tolist()
     assert sorted(map(tuple, rows)) == sorted(map(tuple, np.float32(wanted).tolist()))
     assert len(rows) >= sum(plain) - n * 3
@@ -150,7 +150,7 @@ def test_an_environment_that_raises_is_made_again_with_other_seeds_and_windows_b
     steps(made, 4)
     assert errors == [("environment 0", "broken")]
     assert (seeds, len(envs)) == ([2], 2)
-    replay.settle()
+    replay.synchronize()
     assert replay.inserted == 2  # three steps of the new ones finish a window of three
 
 
@@ -175,7 +175,7 @@ def test_replay_keeps_the_newest_rows_and_draws_them_equally_often():
         replay.write(rows, torch.tensor([True, True, False, True]), start)
         replay.expect(4)
     assert replay.total_committed() == 24
-    replay.settle()
+    replay.synchronize()
     assert (replay.total_committed(), replay.available) == (18, 8)
     drawn, counts = np.unique(replay.draw()[:, 0].numpy(), return_counts=True)
     assert drawn.tolist() == [13, 15, 16, 17, 19, 20, 21, 23]
