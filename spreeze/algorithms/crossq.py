@@ -53,14 +53,14 @@ class _JointPass:
         self.online, self.gradient = networks if whole else (each.one(own.start) for each in networks)
         self.own, self.rows, (_, *sizes, outputs) = own, rows, critics.online.sizes
         self._means, self._variances = ([part[own] for part in layers] for layers in critics.newest)
-        like, stack = critics.online.flat, own.stop - own.start
+        like, num_critics = critics.online.flat, own.stop - own.start
         self._normal, self._hidden, self._grads = (
-            [like.new_zeros(stack, 2 * rows, size) for size in sizes] for _ in range(3)
+            [like.new_zeros(num_critics, 2 * rows, size) for size in sizes] for _ in range(3)
         )
-        shared = {size: like.new_zeros(stack, 2 * rows, size) for size in sizes}
+        shared = {size: like.new_zeros(num_critics, 2 * rows, size) for size in sizes}
         self._scratch = [shared[size] for size in sizes]
-        self._scales = [like.new_zeros(stack, 1, size) for size in sizes]
-        self.out = like.new_zeros(stack, outputs, 2 * rows)
+        self._scales = [like.new_zeros(num_critics, 1, size) for size in sizes]
+        self.out = like.new_zeros(num_critics, outputs, 2 * rows)
 
     def forward(self, x: Tensor) -> None:
         """Outputs ``out`` [s, K, 2 B] at inputs x [2 B, I]; fills the statistics of these rows."""
@@ -123,9 +123,9 @@ class _BatchNormalised(Critics):
 
     def _split(self, statistics: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views [s, 1, H] of the means of all layers, and of the variances."""
-        stack, sizes = self.online.stack, self.online.sizes[1:-1]
-        parts = torch.split(statistics, [stack * size for size in (*sizes, *sizes)])
-        views = [part.view(stack, 1, -1) for part in parts]
+        num_critics, sizes = self.online.stack, self.online.sizes[1:-1]
+        parts = torch.split(statistics, [num_critics * size for size in (*sizes, *sizes)])
+        views = [part.view(num_critics, 1, -1) for part in parts]
         return views[: len(sizes)], views[len(sizes) :]
 
     @property

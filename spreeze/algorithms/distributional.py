@@ -29,15 +29,15 @@ def create_critics(
     config: ActorCriticConfig,
     obs_dim: int,
     action_dim: int,
-    stack: int,
+    num_critics: int,
     generator: torch.Generator,
     device: torch.device,
     layers: HiddenLayers = RELU,
 ) -> Critics:
-    """The critics selected by an algorithm's settings: ``stack`` networks."""
+    """The critics selected by an algorithm's settings: ``num_critics`` networks."""
     kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
     kind = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
-    return kind(config, obs_dim, action_dim, stack, generator, device, layers)
+    return kind(config, obs_dim, action_dim, num_critics, generator, device, layers)
 
 
 class _Distributional(Critics):

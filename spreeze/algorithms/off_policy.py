@@ -382,16 +382,16 @@ class CriticNetworks(TrainedNetworks[F]):
 
 
 class Chunk:
-    """Views for some rows of the whole stack or of one critic, made once: a view costs as much as a small addition."""
+    """Views for some rows of all critics or of one, made once: a view costs as much as a small addition."""
 
     def __init__(
         self, networks: tuple[Parameters, ...], own: slice, buffers: _Buffers, scratch: MlpBuffers, rows: slice
     ) -> None:
         self.online, self.target, self.gradient = networks
-        self.own, self.rows, self.is_first, self.stack = own, rows, rows.start == 0, self.online.stack
+        self.own, self.rows, self.is_first, self.num_critics = own, rows, rows.start == 0, self.online.stack
         self.buffers = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
         self.all_q, self.all_grad = self.buffers.out[:, 0], self.buffers.grad_out[:, 0]
-        self.x = buffers.x[rows].expand(self.stack, -1, -1)
+        self.x = buffers.x[rows].expand(self.num_critics, -1, -1)
         self.td_error, self.action_gradients = buffers.td_error[own, rows], buffers.action_gradients[own, :, rows]
         self.action_weights = self.online.weights[0][:, buffers.obs_dim :]
 
@@ -401,29 +401,31 @@ class _Buffers:
 
     def __init__(self, critics: Critics, rows: int, obs_dim: int, parallel: Parallel | None) -> None:
         networks = (critics.plain, critics.target, critics.gradient)
-        like, stack, inputs = critics.online.flat, critics.online.stack, critics.online.sizes[0]
+        like, num_critics, inputs = critics.online.flat, critics.online.stack, critics.online.sizes[0]
         self.rows, self.obs_dim = rows, obs_dim
         outputs = critics.online.sizes[-1]
-        self.out, self.grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
-        self.td_error = like.new_zeros(stack, rows)
+        self.out, self.grad_out = like.new_zeros(num_critics, outputs, rows), like.new_zeros(num_critics, outputs, rows)
+        self.td_error = like.new_zeros(num_critics, rows)
         self.q_action = like.new_full((rows,), math.nan)
-        self.action_gradients = like.new_zeros(stack, inputs - obs_dim, rows)
+        self.action_gradients = like.new_zeros(num_critics, inputs - obs_dim, rows)
         self.gradients: list[Tensor] = list(self.action_gradients)
         self.is_first = torch.zeros(rows, dtype=torch.bool, device=like.device)
         self.min_gradient = torch.zeros_like(self.gradients[0])
         self.x = like.new_zeros(rows, inputs)
         self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
         self.per_row = like.new_full((), 1.0 / rows)
-        self.q = [self.out[index, 0] for index in range(stack)]
-        each = [(tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(stack)]
+        self.q = [self.out[index, 0] for index in range(num_critics)]
+        each = [
+            (tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(num_critics)
+        ]
         (chunks,) = row_chunks(like.device, rows)
-        groups = [(networks, slice(0, stack))] if parallel is None and len(chunks) == 1 else each
+        groups = [(networks, slice(0, num_critics))] if parallel is None and len(chunks) == 1 else each
         scratch = [MlpBuffers.allocate(groups[0][0][0], chunks[0].stop) for _ in range(1 if parallel is None else 2)]
         self.groups = [
             [Chunk(*group, self, scratch[index % len(scratch)], chunk) for chunk in chunks]
             for index, group in enumerate(groups)
         ]
-        """Chunks of the whole stack, or of each critic."""
+        """Chunks of all critics, or of each critic."""
         threads = 2 if isinstance(parallel, TwoThreads) else 1
         self.first = [
             [Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
@@ -452,7 +454,7 @@ class Critics(CriticNetworks[Parameters]):
         config: ActorCriticConfig,
         obs_dim: int,
         action_dim: int,
-        stack: int,
+        num_critics: int,
         generator: torch.Generator,
         device: torch.device,
         layers: HiddenLayers = RELU,
@@ -460,7 +462,7 @@ class Critics(CriticNetworks[Parameters]):
         outputs: int = 1,
     ) -> None:
         sizes = (obs_dim + action_dim, *config.hidden_sizes, outputs)
-        super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), config.critic_lr, generator)
+        super().__init__(lambda: new_parameters(sizes, num_critics, device, layers=layers), config.critic_lr, generator)
         self._obs_dim = obs_dim
 
     @property
@@ -516,7 +518,7 @@ class Critics(CriticNetworks[Parameters]):
 
         def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
-                x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
+                x = obs_action[chunk.rows].expand(chunk.num_critics, -1, -1)
                 mlp_forward(chunk.online, x, chunk.buffers)
                 fill(chunk)
                 mlp_backward(
@@ -719,7 +721,7 @@ class DiscreteCritics(ActionValues[Parameters]):
         obs_dim: int,
         num_actions: int,
         hidden_sizes: tuple[int, ...],
-        stack: int,
+        num_critics: int,
         lr: float,
         generator: torch.Generator,
         device: torch.device,
@@ -729,7 +731,7 @@ class DiscreteCritics(ActionValues[Parameters]):
         **options: Any,
     ) -> None:
         def make(sizes: tuple[int, ...]) -> Parameters:
-            return new_parameters(sizes, stack, device, layers=layers)
+            return new_parameters(sizes, num_critics, device, layers=layers)
 
         super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator, make, dueling=dueling, **options)
 
