@@ -39,7 +39,7 @@ def assemble(run: Assembly) -> None:
     plan, config, each = run.plan, run.plan.config, run.plan.config.rollout.envs_per_sampler
     checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
     rollouts = run.open(lambda: Rollouts.create(plan.rollout_spec()))
-    policies = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
+    weights_channel = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
     (wakeup,) = run.wakeups(1)
     run.data.append(BufferData(rollouts, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
     run.learner(
@@ -50,7 +50,7 @@ def assemble(run: Assembly) -> None:
             previous_env_steps=plan.earlier.env_steps,
             envs_per_sampler=each,
             rollouts=rollouts.handle,
-            policies=policies,
+            weights_channel=weights_channel,
             wakeup=wakeup,
         ),
     )
@@ -65,7 +65,7 @@ def assemble(run: Assembly) -> None:
                 nan_policy=config.sampling.nan_policy,
                 seed=plan.session_seed,
                 rollouts=rollouts.handle,
-                policies=policies,
+                weights_channel=weights_channel,
                 learner_wakeup=wakeup,
                 evaluation=run.turn_evaluation,
             ),

@@ -122,7 +122,7 @@ def assemble(run: Assembly) -> None:
             "num_inference_workers": plan.inference_workers,
             "rollouts": data[group].rollouts.handle,
             "mailbox": data[group].mailbox.handle,
-            "policies": data[group].memory.policies.handle,
+            "weights_channel": data[group].memory.policies.handle,
             "sampler_wakeups": samplers[group],
             "inference_wakeups": inference_workers,
         }
@@ -155,7 +155,7 @@ def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearner
         lag=lag,
         batch_size=plan.batch_size,
         rollouts=data.rollouts.handle,
-        policies=data.memory.policies.handle,
+        weights_channel=data.memory.policies.handle,
         states=data.memory.states.handle,
     )
 

@@ -45,7 +45,7 @@ def assemble(run: Assembly) -> None:
     own.assemble(run)
     if not run.in_one_process:
         return
-    policies = LocalHandle(fds=(), channel=LocalParameters())
+    weights_channel = LocalHandle(fds=(), channel=LocalParameters())
     for name, spec in run.specs.items():
         job: Any = spec.job
         changes: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def assemble(run: Assembly) -> None:
             replayed = run.plan.config.replay
             ratio = replayed.serial_ratio(limiter.batch_size * run.plan.layout.steps) / replayed.rows_per_step
             limiter = WithoutWaiting(**dataclasses.asdict(limiter) | {"minimum": 0.0, "maximum": ratio})
-            changes |= {"limiter": limiter, "policies": policies}
+            changes |= {"limiter": limiter, "weights_channel": weights_channel}
         if isinstance(job, SamplerJob):
             changes |= {"seed": run.plan.config.run.seed, "stream": run.plan.earlier.sessions}
         run.specs[name] = dataclasses.replace(spec, job=dataclasses.replace(job, **changes), limit=_NO_RESTART)

@@ -69,7 +69,7 @@ class BufferFeed(RestoredFeed):
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         )
         self._epoch = 0
-        self._broadcast = PolicyBroadcast(self.trainer, job.policies.attach(), job.settings.broadcast_updates)
+        self._broadcast = PolicyBroadcast(self.trainer, job.weights_channel.attach(), job.settings.broadcast_updates)
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         self._epoch = epoch

@@ -133,7 +133,7 @@ class ReplayFeed(RestoredFeed):
             loaded_rows=job.loaded_rows,
         )
         self.ends_by_env_steps = self._serial = context.serial
-        self._policies = None if job.policies is None else job.policies.attach()
+        self._weights_channel = None if job.weights_channel is None else job.weights_channel.attach()
         self._epoch = 0
         self._limiter = job.limiter
         self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
@@ -168,10 +168,12 @@ class ReplayFeed(RestoredFeed):
 
     def _broadcast(self) -> None:
         """Hands its samplers the newest weights, where they do not read the published ones."""
-        if self._policies is not None:
+        if self._weights_channel is not None:
             start = perf_counter()
             arrays, meta = self.trainer.exploring_policy()
-            self._policies.publish(arrays, meta | {"env_steps": self.env_steps()}, self._epoch, self.trainer.updates)
+            self._weights_channel.publish(
+                arrays, meta | {"env_steps": self.env_steps()}, self._epoch, self.trainer.updates
+            )
             self.broadcast_s += perf_counter() - start
 
     def _open_gossip(self, epoch: int) -> Gossip | None:
@@ -325,7 +327,7 @@ class RolloutFeed(Feed):
         self.trainer = OnPolicyTrainer(
             on_policy_algorithm(job, job.correction),
             rollouts,
-            LearnerMemory(policies=job.policies.attach(), states=job.states.attach()),
+            LearnerMemory(policies=job.weights_channel.attach(), states=job.states.attach()),
             lag=job.lag,
             batch_size=job.batch_size,
             progress=progress_of(job, self.session_s),

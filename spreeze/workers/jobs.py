@@ -72,7 +72,7 @@ class AnyReplayJob(AnyLearnerJob):
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
     previous_env_steps: int
     """Env steps of earlier sessions of this run."""
-    policies: ParametersHandle | None = None
+    weights_channel: ParametersHandle | None = None
     """The memory by which its samplers get the weights of every update; None: files."""
     averages: tuple[ParametersHandle, ...] = ()
     """One for each group's learner; empty: this learner averages with none, or also with those of ``hosts``."""
@@ -137,7 +137,7 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
     rollouts: RolloutsHandle
-    policies: ParametersHandle
+    weights_channel: ParametersHandle
     states: ParametersHandle
     mix: MixSpec | None = None
     """Parameter mixing with other learners; None: it learns alone."""
@@ -153,7 +153,7 @@ class BufferLearnerJob(AnyLearnerJob):
     """Env steps of earlier sessions."""
     envs_per_sampler: int
     rollouts: RolloutsHandle
-    policies: ParametersHandle
+    weights_channel: ParametersHandle
     """Channel by which samplers receive new weights."""
 
 
@@ -202,7 +202,7 @@ class SamplerJob(AnySamplerJob):
     """Rows of its shard that came from an earlier session."""
     stream: int | None = None
     """Number that, with the seed, determines its random numbers; None: its index."""
-    policies: ParametersHandle | None = None
+    weights_channel: ParametersHandle | None = None
     """The memory by which it gets weights; None: files."""
     wakeup: WakeupHandle | None = None
     """Wakeup by which the learner signals drawn batches; None: it polls."""
@@ -221,7 +221,7 @@ class RolloutWorkerJob(Job):
     """0: the samplers compute their own actions."""
     rollouts: RolloutsHandle
     mailbox: MailboxHandle
-    policies: ParametersHandle
+    weights_channel: ParametersHandle
     sampler_wakeups: tuple[WakeupHandle, ...]
     """One for each sampler."""
     inference_wakeups: tuple[WakeupHandle, ...]
@@ -240,7 +240,7 @@ class BufferSamplerJob(AnySamplerJob):
     code = "spreeze.workers.samplers:run_buffer_sampler"
 
     rollouts: RolloutsHandle
-    policies: ParametersHandle
+    weights_channel: ParametersHandle
     learner_wakeup: WakeupHandle
 
 

@@ -90,9 +90,11 @@ class SamplerLoop:
             0,
         )
         self._random = RandomActions(job.spec, rng)
-        self._reads_files = job.policies is None
+        self._reads_files = job.weights_channel is None
         """True if weights come as files, announced by a hint; else the policy is read at each turn."""
-        self._policy = NewestPolicy(open_weights(Path(job.run_dir)) if job.policies is None else job.policies.attach())
+        self._policy = NewestPolicy(
+            open_weights(Path(job.run_dir)) if job.weights_channel is None else job.weights_channel.attach()
+        )
         self._hint = -1
         self._counts = writer.counts()
         self._wakeup, self._learner = (
@@ -208,7 +210,7 @@ def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> Iterato
     with contextlib.ExitStack() as stack:
         rollouts = stack.enter_context(contextlib.closing(job.rollouts.attach()))
         envs = _collector(context, job, rollouts, stack, replays=False)
-        loop = _BufferSampler(context, envs, job.policies.attach(), job.learner_wakeup.attach())
+        loop = _BufferSampler(context, envs, job.weights_channel.attach(), job.learner_wakeup.attach())
         yield from _turns(context, loop.turn)
 
 
@@ -301,7 +303,7 @@ class _RolloutSampler:
         )
         self._inference_workers = [handle.attach() for handle in job.inference_wakeups]
         self._learner = job.learner_wakeup.attach()
-        self._policies = RolloutPolicy(rollouts, job.policies.attach())
+        self._policies = RolloutPolicy(rollouts, job.weights_channel.attach())
         self._client = MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs)
 
     def turn(self) -> None:
@@ -357,7 +359,7 @@ class Inference:
 def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
     """Answers requests until the run stops; sleeps while there are none."""
     with contextlib.closing(job.rollouts.attach()) as rollouts, contextlib.closing(job.mailbox.attach()) as mailbox:
-        policies = RolloutPolicy(rollouts, job.policies.attach())
+        policies = RolloutPolicy(rollouts, job.weights_channel.attach())
         inference = Inference(policies, mailbox, slice(job.index, None, job.num_inference_workers))
         wakeup = job.inference_wakeups[job.index].attach()
         samplers = [handle.attach() for handle in job.sampler_wakeups]
