@@ -43,7 +43,7 @@ class Family(NamedTuple):
 
     prefix: str
     make: Callable[..., Any]
-    """Factory: (name, num_envs, seed, args) -> vector environment for ``vector_engines.open_vector``; for teams (name,
+    """Factory: (name, num_envs, seed, args) -> vector environment for ``vector_task.open_vector``; for teams (name,
     import_module, render_mode, args) -> parallel environment for ``team_env.make_team``."""
     team: bool = False
     """True: its tasks have several agents; False: each environment is a vector of N that its own engine steps."""

@@ -25,7 +25,7 @@ from spreeze.envs.families import as_single, constructing, engine_of, is_team
 from spreeze.envs.goals import goals_of
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import pictures_in, refuse_pictures
-from spreeze.envs.vector_engines import make_single
+from spreeze.envs.vector_task import make_single
 from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
 from spreeze.inference.user_modules import import_named, is_script, is_within
 from spreeze.machine.output import say

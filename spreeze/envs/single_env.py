@@ -12,7 +12,7 @@ import numpy as np
 
 from spreeze.envs.action_spaces import action_of, row_of
 from spreeze.envs.obs_flattening import MASK, leaves_of
-from spreeze.envs.vector_engines import VectorTask
+from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import EnvironmentError_
 from spreeze.types import Box, Choices, EnvSpec
 

@@ -17,7 +17,7 @@ from spreeze.envs.make import EnvOptions, closed_on_error, describe, import_user
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures
 from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
-from spreeze.envs.vector_engines import VectorTask, open_vector
+from spreeze.envs.vector_task import VectorTask, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.formatting import clean
 from spreeze.types import Choices, EnvSpec

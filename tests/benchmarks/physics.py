@@ -21,7 +21,7 @@ from spreeze.config.algorithms import find_row
 from spreeze.envs.make import import_user_module
 from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.task import make_task
-from spreeze.envs.vector_engines import make_vector
+from spreeze.envs.vector_task import make_vector
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
 from spreeze.workers.on_device.device_actor import DeviceActor

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from spreeze.envs.vector_engines import autoreset_mode
+from spreeze.envs.vector_task import autoreset_mode
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec

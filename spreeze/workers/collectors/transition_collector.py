@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from spreeze.envs.task import ActionScaling, Task
-from spreeze.envs.vector_engines import VectorTask
+from spreeze.envs.vector_task import VectorTask
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import State, begin_episode
 from spreeze.machine.processes import close_in_time

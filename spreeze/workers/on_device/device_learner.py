@@ -20,7 +20,7 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.envs.families import family_of
 from spreeze.envs.make import import_user_module, parse_args
 from spreeze.envs.on_device.device_task import DeviceStep, DeviceTask
-from spreeze.envs.vector_engines import make_vector
+from spreeze.envs.vector_task import make_vector
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.checkpoint import Checkpoint

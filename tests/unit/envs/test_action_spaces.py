@@ -17,7 +17,7 @@ from spreeze.envs.make import describe
 from spreeze.envs.obs_flattening import LeafError, mask_of
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import ActionScaling, Task, make_task, uniform_actions
-from spreeze.envs.vector_engines import VectorTask
+from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import ConfigError, EnvironmentError_
 from spreeze.types import Box, Choices, EnvSpec, Mixed
 

@@ -15,7 +15,7 @@ from spreeze.envs.make import make_env
 from spreeze.envs.pictures import DrawnPictures, pictures_in, refuse_pictures, seen_as
 from spreeze.envs.probe import check_up, measure, probe_env
 from spreeze.envs.task import make_task, open_env, open_task, options_of
-from spreeze.envs.vector_engines import VectorTask
+from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns, Normalizer, scaled_rewards
 from spreeze.transport.transitions import NStep, NStepBatch

@@ -21,7 +21,7 @@ from spreeze.algorithms.sac import SACConfig
 from spreeze.cli import evaluate, play
 from spreeze.envs.probe import check_up, measure
 from spreeze.envs.task import make_task, open_task, uniform_actions
-from spreeze.envs.vector_engines import VectorTask
+from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import BadTransition
 from spreeze.inference.normalizer import Normalizer
 from spreeze.inference.policy import Policy

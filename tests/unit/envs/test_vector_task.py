@@ -20,7 +20,7 @@ from spreeze.envs.families import engine_of
 from spreeze.envs.make import make_env
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import make_task, vector_maker
-from spreeze.envs.vector_engines import VectorTask
+from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
 from spreeze.types import Box, Choices, EnvSpec
 from spreeze.workers.collectors.transition_collector import TransitionCollector
