@@ -19,6 +19,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+Arrays = dict[str, np.ndarray]
+"""Arrays by name, such as the weights of a policy."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PictureSpec:

@@ -27,8 +27,8 @@ from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES
 from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
-from spreeze.transport.weights import LATEST, Arrays, Weights, read_weights
-from spreeze.types import EnvSpec
+from spreeze.transport.weights import LATEST, Weights, read_weights
+from spreeze.types import Arrays, EnvSpec
 from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.episodes.lockstep import EnvStep, Episode, run_episodes, score, seed_list, success_rate
 

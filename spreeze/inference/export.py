@@ -33,9 +33,8 @@ from spreeze.inference.heads import FORBIDDEN, head_of
 from spreeze.inference.normalizer import OBS_CLIP
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, Policy, State
 from spreeze.inference.recurrence import CELLS, Cell
-from spreeze.types import Choices, EnvSpec
+from spreeze.types import Arrays, Choices, EnvSpec
 
-Arrays = dict[str, np.ndarray]
 _N = TypeVar("_N", bound=ast.AST)
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """Maps observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""

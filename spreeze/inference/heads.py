@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import WeightsError
-from spreeze.types import Choices
+from spreeze.types import Arrays, Choices
 
 FORBIDDEN = -math.inf
 """Output for an action that the mask forbids: never the largest, with probability 0."""
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 """Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
 
-Arrays = dict[str, np.ndarray]
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ONE, _MINUS_ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-1.0, np.float32), np.array(-0.5, np.float32)

@@ -12,8 +12,7 @@ import numpy as np
 
 from spreeze.errors import WeightsError
 from spreeze.inference.user_modules import import_named
-
-Arrays = dict[str, np.ndarray]
+from spreeze.types import Arrays
 
 
 class OwnNetwork:

@@ -15,10 +15,11 @@ import numpy as np
 
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk
-from spreeze.inference.heads import FORBIDDEN, Arrays, DrawingHead, Head, head_of
+from spreeze.inference.heads import FORBIDDEN, DrawingHead, Head, head_of
 from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.own_network import OwnNetwork
 from spreeze.inference.recurrence import Cell
+from spreeze.types import Arrays
 
 TILE = 8
 """Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""

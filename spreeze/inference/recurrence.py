@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import WeightsError
+from spreeze.types import Arrays
 
-Arrays = dict[str, np.ndarray]
 CELLS = {"lstm": 2, "gru": 1}
 """Kinds of cells (Hochreiter and Schmidhuber 1997; Cho et al. 2014, arXiv 1406.1078), and the parts of their state."""
 _GATES = {"lstm": "ifgo", "gru": "rzn"}

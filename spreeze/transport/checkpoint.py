@@ -26,7 +26,7 @@ from spreeze.errors import CheckpointError, ResourceError
 from spreeze.files import PIECE_BYTES
 from spreeze.formatting import size
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
-from spreeze.transport.weights import Arrays
+from spreeze.types import Arrays
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")

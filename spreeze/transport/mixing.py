@@ -30,8 +30,8 @@ import numpy as np
 
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, nameless_file
-from spreeze.transport.weights import Arrays, ParametersHandle, VersionedParameters
-from spreeze.types import Jsonable
+from spreeze.transport.weights import ParametersHandle, VersionedParameters
+from spreeze.types import Arrays, Jsonable
 
 NORMS = 256
 """Updates of which the norms are kept for the bound of Proposition 1."""

@@ -32,8 +32,8 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import State
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
-from spreeze.transport.weights import Arrays, VersionedParameters
-from spreeze.types import EnvSpec, Jsonable, RolloutBatch
+from spreeze.transport.weights import VersionedParameters
+from spreeze.types import Arrays, EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768  # actions kept of one episode; a longer episode cannot be replayed
 _MARKS = 2  # so that a learner killed while it marks rollout j + 1 leaves the mark of j intact

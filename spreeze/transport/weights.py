@@ -29,8 +29,8 @@ from safetensors import numpy as safetensors_numpy
 from spreeze import files
 from spreeze.errors import WeightsError, refuse_newer
 from spreeze.transport.shared_memory import Handle, nameless_file
+from spreeze.types import Arrays
 
-Arrays = dict[str, np.ndarray]
 FORMAT = 1
 """Format number of a weights file, in its metadata."""
 LATEST = "LATEST.json"

@@ -25,7 +25,8 @@ from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rollouts import RolloutReader, Rollouts
-from spreeze.transport.weights import Arrays, VersionedParameters, check_finite
+from spreeze.transport.weights import VersionedParameters, check_finite
+from spreeze.types import Arrays
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
 from spreeze.workers.jobs import BufferLearnerJob

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +19,8 @@ from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import WAIT_S
-from spreeze.transport.weights import Arrays, ParameterPublisher
+from spreeze.transport.weights import ParameterPublisher
+from spreeze.types import Arrays
 from spreeze.workers.best_policy import best_updates
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
 from spreeze.workers.jobs import AnyLearnerJob
@@ -56,7 +58,7 @@ class Trainer(Protocol):
         """Metrics of the networks that take longer to compute, where known (reads the device)."""
 
 
-class Feed:
+class Feed(ABC):
     """A learner's source of data, and the trainer that learns from it; see ``workers.feeds``."""
 
     trainer: Trainer
@@ -84,17 +86,17 @@ class Feed:
         """Wall time of this session, without pauses."""
         return time.monotonic() - self._job.run_started_s - self._context.paused_s
 
+    @abstractmethod
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         """Continues from the newest checkpoint; ``epoch`` rises with each start of the learner."""
-        raise NotImplementedError
 
     def go_back(self, checkpoint: Checkpoint) -> str:
         """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
         raise NotImplementedError
 
+    @abstractmethod
     def advance(self) -> bool:
         """Learns what is due; False if the learner has to wait for data."""
-        raise NotImplementedError
 
     def wait(self) -> None:
         """Waits until samplers signal new data, or briefly if they do not signal."""
@@ -103,14 +105,14 @@ class Feed:
         else:
             self._wakeup.wait(WAIT_S)
 
+    @abstractmethod
     def env_steps(self) -> int:
         """Env steps of the run."""
-        raise NotImplementedError
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Reports, or raises, problems since the last call."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027
         """Tells other learners that this one has finished."""
 
     def _notify(self) -> None:

@@ -26,8 +26,8 @@ from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
 from spreeze.transport.mixing import Mixer
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollouts
-from spreeze.transport.weights import Arrays, VersionedParameters, Weights
-from spreeze.types import RolloutBatch
+from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.types import Arrays, RolloutBatch
 
 Progress = Callable[[int], float]
 """Env steps of a learner -> share of the run that is over."""
