@@ -84,15 +84,15 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
     return torch.addcmul(grad_action, action * grad_action, action, value=-1.0)
 
 
-def mask_logits(values: Tensor, obs: Tensor, numbers: int = 0) -> Tensor:
+def mask_logits(values: Tensor, obs: Tensor, num_continuous: int = 0) -> Tensor:
     """Values or logits [K, B] with invalid actions masked out, by the masks in obs [B, O].
 
     The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
-    (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others. Outputs for ``numbers``
-    before the logits are not changed.
+    (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others. The first
+    ``num_continuous`` outputs, of a continuous action, are not changed.
     """
-    if numbers:
-        return torch.cat((values[:numbers], mask_logits(values[numbers:], obs)))
+    if num_continuous:
+        return torch.cat((values[:num_continuous], mask_logits(values[num_continuous:], obs)))
     return values.masked_fill(obs[:, -len(values) :].t() == 0.0, _FORBIDDEN)
 
 

@@ -286,7 +286,7 @@ class SAC(_SoftActorCritic):
         return create_critics(config, *arguments)
 
     def _begin(self, action_dim: int) -> None:
-        self._action_dim, self._alpha_of_numbers = action_dim, self.alpha[:1]
+        self._action_dim, self._alpha_of_continuous = action_dim, self.alpha[:1]
         self._target_entropy = torch.full_like(self.alpha, self._config.target_entropy_per_action * action_dim)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
@@ -331,7 +331,7 @@ class SAC(_SoftActorCritic):
             buffers.action,
             buffers.scaled_noise,
             dq_da * buffers.minus_per_row,
-            self._alpha_of_numbers * buffers.per_row,
+            self._alpha_of_continuous * buffers.per_row,
         )
         buffers.grad_mean.copy_(grad_mean)
         if self._config.action_penalty > 0.0:
@@ -453,25 +453,25 @@ class DiscreteSAC(_SoftActorCritic):
 
 
 class HybridCritics(DiscreteCritics):
-    """Twin networks Q(s, numbers) with a value [K] for each choice; their input is ``obs | numbers``."""
+    """Twin networks Q(s, a) of continuous actions a, with a value [K] for each choice; their input is ``obs | a``."""
 
-    def action_gradient(self, x: Tensor, prob: Tensor, numbers: int) -> Tensor:
-        """The gradient [A + K, B] of ``E_prob min Q`` with respect to the numbers and the probabilities [K, B]."""
+    def action_gradient(self, x: Tensor, prob: Tensor, num_continuous: int) -> Tensor:
+        """Gradient [A + K, B] of ``E_prob min Q`` by the continuous action [A, B] and the probabilities [K, B]."""
         values = self._q(x, self.online)
         least, index = values.min(0, keepdim=True)
         self.action_value = (least[0] * prob).sum(0)
         self._buffers.grad_out.zero_().scatter_(0, index, prob.unsqueeze(0))
         mlp_backward(self.online, self._buffers, None, None)
-        by_numbers = torch.bmm(self.online.weights[0][:, -numbers:], self._buffers.grads_t[0]).sum(0)
-        return torch.cat((by_numbers, least[0]))
+        by_continuous = torch.bmm(self.online.weights[0][:, -num_continuous:], self._buffers.grads_t[0]).sum(0)
+        return torch.cat((by_continuous, least[0]))
 
 
 class HybridSAC(SAC):
-    """SAC over numbers and one of n choices, independent of each other given the state (arXiv 1912.11077).
+    """SAC over continuous actions and one of n choices, independent of each other given the state (arXiv 1912.11077).
 
-    The numbers are sampled; the expectation over the choice is exact. Each part has its own entropy coefficient, as in
-    SAC and discrete SAC. Between actor and critics, an action consists of the numbers and the probabilities of the
-    choices, and its log-probability of those of the numbers and of all choices.
+    The continuous part is sampled; the expectation over the choice is exact. Each part has its own entropy coefficient,
+    as in SAC and discrete SAC. Between actor and critics, an action consists of the continuous part and the
+    probabilities of the choices, and its log-probability of those of the continuous part and of all choices.
     """
 
     critics: HybridCritics  # type: ignore[assignment]
@@ -490,6 +490,7 @@ class HybridSAC(SAC):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
+        """``numbers``: dimension of the continuous action."""
         base = _Base.create(obs_dim, 2 * numbers + num_actions, config, seed, device, network, frames)
         critics = HybridCritics(
             base.inputs + numbers,
@@ -509,46 +510,46 @@ class HybridSAC(SAC):
         self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=base.devices.actor)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
-        next_numbers, next_log_prob, numbers = super().actor_forward(batch)
+        next_continuous, next_log_prob, continuous = super().actor_forward(batch)
         assert self._buffers is not None
         assert next_log_prob is not None
         buffers, rows = self._buffers, len(batch.obs)
-        filled = slice(0, rows if numbers is None else 2 * rows)
+        filled = slice(0, rows if continuous is None else 2 * rows)
         logits = buffers.logits[:, filled]
         log_prob = (losses.mask_logits(logits, buffers.x[0, filled]) if self._masked else logits).log_softmax(0)
         prob = log_prob.exp()
         buffers.log_prob, buffers.prob = log_prob[:, rows:], prob[:, rows:]
         return ActorOutputs(
-            torch.cat((next_numbers, prob[:, :rows])),
+            torch.cat((next_continuous, prob[:, :rows])),
             torch.cat((next_log_prob.unsqueeze(0), log_prob[:, :rows])),
-            None if numbers is None else torch.cat((numbers, buffers.prob)),
+            None if continuous is None else torch.cat((continuous, buffers.prob)),
         )
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount (E_pi(min Q' - alpha_c log pi(c|s')) - alpha log pi(a|s'))``, c the choice."""
         assert next_log_prob is not None
-        numbers, alpha = self._action_dim, self._devices.to_critics(self.alpha)
-        x = torch.cat((batch.of_targets, next_action[:numbers].t()), 1)
+        num_continuous, alpha = self._action_dim, self._devices.to_critics(self.alpha)
+        x = torch.cat((batch.of_targets, next_action[:num_continuous].t()), 1)
         soft = self.critics.values(x, target=True).amin(0)
         soft.addcmul_(next_log_prob[1:], alpha[1], value=-1.0)
-        value = soft.mul_(next_action[numbers:]).sum(0).addcmul_(next_log_prob[0], alpha[0], value=-1.0)
+        value = soft.mul_(next_action[num_continuous:]).sum(0).addcmul_(next_log_prob[0], alpha[0], value=-1.0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs_action[:, :-1], batch.action[:, -1].long(), target, weight=batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        numbers = self._action_dim
-        x = torch.cat((batch.obs, action[:numbers].t()), 1)
-        return self.critics.action_gradient(x, action[numbers:], numbers)
+        num_continuous = self._action_dim
+        x = torch.cat((batch.obs, action[:num_continuous].t()), 1)
+        return self.critics.action_gradient(x, action[num_continuous:], num_continuous)
 
     def actor_step(self, dq_da: Tensor) -> None:
         """Gradient step on ``mean(alpha log pi(a|s) + E_pi(alpha_c log pi(c|s) - Q(s, a, c)))``, c the choice."""
-        buffers, numbers = self._buffers, self._action_dim
+        buffers, num_continuous = self._buffers, self._action_dim
         assert buffers is not None
         grad, self._negative_entropy_of_choice = losses.soft_policy_gradient(
-            buffers.prob, buffers.log_prob, dq_da[numbers:], self.alpha[1]
+            buffers.prob, buffers.log_prob, dq_da[num_continuous:], self.alpha[1]
         )
         torch.mul(grad, buffers.per_row, out=buffers.grad_logits)
-        super().actor_step(dq_da[:numbers])
+        super().actor_step(dq_da[:num_continuous])
 
     def _alpha_descent(self) -> None:
         buffers = self._buffers
@@ -562,11 +563,11 @@ class HybridSAC(SAC):
         """The metrics of SAC, with entropy and loss of both parts; ``alpha`` is the choice's."""
         found = super()._actor_metrics() | {"alpha_numbers": self.alpha[0].item()}
         if self._buffers is not None:
-            of_numbers, of_choice = (
+            of_continuous, of_choice = (
                 -part.mean().item() for part in (self._buffers.negative_entropy, self._negative_entropy_of_choice)
             )
-            loss = -self.alpha[0].item() * of_numbers - found["alpha"] * of_choice - self.critics.mean_action_value()
-            found |= finite({"entropy": of_numbers + of_choice, "actor_loss": loss})
+            loss = -self.alpha[0].item() * of_continuous - found["alpha"] * of_choice - self.critics.mean_action_value()
+            found |= finite({"entropy": of_continuous + of_choice, "actor_loss": loss})
         return found
 
 
