@@ -82,7 +82,8 @@ def train(
     """Trains until a stop condition, or without one until the run ends by itself, and returns the run.
 
     Ctrl-C (``KeyboardInterrupt``, also the stop button of a notebook) writes a checkpoint, evaluates, and returns the
-    run; a second one stops it at once and is raised. If this process is killed, the run stops like with Ctrl-C.
+    run; a second one stops it at once and is raised. If this process is killed, the run stops as if you had pressed
+    Ctrl-C.
 
     Args:
         env: Gymnasium id of the task, Gymnasium's ``EnvSpec``, or a class or function at the top of this script or of

@@ -113,7 +113,7 @@ class OnPolicyAlgorithm(Algorithm):
         normalize_obs: bool = False,
     ) -> None:
         if correction not in CORRECTIONS:
-            raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
+            raise ConfigError(f"correction = {correction!r}: must be one of: {', '.join(CORRECTIONS)}")
         if normalize_obs and not spec.vector_dim - spec.mask_dim:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         self.on_gradient: Callable[[], None] = lambda: None

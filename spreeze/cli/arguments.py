@@ -216,7 +216,7 @@ def check_output(path: str | None) -> None:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 1.0 <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: allowed is 1 to 1e6")
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 to 1e6")
     return value
 
 

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 def _list(args: argparse.Namespace) -> int:
     rows = [_row(path) for path in list_runs(Path(args.runs_dir))]
     for path in misnamed_runs(Path(args.runs_dir)):
-        text = "allowed are letters, digits, '.', '_' and '-'; rename it"
+        text = "a name may have letters, digits, '.', '_' and '-'; rename it"
         say(f"not listed: {clean(path.name, 80)}; {text}", as_json=args.json)
     if args.json:
         emit({"runs": rows})

@@ -166,8 +166,8 @@ def _open_run_dir(args: argparse.Namespace, plan: RunPlan, resumed: Path | None,
         run_dir = RunDir.create(Path(run.runs_dir), name, launcher.nonce, numbered=run.name is None)
     if not run_dir.guarded:
         say(
-            f"{run.runs_dir}: this file system has no locks, so nothing keeps two processes from resuming "
-            f"{run_dir.path.name} at once: do not",
+            f"{run.runs_dir}: this file system has no locks, so two processes could resume "
+            f"{run_dir.path.name} at the same time; make sure only one does",
             as_json=args.json,
         )
     return run_dir
@@ -224,7 +224,7 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
         env_notes.append("it has goals; --set replay.her=future also learns from those that were achieved")
     if her != "off" and settings.sources.get("replay.her") == default_of(settings):
         env_notes.append(
-            "it rewards goals alone, so replay also has goals that were achieved (--set replay.her=off: not)"
+            "rewards depend only on goals, so hindsight replay (HER) is on; turn it off with --set replay.her=off"
         )
     first, count = (
         ("replay.learning_starts", settings.config.replay.learning_starts)

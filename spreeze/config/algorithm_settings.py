@@ -45,7 +45,9 @@ class AlgorithmConfig(Section):
     )
     lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
     normalize_returns: bool = setting(
-        True, "divide rewards by the running deviation of discounted returns (not with clip_rewards)", fixed=True
+        True,
+        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
+        fixed=True,
     )
     policy_average: float = setting(
         0.0,
@@ -154,8 +156,8 @@ class RecurrentReplayConfig(Section):
     recurrent_size: int = setting(64, "recurrent: units of the cell", unit="units", low=1, high=4096, fixed=True)
     sequence_length: int = setting(
         32,
-        "recurrent: env steps of a sequence in replay, which a gradient goes back at most; an update draws "
-        "learner.batch_size / sequence_length sequences",
+        "recurrent: env steps of a sequence in replay, the maximum length of backpropagation through time; an update "
+        "draws learner.batch_size / sequence_length sequences",
         unit="env steps",
         low=2,
         high=4096,
@@ -180,9 +182,9 @@ class RecurrentReplayConfig(Section):
     def check_memory(self, spec: EnvSpec, network: str) -> None:
         """Raises a ConfigError if a recurrent network is requested but cannot be built."""
         reasons = {
-            "over images it is not built": spec.frames is not None,
-            f"network = {network} stands alone": bool(network),
-            "with action masks it is built for on-policy algorithms alone": spec.action_mask,
+            "it is not supported with images": spec.frames is not None,
+            f"it cannot be combined with network = {network}": bool(network),
+            "with action masks it is supported by on-policy algorithms only": spec.action_mask,
         }
         if self.recurrent != "none" and (why := first_true(reasons)):
             raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
@@ -328,7 +330,9 @@ class OnPolicyConfig(Section):
     )
     normalize_advantage: bool = setting(True, "normalise advantages per rollout")
     normalize_returns: bool = setting(
-        True, "divide rewards by the running deviation of discounted returns (not with clip_rewards)", fixed=True
+        True,
+        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
+        fixed=True,
     )
     initial_log_std: float = setting(0.0, "initial log standard deviation of actions", low=-20.0, high=2.0)
     policy_average: float = setting(
@@ -354,7 +358,8 @@ class OnPolicyConfig(Section):
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a recurrent network is requested but cannot be built."""
         if self.recurrent != "none" and (spec.frames is not None or self.network):
-            why = "over images it is not built" if spec.frames is not None else f"network = {self.network} stands alone"
+            with_network = f"it cannot be combined with network = {self.network}"
+            why = "it is not supported with images" if spec.frames is not None else with_network
             raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
@@ -403,7 +408,7 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
         super().__post_init__()
         if self.uses_before_overwrite > self.uses:
             raise ConfigError(
-                f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for ever; lower "
+                f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait forever; lower "
                 "it, or remove it (default: uses / 2)"
             )
 

@@ -60,7 +60,7 @@ class AlgorithmRow:
         return not self.why_not(spec)
 
     def why_not(self, spec: EnvSpec) -> str:
-        """A text for the tasks that it takes, if it cannot learn this one; empty if it can."""
+        """The tasks that it supports, if it cannot learn this one; empty if it can."""
         if spec.team is not None:
             return "" if self.team else "single agents only"
         if self.team and not (self.on_policy or self.continuous or self.discrete):
@@ -75,7 +75,7 @@ class AlgorithmRow:
             return "one choice at a time only"
         if spec.box is None:
             return "" if self.discrete else "no discrete actions"
-        return "" if self.hybrid else "no numbers beside a choice"
+        return "" if self.hybrid else "no mixed continuous and discrete actions"
 
     def runs_in(self, mode: Mode) -> bool:
         """True if the mode runs it."""
@@ -170,7 +170,7 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
             if fitting
             else (f"{_listed(fitting_algorithms(spec), 'fit')}: use --algo {best.name} with {_modes_of(best)}")
         )
-        raise ConfigError(f"--algo {name}: it takes {row.why_not(spec)}; {spec.env_id} has {task_text(spec)}; {use}")
+        raise ConfigError(f"--algo {name}: it supports {row.why_not(spec)}; {spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.off_policy_corrected else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"

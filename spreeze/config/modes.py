@@ -210,7 +210,7 @@ def find(name: str, import_module: str | None, table: Callable[[str | None], dic
         known = table(import_module)
     if name not in known:
         more = "" if import_module else " (and those of the --import module)"
-        raise ConfigError(f"{key} = {name!r}: allowed is {', '.join(known)}{more}{did_you_mean(name, known)}")
+        raise ConfigError(f"{key} = {name!r}: must be one of: {', '.join(known)}{more}{did_you_mean(name, known)}")
     return known[name]
 
 

@@ -116,7 +116,11 @@ class EnvConfig(Section):
         (), "key=value arguments of the environment (command line only)", fixed=True, command_line_only=True
     )
     normalize_obs: bool = setting(
-        False, "normalise observations by their running mean and deviation", read=always, fixed=True, shared=True
+        False,
+        "normalise observations by their running mean and standard deviation",
+        read=always,
+        fixed=True,
+        shared=True,
     )
     image: bool | None = setting(
         None,
@@ -138,7 +142,9 @@ class ImageConfig(Section):
     full_actions: bool = setting(False, "Atari: use all 18 actions, not only those of the game")
     episodic_life: bool = setting(False, "Atari: end the episode when a life is lost, except in evaluation")
     clip_rewards: bool = setting(True, "Atari: train on the sign of rewards; reported returns are not clipped")
-    noop_max: int = setting(30, "Atari: most random no-op frames after a reset", unit="frames", low=0, high=1000)
+    noop_max: int = setting(
+        30, "Atari: maximum number of random no-op frames after a reset", unit="frames", low=0, high=1000
+    )
     fire_reset: bool = setting(False, "Atari: press FIRE after a reset, in games that have this action")
     max_episode_frames: int = setting(
         108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=10**9
@@ -322,7 +328,7 @@ class LearnerConfig(Section):
         "update the actor with the previous critics, so that actor and critics train in parallel on two devices",
         read=_replay,
     )
-    gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as far as fits", read=_replay)
+    gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as much as fits", read=_replay)
     updates_per_launch: int = setting(
         1,
         "with gpu_replay: updates in one CUDA graph; 0: use no CUDA graphs",

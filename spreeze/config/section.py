@@ -126,10 +126,10 @@ def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
     if (low is not None and value < low) or (high is not None and value > high):
         least, most = "" if low is None else f"{low:g}", "" if high is None else f"{high:g}"
         allowed = f"{least} to {most}" if least and most else f"at least {least}" if least else f"at most {most}"
-        raise ConfigError(f"{item.name} = {value!r}: allowed is {allowed}")
+        raise ConfigError(f"{item.name} = {value!r}: must be {allowed}")
     if choices and value not in choices:
         near = did_you_mean(str(value), choices)
-        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{near}")
+        raise ConfigError(f"{item.name} = {value!r}: must be one of: {', '.join(choices)}{near}")
     if isinstance(value, str) and len(value) > 4096:
         raise ConfigError(f"{item.name}: text of {len(value)} characters; at most 4096")
     return value

@@ -46,7 +46,7 @@ def is_token_required() -> bool:
     """True unless ``SETTING`` is ``off``: a visitor needs a token. Prints a note about invalid values."""
     found = os.environ.get(SETTING, "on").strip().lower()
     if found not in ("on", "off"):
-        say(f"{SETTING} = {found}: allowed are on and off; access requires the token", as_json=True)
+        say(f"{SETTING} = {found}: must be on or off; access requires the token", as_json=True)
     return found != "off"
 
 

@@ -189,7 +189,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         """
         for name, kind, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
             if kind not in known:
-                raise ValueError(f"{name} = {kind!r}: allowed is {', '.join(known)}")
+                raise ValueError(f"{name} = {kind!r}: must be one of: {', '.join(known)}")
         least = {
             "mean_s": (mean_s, 0),
             "reset_s": (reset_s, 0),

@@ -259,9 +259,7 @@ def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tu
     parts = ("cuda:0", "cuda:1") if text == "split" else tuple(text.split("+"))
     names = tuple("cuda:0" if part == "cuda" else part for part in parts)
     if len(names) > 2 or not all(re.fullmatch("cpu|cuda:[0-9]+", name) for name in names):
-        raise ConfigError(
-            f"learner.device = {text}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
-        )
+        raise ConfigError(f"learner.device = {text}: must be auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS")
     if any(name != "cpu" and int(name.removeprefix("cuda:")) >= num_gpus for name in names):
         why = f" ({gpu_reason})" if gpu_reason else ""
         raise ConfigError(

@@ -277,7 +277,7 @@ def leave(code: int) -> NoReturn:
         os._exit(code)
 
     _flush()
-    # Not threading.Thread: its start() waits for ever for a thread that has died for want of memory.
+    # Not threading.Thread: its start() waits forever for a thread that has died for want of memory.
     with contextlib.suppress(RuntimeError):  # no thread can be started
         _thread.start_new_thread(exit_after_delay, ())
     atexit._run_exitfuncs()

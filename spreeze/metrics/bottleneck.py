@@ -59,7 +59,9 @@ def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
             Side.EVALUATOR,
         )
     if snapshot.tuner_measures:
-        how = "on the running workers" if snapshot.lag is None else "in turns with the run, which rests meanwhile"
+        how = (
+            "on the running workers" if snapshot.lag is None else "taking turns with the run, which is paused meanwhile"
+        )
         return Bottleneck(f"The tuner measures {how}: rates are lower until it has chosen.", Side.TUNER)
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)

@@ -13,7 +13,7 @@
 
 ``--callback my_module:Curriculum`` or ``train(..., callbacks=[Curriculum])`` adds it to a run; so does a module of
 ``--import`` that names it in ``CALLBACKS``. An exception in a method becomes an event. A method that does not
-return in time costs the run only this callback.
+return in time disables only that callback; the run continues.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class RunPlan:
     earlier: EarlierSessions = EarlierSessions()
     process_age_s: float = 0.0  # age of this process when the mode started, with imports and tuning
     inference_workers: int = 0  # processes that compute actions for samplers
-    hosts: int = 0  # other hosts that there may be at a time; 0: the run has this machine alone
+    hosts: int = 0  # maximum number of other hosts at once; 0: the run has this machine alone
     host_shards: int = 0  # of replay, for the rows of all other hosts
     all_learners: int = 0  # of all hosts together, if each has its own; 0: only this host has learners
     joins: GossipHandle | None = None  # memory by which this host's learner takes part in a run elsewhere

@@ -33,9 +33,12 @@ def rollouts_at_first(problem: TuningProblem, config: Config) -> Setting | None:
 
 
 class BesideRunTuner(TunerThread):
-    """Measures in processes of its own, in turns with the workers of a run."""
+    """Measures in processes of its own, taking turns with the workers of a run."""
 
-    begins = "the tuner measures in processes of its own, in turns with this run; what it learns meanwhile stays"
+    begins = (
+        "the tuner measures in processes of its own, taking turns with this run; "
+        "training progress made meanwhile is kept"
+    )
 
     def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
         tuning = self._tuning

@@ -8,7 +8,7 @@ An environment that raises or gives a bad transition loses its episode; the scor
 number lost. No failure here is final: the next weights are tried again.
 
 Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights: a fixed list of ten
-may be easier than nine of ten others, for ever. A target return counts as reached when the 99 % lower bound of the mean
+may be easier than nine of ten others, forever. A target return counts as reached when the 99 % lower bound of the mean
 of ten or more episodes is at or above it, or when the same weights reach it again in a second evaluation. This has 20
 episodes, and continues up to 100 while its mean is above the target and its 90 % lower bound is not.
 """

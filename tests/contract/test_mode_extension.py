@@ -85,9 +85,11 @@ def test_the_list_of_modes_is_built_anew_and_keeps_nothing_of_a_module(module):
 
 
 def test_an_unknown_mode_is_refused_with_the_ones_that_there_are(module):
-    with pytest.raises(ConfigError, match=r"run.mode = 'htss': allowed is spreeze, serial, hts, impact.*hts"):
+    with pytest.raises(ConfigError, match=r"run.mode = 'htss': must be one of: spreeze, serial, hts, impact.*hts"):
         asked("--mode", "htss")
-    with pytest.raises(ConfigError, match=f"allowed is spreeze, serial, hts, impact, gala, tianji, device, {NAME}"):
+    with pytest.raises(
+        ConfigError, match=f"must be one of: spreeze, serial, hts, impact, gala, tianji, device, {NAME}"
+    ):
         find_mode("other", module)
     with pytest.raises(ConfigError, match="--import no_such_module_here: ModuleNotFoundError"):
         find_mode("other", "no_such_module_here")

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy(module):
         config = dataclasses.replace(SECTIONS["dqn"](), network=network, **changes)
         return create("dqn", 3, 1, config, 0, num_actions=2, import_module=module)
 
-    with pytest.raises(ConfigError, match=r"network = 'residuel': allowed is residual.*did you mean 'residual'"):
+    with pytest.raises(ConfigError, match=r"network = 'residuel': must be one of: residual.*did you mean 'residual'"):
         made("residuel")
     with pytest.raises(ConfigError, match=r"'wrong': 3 inputs of 3 rows gave the shape \(3, 3\); expected \(3, 2\)"):
         made("wrong")

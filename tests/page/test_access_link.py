@@ -136,7 +136,7 @@ def test_before_it_is_open_nothing_gets_in(tmp_path):
         ("on", True, ""),
         ("off", False, ""),
         (" OFF ", False, ""),
-        ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: allowed are on and off"),
+        ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: must be on or off"),
         ("0", True, "on and off"),
         ("", True, "on and off"),
     ],

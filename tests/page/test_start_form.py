@@ -335,7 +335,7 @@ def test_a_request_that_no_mode_runs_is_rejected_before_anything_starts():
         control.Request(env_id="Pendulum-v1", mode="hts", algo="sac")
     with pytest.raises(ConfigError, match="has nothing to tune"):
         control.Request(env_id="Pendulum-v1", mode="serial", algo="ppo")
-    with pytest.raises(ConfigError, match="allowed is spreeze, serial, hts"):
+    with pytest.raises(ConfigError, match="must be one of: spreeze, serial, hts"):
         control.Request(env_id="Pendulum-v1", mode=NAME)
 
 

@@ -111,7 +111,7 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
         (("--cluster", "127.0.0.1:9"), "no answer"),
         (("--cluster", "local", "--learners", "2", "--samplers", "2"), "samplers on other hosts need a single learner"),
         (("--cluster", "local", "--mode", "serial"), "in mode serial other hosts cannot be used"),
-        (("--host-samplers", "0"), "samplers = 0: allowed is 1 to 64"),
+        (("--host-samplers", "0"), "samplers = 0: must be 1 to 64"),
     ],
 )
 def test_what_cannot_work_is_refused_with_one_line(tmp_path, arguments, line):

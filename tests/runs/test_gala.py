@@ -135,7 +135,7 @@ def test_the_step_size_grows_with_the_root_of_the_number_of_learners_that_gossip
 
 @pytest.mark.parametrize(("mixing", "expected"), [("gossip", 0.03), ("all_reduce", None)])
 def test_learners_of_one_mean_gradient_take_steps_of_one_size(tmp_path, mixing, expected):
-    """A learning rate by each learner's own divergence would lead them apart for ever."""
+    """A learning rate by each learner's own divergence would lead them apart forever."""
     values = {
         "run": {"algo": "ppo", "mode": "gala", "learners": 2},
         "gala": {"mixing": mixing},
@@ -230,10 +230,10 @@ def asked(*argv):
 
 @pytest.mark.parametrize(("argv", "words"), [
     (("--mode", "gala", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode gala does not provide"),
-    (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
-    (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
-    (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
-    (("--set", "cluster.learners=1"), "cluster.learners = 1: allowed is 2 to 64"),
+    (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: must be 1 to 16"),
+    (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: must be one of: ring, exponential, full"),
+    (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: must be 0 to"),
+    (("--set", "cluster.learners=1"), "cluster.learners = 1: must be 2 to 64"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):

@@ -108,10 +108,10 @@ def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
 
 
 @pytest.mark.parametrize(("argv", "words"), [
-    (("--algo", "impact", "--set", "impact.uses=0"), "impact.uses = 0: allowed is 1 to 65535"),
-    (("--algo", "impala", "--set", "impala.slots=0"), "impala.slots = 0: allowed is 1 to 65536"),
-    (("--algo", "impact", "--set", "impact.rho=0.5"), "impact.rho = 0.5: allowed is 1 to 1e"),
-    (("--algo", "impact", "--set", "impact.ratio=R4"), "impact.ratio = 'R4': allowed is R1, R2, R3"),
+    (("--algo", "impact", "--set", "impact.uses=0"), "impact.uses = 0: must be 1 to 65535"),
+    (("--algo", "impala", "--set", "impala.slots=0"), "impala.slots = 0: must be 1 to 65536"),
+    (("--algo", "impact", "--set", "impact.rho=0.5"), "impact.rho = 0.5: must be 1 to 1e"),
+    (("--algo", "impact", "--set", "impact.ratio=R4"), "impact.ratio = 'R4': must be one of: R1, R2, R3"),
     (("--algo", "appo", "--set", "appo.uses=1", "--set", "appo.least_uses=4"), "least_uses = 4 is above uses = 1"),
     (("--mode", "impact", "--algo", "ppo"), "--algo ppo: it learns from what its own policy has just collected"),
     (("--mode", "impact", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode impact does not provide"),

@@ -58,7 +58,7 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
         ([*PENDULUM, "--algo", "dqn"], "Pendulum-v1 has one continuous action; sac, crossq, td3 and ddpg fit"),
         ([*PENDULUM, "--algo", "ppoo"], "did you mean 'ppo'"),
         ([*PENDULUM, "--set", "sac.gama=1"], "user: unknown setting 'sac.gama'; did you mean 'sac.gamma'"),
-        ([*PENDULUM, "--set", "sac.gamma=2"], "user: sac.gamma = 2.0: allowed is 0 to 1"),
+        ([*PENDULUM, "--set", "sac.gamma=2"], "user: sac.gamma = 2.0: must be 0 to 1"),
         ([*PENDULUM, "--batch-size", "4096", "--replay-capacity", "100"], "learner.batch_size = 4096 is larger than"),
         ([*PENDULUM, "--samples-per-insert", "9:8"], "would deadlock"),
         ([*PENDULUM, "--name", "../x"], "name '../x'"),

@@ -96,7 +96,7 @@ def test_each_learner_and_a_sampler_are_killed_in_turn_and_both_groups_learn_on(
     (("--learners", "2", "--mode", "serial"), "run.learners = 2: sac in mode serial has one learner"),
     (("--learners", "2", "--mode", "hts", "--algo", "ppo"), "run.learners = 2: ppo in mode hts has one learner"),
     (("--learners", "2", "--auto", "--samplers", "2"), "--auto: it tunes a single learner"),
-    (("--learners", "17",), "learners = 17: allowed is 1 to 16"),
+    (("--learners", "17",), "learners = 17: must be 1 to 16"),
 ])  # fmt: skip
 def test_several_learners_where_they_cannot_be_are_rejected(tmp_path, args, message):
     run, code, _ = train(tmp_path, *PENDULUM, *args, tiny=TINY[2:])

@@ -131,7 +131,7 @@ def test_the_command_line_pauses_continues_and_describes_a_run_and_says_what_can
         code, text = runs("leave-free", "run", "0.5")
         assert code
         assert "this run has no CPU governor" in text
-        assert "allowed is 0 to 0.9" in runs("leave-free", "run", "2")[1]
+        assert "must be 0 to 0.9" in runs("leave-free", "run", "2")[1]
         run.stop()
     assert "not running" in runs("pause", "run")[1]
     assert runs("describe", "run", "--title", "first\x1b[31m try", "--tags", "walker, two cores,walker")[0] == 0

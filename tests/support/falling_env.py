@@ -1,4 +1,4 @@
-"""An environment in which every policy of a process is poor at first, good for a while, and poor for ever after."""
+"""An environment in which every policy of a process is poor at first, good for a while, and poor forever after."""
 
 import gymnasium
 import numpy as np

@@ -75,7 +75,7 @@ class Faults:
     hang_at: int = 0
     """step never returns."""
     leak_bytes: int = 0
-    """every step keeps that much memory for ever."""
+    """every step keeps that much memory forever."""
     grandchildren: int = 0
     """processes that the constructor starts and nobody ends: in turns in a session of its own, in the worker's group,
     and in a session of its own without environment variables."""

@@ -40,7 +40,7 @@ def step_times(law: str, mean_s: float, cv: float = 1.0) -> Draw:
     if law == "exponential":
         return lambda rng, shape: rng.exponential(mean_s, shape)
     if law != "gamma":
-        raise ValueError(f"law = {law!r}: allowed is constant, exponential, gamma")
+        raise ValueError(f"law = {law!r}: must be one of: constant, exponential, gamma")
     k, rate = gamma_shape_rate(mean_s, cv)
     return lambda rng, shape: rng.gamma(k, 1.0 / rate, shape)
 
@@ -71,7 +71,7 @@ def gamma_quantile(p: float, shape: float, rate: float = 1.0) -> float:
         ValueError: p is not inside of [0, 1).
     """
     if not 0.0 <= p < 1.0:
-        raise ValueError(f"p = {p!r}: allowed is 0 to below 1")
+        raise ValueError(f"p = {p!r}: must be 0 to below 1")
     if p == 0.0:
         return 0.0
     low, high = 0.0, shape + 1.0
@@ -195,7 +195,7 @@ def expected_lag(actors: int, actor_rate: float, learner_rate: float) -> float:
     """
     load = actors * actor_rate / learner_rate
     if load >= 1.0:
-        raise ValueError(f"{actors} actors send {load:.3g} times what the learner can consume: allowed is below 1")
+        raise ValueError(f"{actors} actors send {load:.3g} times what the learner can consume: must be below 1")
     return load / (1.0 - load)
 
 

@@ -46,7 +46,7 @@ class Thread(Line):
 
 
 class AtExit(Line):
-    """A handler at the end of the process that waits for a server for ever."""
+    """A handler at the end of the process that waits for a server forever."""
 
     def __init__(self):
         super().__init__()

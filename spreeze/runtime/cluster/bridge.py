@@ -256,7 +256,7 @@ class Bridge:
         try:
             chunk = verify_chunk(self._secret, self._layout, self._nodes.answer(reference))
         except GatewayDied as error:
-            host.pulls.appendleft((reference, 0.0))  # it is in progress for ever
+            host.pulls.appendleft((reference, 0.0))  # it is in progress forever
             if host.node is not None and host.node.id not in {node.id for node in self._nodes.others()}:
                 self._died(host)
             else:

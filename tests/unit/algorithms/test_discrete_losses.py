@@ -241,7 +241,7 @@ def test_sac_temperature_follows_the_entropy_ratio():
         return sac.metrics()["alpha"]
 
     assert alpha(0.1) < 0.95 < alpha(1.0)
-    assert alpha(1.0, bound=0.5) == pytest.approx(0.5), "it does not grow for ever where the target is out of reach"
+    assert alpha(1.0, bound=0.5) == pytest.approx(0.5), "it does not grow forever where the target is out of reach"
 
 
 def test_a_large_gradient_of_dqn_is_scaled_down():

@@ -322,6 +322,7 @@ def test_hybrid_sac_runs_in_both_modes_of_replay_and_others_are_refused(tmp_path
     assert done.returncode == 0, done.stderr
     refused, code, _ = train(tmp_path, *hybrid, "--algo", "dqn", name="refused", tiny=())
     assert code == 2
-    assert "--algo dqn: it takes no numbers beside a choice; tests/Hybrid-v0 has 3 discrete actions beside one " in (
-        refused.stderr
+    assert (
+        "--algo dqn: it supports no mixed continuous and discrete actions; tests/Hybrid-v0 has 3 discrete actions "
+        "beside one " in (refused.stderr)
     )

@@ -225,9 +225,9 @@ def test_what_a_recurrent_network_cannot_take_is_said():
     batch = recurrent_rollout(algorithm, spec, np.random.default_rng(5), T, N)
     with pytest.raises(UsageError, match="no state of the policy"):
         algorithm.learn(batch._replace(state=None), None)
-    with pytest.raises(ConfigError, match="recurrent = 'rnn': allowed is none, lstm, gru"):
+    with pytest.raises(ConfigError, match="recurrent = 'rnn': must be one of: none, lstm, gru"):
         made("rnn")
-    with pytest.raises(ConfigError, match="network = own stands alone"):
+    with pytest.raises(ConfigError, match="it cannot be combined with network = own"):
         PPOConfig(recurrent="lstm", network="own").check_task(spec)
-    with pytest.raises(ConfigError, match="over images it is not built"):
+    with pytest.raises(ConfigError, match="it is not supported with images"):
         PPOConfig(recurrent="lstm").check_task(task(frames=FRAMES))

@@ -266,10 +266,10 @@ def test_what_a_memory_cannot_be_combined_with_is_said():
     frames = FrameSpec(channels=1, height=36, width=36, stack=2, sign_rewards=False, options={})
     config = DQNConfig(recurrent="gru")
     config.check_task(spec)
-    for changes, text in (({"frames": frames}, "over images"), ({"action_mask": True}, "with action masks")):
-        with pytest.raises(ConfigError, match=f"recurrent = gru: {text}"):
+    for changes, text in (({"frames": frames}, "with images"), ({"action_mask": True}, "with action masks")):
+        with pytest.raises(ConfigError, match=f"recurrent = gru: .*{text}"):
             config.check_task(dataclasses.replace(spec, **changes))
-    with pytest.raises(ConfigError, match="recurrent = lstm: network = own stands alone"):
+    with pytest.raises(ConfigError, match="recurrent = lstm: it cannot be combined with network = own"):
         SACConfig(recurrent="lstm", network="own").check_task(dataclasses.replace(spec, action=Box((-1.0,), (1.0,))))
     assert config.row_layout(spec).sequence == SequenceShape(32, 16, 64)
     assert DQNConfig().row_layout(spec) == RowLayout(4, 1, 3)

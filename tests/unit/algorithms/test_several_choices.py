@@ -258,7 +258,7 @@ def test_a_run_goes_on_plays_and_is_exported(tmp_path):
     refused, code, _ = train(tmp_path, "--env", ID, "--import", MODULE, "--algo", "dqn", name="refused", tiny=())
     assert code == 2
     assert (
-        "--algo dqn: it takes one choice at a time only; tests/Choices-v0 has 2 choices at once among 3, 4 discrete "
+        "--algo dqn: it supports one choice at a time only; tests/Choices-v0 has 2 choices at once among 3, 4 discrete "
         "actions; ppo, a2c, impact, appo and impala fit" in refused.stderr
     )
 

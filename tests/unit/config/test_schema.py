@@ -38,7 +38,7 @@ def test_every_number_is_refused_outside_of_its_range_by_name():
                 value = limit + step * max(1.0, abs(limit))
                 value = value if "float" in str(item.type) else int(value)
                 value = (value,) if "tuple" in str(item.type) else value
-                found += _taken(part, item, value, rf"^{item.name} = .*allowed is")
+                found += _taken(part, item, value, rf"^{item.name} = .*must be")
     assert found == []
 
 
@@ -65,10 +65,10 @@ def test_lists_become_tuples_and_each_entry_is_checked():
 
 
 def test_choices_suggest_the_near_one():
-    with pytest.raises(ConfigError, match=r"allowed is drop, fail; did you mean 'drop'"):
+    with pytest.raises(ConfigError, match=r"must be one of: drop, fail; did you mean 'drop'"):
         SamplingConfig(nan_policy="dropp")
     known = "sac, crossq, td3, ddpg, dqn, qmix, ppo, a2c, impact, appo, impala"
-    with pytest.raises(ConfigError, match=rf"allowed is {known} .*; did you mean 'sac'"):
+    with pytest.raises(ConfigError, match=rf"must be one of: {known} .*; did you mean 'sac'"):
         Config(run=RunConfig(algo="sacc"))
 
 

@@ -48,10 +48,10 @@ def test_later_layers_win_and_every_value_knows_where_it_came_from():
         ({"sac": {"gama": 1}}, r"^p: unknown setting 'sac.gama'; did you mean 'sac.gamma'"),
         ({"sac": {"lr": 1}}, r"'sac.lr'; did you mean 'sac.actor_lr' or 'sac.critic_lr' or 'sac.alpha_lr'\?"),
         ({"sac": {"gamma": "x"}}, r"^p: sac.gamma = 'x': expected float, got str"),
-        ({"sac": {"gamma": 2}}, r"^p: sac.gamma = 2.0: allowed is 0 to 1"),
-        ({"learner": {"batch_size": -1}}, r"^p: learner.batch_size = -1: allowed is 1 to"),
-        ({"learner": {"batch_size": 10**18}}, r"^p: learner.batch_size = 1000000000000000000: allowed is 1 to"),
-        ({"run": {"algo": "ars"}}, r"^p: run.algo = 'ars': allowed is sac, crossq, td3, ddpg"),
+        ({"sac": {"gamma": 2}}, r"^p: sac.gamma = 2.0: must be 0 to 1"),
+        ({"learner": {"batch_size": -1}}, r"^p: learner.batch_size = -1: must be 1 to"),
+        ({"learner": {"batch_size": 10**18}}, r"^p: learner.batch_size = 1000000000000000000: must be 1 to"),
+        ({"run": {"algo": "ars"}}, r"^p: run.algo = 'ars': must be one of: sac, crossq, td3, ddpg"),
     ],
 )  # fmt: skip
 def test_bad_values_name_source_path_value_and_what_is_allowed(values, pattern):

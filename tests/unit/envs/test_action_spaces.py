@@ -218,6 +218,6 @@ def test_which_algorithms_take_a_nested_space_and_what_the_others_take():
     assert {"sac", "td3"} <= set(fitting_algorithms(found["boxes"]))
     assert {"dqn", "sac"} <= set(fitting_algorithms(found["one choice"]))
     whys = {row.name: row.why_not(found["hybrid"]) for row in rows().values()}
-    assert whys["dqn"] == whys["td3"] == "no numbers beside a choice"
+    assert whys["dqn"] == whys["td3"] == "no mixed continuous and discrete actions"
     assert whys["qmix"] == "several agents with discrete actions only"
     assert rows()["sac"].why_not(found["all kinds"]) == "one choice at a time only"

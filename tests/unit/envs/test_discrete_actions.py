@@ -163,7 +163,7 @@ def test_the_default_algorithm_follows_the_actions_and_what_does_not_fit_is_refu
     assert choice.value == "dqn"
     assert choice.reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"
     with pytest.raises(
-        ConfigError, match=r"td3: it takes no discrete actions; Steps has 3 discrete actions; dqn and sac fit"
+        ConfigError, match=r"td3: it supports no discrete actions; Steps has 3 discrete actions; dqn and sac fit"
     ):
         check_algorithm("td3", spec, MODES["spreeze"])
     check_algorithm("sac", spec, MODES["spreeze"])

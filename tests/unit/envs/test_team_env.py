@@ -161,7 +161,7 @@ def test_a_team_gets_qmix_alone_and_one_agent_never_does(uneven):
         default_algorithm(spec, MODES["hts"])
     alone = make_task("CartPole-v1").spec
     with pytest.raises(
-        ConfigError, match=r"it takes several agents .* CartPole-v1 has 2 discrete actions; dqn and sac"
+        ConfigError, match=r"it supports several agents .* CartPole-v1 has 2 discrete actions; dqn and sac"
     ):
         check_algorithm("qmix", alone, MODES["spreeze"])
 

@@ -28,7 +28,7 @@ def test_every_text_names_devices_that_are_there(text, num_gpus, names):
     ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cuda1", "auto+cpu", "cpu+split", "cpu+cpu+cpu", "cpu+", "CPU"],
 )
 def test_what_is_no_device_is_refused_with_what_is_allowed(text):
-    with pytest.raises(ConfigError, match=r"allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR\+CRITICS"):
+    with pytest.raises(ConfigError, match=r"must be auto, cpu, cuda, cuda:N, split, or two as ACTOR\+CRITICS"):
         named_devices(text, 8)
 
 

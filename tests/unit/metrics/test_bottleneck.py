@@ -74,7 +74,11 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), Side.LEARNER, "publishing less often"),
         (_snapshot(0.50, 0.02, unevaluated=True), Side.EVALUATOR, "the target return cannot be reached"),
         (_snapshot(0.50, 0.02, tuner_measures=True), Side.TUNER, "measures on the running workers: rates are lower"),
-        (_snapshot(0.50, 0.02, tuner_measures=True, lag=1), Side.TUNER, "in turns with the run, which rests meanwhile"),
+        (
+            _snapshot(0.50, 0.02, tuner_measures=True, lag=1),
+            Side.TUNER,
+            "taking turns with the run, which is paused meanwhile",
+        ),
         (_snapshot(0.50, 0.02), Side.SAMPLER, "more samplers (the cores are 70 % busy)"),
         (_snapshot(0.50, 0.02, cpu_use=0.97), Side.SAMPLER, "more cores or a faster environment"),
         (

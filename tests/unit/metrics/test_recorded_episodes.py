@@ -188,7 +188,7 @@ def test_after_the_time_limit_the_last_value_stands_for_what_would_have_followed
     value = np.full(3, 2.0, np.float32)
     ended, cut = episode(value=value), episode(value=value, terminated=False)
     assert returns_to_go(ended, 0.5).tolist() == [1.75, 1.5, 1.0]
-    assert returns_to_go(cut, 0.5).tolist() == [2.0, 2.0, 2.0], "rewards of 1 for ever are worth 2"
+    assert returns_to_go(cut, 0.5).tolist() == [2.0, 2.0, 2.0], "rewards of 1 forever are worth 2"
     assert returns_to_go(episode(terminated=False), 0.5).tolist() == [1.75, 1.5, 1.0], "no value is known"
     told = {mark.text for mark in marks_of(cut, {}, 0.5)}
     assert "value at the start 2, discounted return that came 2: about right" in told
