@@ -79,7 +79,7 @@ class Metric(NamedTuple):
     """True if a restarted worker continues from the value in its slot; always so for shares."""
     label: str = ""
     """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
-    each: bool = False
+    per_learner: bool = False
     """True if terminal and page show it for each of several learners, and for each other host."""
     return_power: int = 0
     """Power of the unit of returns in its value, such as 2 of a squared error. Algorithms from replay learn returns in
@@ -197,14 +197,14 @@ METRICS: tuple[Metric, ...] = (
            kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps per second, over all samplers", "supervisor", kind=Kind.RATE,
            per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps/s", "Speed"), label="env steps",
-           each=True),
+           per_learner=True),
     Metric("sampler_env_steps_per_s", "1/s", "env steps per second of one sampler (one series each)", "supervisor",
            kind=Kind.RATE, parts="sampler"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics per second", "supervisor", kind=Kind.RATE,
            per_s_of="updates", shown=True, chart=Chart("updates", "Updates/s", "Speed"), label="updates",
-           each=True),
+           per_learner=True),
     Metric("update_frames_per_s", "1/s", "updates per second times batch size (as in the Spreeze paper)",
            "supervisor", kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames/s", "Speed"),
            label="update frames"),
@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
            "algorithm", chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts",
            "rollouts since the oldest last message of a neighbour (gala)", "algorithm", shown=True,
-           chart=Chart("stale", "Gossip staleness", "Balance"), label="staleness", each=True),
+           chart=Chart("stale", "Gossip staleness", "Balance"), label="staleness", per_learner=True),
     Metric("gossip_messages", "messages", "messages that a learner averages per update (gala)",
            "algorithm", chart=Chart("messages", "Messages per update", "Balance")),
     Metric("learners_best", "return", "mean return of recent episodes of the best learner (gala)",
@@ -388,16 +388,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("hosts_alive", "hosts", "other hosts that deliver transitions (--cluster)", "supervisor", shown=True,
            chart=Chart("hosts_alive", "Other hosts", "Speed")),
     Metric("host_env_steps_per_s", "1/s", "env steps per second of one other host (one series each)", "supervisor",
-           kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps/s by host", "Speed"), each=True),
+           kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps/s by host", "Speed"), per_learner=True),
     Metric("host_lag", "updates", "updates by which a host's policy lags behind the newest one", "host", slot="host.lag",
-           parts="host", chart=Chart("host_lag", "Policy lag, by host", "Balance"), each=True),
+           parts="host", chart=Chart("host_lag", "Policy lag, by host", "Balance"), per_learner=True),
     Metric("host_weights_delay_s", "s", "delay between publishing weights and a host using them", "host",
            slot="host.weights_delay_s", parts="host", chart=Chart("host_delay", "Weight delay by host", "Balance")),
     Metric("host_chunks", "chunks", "chunks of rows received from a host", "host", kind=Kind.COUNTER,
            slot="host.chunks", parts="host"),
     Metric("host_chunks_lost", "chunks", "chunks lost in transit because a host or its connection failed",
            "host", kind=Kind.COUNTER, slot="host.chunks_lost", parts="host",
-           chart=Chart("host_lost", "Chunks lost, by host", "Speed"), each=True),
+           chart=Chart("host_lost", "Chunks lost, by host", "Speed"), per_learner=True),
     Metric("host_rows_lost", "rows", "rows lost, by gaps in the sequence numbers", "host", kind=Kind.COUNTER,
            slot="host.rows_lost", parts="host"),
     Metric("host_rows_again", "rows", "duplicate or late rows, which were not stored", "host",
