@@ -243,7 +243,7 @@ class Knob:
     """``LEARNER``: measured on the learner alone; ``JOINT``: on all workers; ``FACTS``: not measured."""
     fit: Callable[[TuningProblem, Setting], Setting | None] = lambda problem, setting: setting
     """The setting with all values that follow from this knob; None if memory, cores or other knobs forbid it."""
-    words: str = ""
+    text_format: str = ""
     """Text of a value in a sentence, such as ``{} sampler{s}``; by default name and value."""
     label: str = ""
     """``column``, if not the last word of the name."""
@@ -273,7 +273,9 @@ class Knob:
         return self.label or self.name.split(".")[1]
 
     def text(self, value: Any) -> str:
-        return self.words.format(value, s="" if value == 1 else "s") if self.words else f"{self.name} {value}"
+        if not self.text_format:
+            return f"{self.name} {value}"
+        return self.text_format.format(value, s="" if value == 1 else "s")
 
     def neighbours(self, problem: TuningProblem, current: Setting) -> list[Setting]:
         """Settings that differ from ``current`` in this knob and in values that follow from it."""

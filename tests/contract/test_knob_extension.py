@@ -25,7 +25,7 @@ MODULE, NAME = "made_up_knob", "learner.publish_interval_s"
 SOURCE = f'''
 from spreeze.tuner.problem import Knob
 
-KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
+KNOBS = (Knob(name="{NAME}", label="publish", text_format="weights every {{}} s",
               candidates=lambda problem, here: (0.1, 2.0), remark=lambda problem, setting: "made up for a test"),)
 '''
 MODE = """

@@ -49,7 +49,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
         "tuner/knobs.py": (
             "\nKNOBS = (",
             """
-    Knob(name="learner.publish_interval_s", label="publish", words="weights every {} s",
+    Knob(name="learner.publish_interval_s", label="publish", text_format="weights every {} s",
          candidates=lambda problem, here: (0.1, 2.0)),""",
         )
     },
