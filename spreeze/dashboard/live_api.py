@@ -570,7 +570,9 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
 
 def _learners(values: Mapping[str, float], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
     """Name, rates, newest return and staleness of each of several learners; nothing of one alone."""
-    shown = [metric for metric in table.metrics if metric.per_learner and f"{metric.name}/0" in latest and not metric.parts]
+    shown = [
+        metric for metric in table.metrics if metric.per_learner and f"{metric.name}/0" in latest and not metric.parts
+    ]
     groups = parts_of({name: point.value for name, point in latest.items()}, "updates_per_s")
     if len(groups) < 2:
         return []

@@ -186,7 +186,10 @@ def snapshot_of(
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
     by_part = [
-        f"{metric.name}/{part}" for metric in table.metrics if metric.per_learner for part in parts_of(values, metric.name)
+        f"{metric.name}/{part}"
+        for metric in table.metrics
+        if metric.per_learner
+        for part in parts_of(values, metric.name)
     ]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     tuner_measures = run.get("tuner_measures") is True

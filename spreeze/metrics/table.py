@@ -263,7 +263,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("episode_length", "env steps", "length of the samplers' recent episodes", "sampler",
            chart=Chart("length", "Episode length", "Task")),
     Metric("eval_return", "return", "mean undiscounted return of greedy evaluation episodes", "evaluator",
-           shown=True, chart=Chart("return", "Return", RETURN), each=True, label="greedy return"),
+           shown=True, chart=Chart("return", "Return", RETURN), per_learner=True, label="greedy return"),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator",
            chart=Chart("length", "Episode length", "Task")),
     Metric("eval_terminated", "share", "evaluation episodes that terminated; the others ended by their time limit",

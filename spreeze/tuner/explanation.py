@@ -138,7 +138,7 @@ class Explanation:
         search = self._search
         configured = search.problem.configured[RATIO]
         settings = (search.centre, search.centre.replace(RATIO, configured))
-        rows = {row.setting: (row.updates, row.env_steps) for row in search.results if row.stage == JOINT and row.ran}
+        rows = {row.setting: (row.updates, row.env_steps) for row in search.results if row.trial == JOINT and row.ran}
         known = all(setting in rows for setting in settings)
         if not known:
             rows = {setting: search.forecast(setting)[2:4] for setting in settings}
@@ -161,7 +161,7 @@ class Explanation:
             return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
         rates = search.chosen if search.measured else search.forecast(search.centre)
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-        measured = [row for row in search.results if row.stage == JOINT and row.setting == setting and row.ran][-1:]
+        measured = [row for row in search.results if row.trial == JOINT and row.setting == setting and row.ran][-1:]
         if search.busy() and _ROOM * ratio > configured:
             return Choice(configured, text.format(configured) + "as configured, because other programs were active")
         if _ROOM * ratio <= configured * (1.0 + spread_of(measured or search.swept)):

@@ -174,7 +174,7 @@ class RunMeasurer(Measurer):
 
     def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
         """All candidates once a round, forward and backward in turn, so that drift affects all equally."""
-        found = [TrialResult(stage=JOINT, setting=setting) for setting in dict.fromkeys(settings)]
+        found = [TrialResult(trial=JOINT, setting=setting) for setting in dict.fromkeys(settings)]
         settle_s, window_s = REPLAY.pace.divided(within_s, len(found))
         for number in range(REPLAY.pace.repeats):
             for candidate in found[:: 1 if number % 2 == 0 else -1]:

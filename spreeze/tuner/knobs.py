@@ -467,7 +467,13 @@ KNOBS = (
     ),
     Knob(name=ENVS, trial=FACTS, text_format="{} environment{s} per sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, text_format="replay of {} transitions"),
-    Knob(name=RATIO, candidates=ratios, text_format="at least {:g} samples per insert", label="samples/insert", tie=_moved),
+    Knob(
+        name=RATIO,
+        candidates=ratios,
+        text_format="at least {:g} samples per insert",
+        label="samples/insert",
+        tie=_moved,
+    ),
     Knob(name=RATIO_MAX, trial=FACTS, text_format="the learner waits above {:g} samples per insert"),
     Knob(
         name=LEARNERS,
@@ -478,7 +484,14 @@ KNOBS = (
         fixed=True,
         figures=_RATE,
     ),
-    Knob(name=ROLLOUT_SAMPLERS, candidates=_samplers, fit=_fit_fewer, text_format="{} sampler{s}", fixed=True, figures=_RATE),
+    Knob(
+        name=ROLLOUT_SAMPLERS,
+        candidates=_samplers,
+        fit=_fit_fewer,
+        text_format="{} sampler{s}",
+        fixed=True,
+        figures=_RATE,
+    ),
     Knob(
         name=ROLLOUT_ENVS,
         fit=_fit_fewer,

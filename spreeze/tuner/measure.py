@@ -103,7 +103,7 @@ class Measurer:
             self._helper.close()  # its libraries take memory, and updates alone are measured by now
         shared: dict[Setting, list[TrialResult]] = {}
         for setting in dict.fromkeys(settings):
-            candidate = TrialResult(stage=self._kind.stage, setting=setting)
+            candidate = TrialResult(trial=self._kind.trial, setting=setting)
             shared.setdefault(setting.without(SAMPLERS) if self._kind.shares else setting, []).append(candidate)
         waiting, end = list(shared.values()), AWAKE() + within_s
         found: list[TrialResult] = []
@@ -160,7 +160,7 @@ class Measurer:
         Larger batches are left out once an update takes too long.
         """
         start = AWAKE()
-        everyone = [TrialResult(stage=LEARNER, setting=setting) for setting in settings]
+        everyone = [TrialResult(trial=LEARNER, setting=setting) for setting in settings]
         waiting, done = list(everyone), []
         for _ in range(REPEATS):
             for candidate in list(waiting):

@@ -289,7 +289,7 @@ def gains(problem: TuningProblem, results: Iterable[TrialResult], current: Trial
 
 
 def _turn_scores(problem: TuningProblem, result: TrialResult) -> list[float]:
-    if result.stage == LEARNER:
+    if result.trial == LEARNER:
         objective, batch = problem.objective, result.setting[BATCH]
         return [learner_score(objective, batch, updates) for updates in result.updates_per_s]
     shares = result.cpu_share or (None,) * len(result.updates_per_s)

@@ -61,7 +61,7 @@ class Setting(dict[str, Any]):
 class TrialResult:
     """Result of one setting in one kind of trial so far; reported as soon as it is complete."""
 
-    stage: str
+    trial: str
     """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
     setting: Setting
     updates_per_s: tuple[float, ...] = ()
@@ -97,8 +97,8 @@ class TrialResult:
 
     @property
     def ran(self) -> bool:
-        learned = self.updates > 0 or self.stage == ROLLOUT
-        return self.failure is None and learned and (self.env_steps > 0 or self.stage == LEARNER)
+        learned = self.updates > 0 or self.trial == ROLLOUT
+        return self.failure is None and learned and (self.env_steps > 0 or self.trial == LEARNER)
 
     def fail(self, why: str, *, starved: bool = False) -> None:
         self.failure, self.starved = why, starved
@@ -106,7 +106,8 @@ class TrialResult:
 
     def as_json(self) -> dict[str, Any]:
         """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""
-        return {**vars(self), "setting": dict(self.setting)}
+        values = {**vars(self), "setting": dict(self.setting)}
+        return {"stage": values.pop("trial"), **values}
 
 
 OnResult = Callable[[TrialResult], None]
@@ -162,7 +163,7 @@ class TuningProblem:
     resumed: frozenset[str] = frozenset()
     """The ``pins`` on which the stored data of a resumed run depend."""
     targets: TuningConfig = field(default_factory=TuningConfig)
-    stage: str = JOINT
+    trial: str = JOINT
     """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
     usable_cores: float
     memory_bytes: int
@@ -208,7 +209,7 @@ class TuningProblem:
     @property
     def objective(self) -> str:
         """A name from ``model.FORMULAS``, or ``rollout``."""
-        return ROLLOUT if self.stage == ROLLOUT else self.targets.objective
+        return ROLLOUT if self.trial == ROLLOUT else self.targets.objective
 
     def pin(self, name: str) -> Any:
         """Configured value of a pinned knob; None if the tuner chooses."""
@@ -303,8 +304,8 @@ def result_line(problem: TuningProblem, result: TrialResult) -> str:
     if result.failure:
         return f"  {where}: {result.failure}"
     rates = f"{result.env_steps:.0f} env steps/s"
-    if result.stage == LEARNER:
+    if result.trial == LEARNER:
         rates = f"{result.updates:.1f} updates/s, {result.updates * result.setting[BATCH]:.0f} update frames/s"
-    elif result.stage == JOINT or problem.full_name(USES) is not None:
+    elif result.trial == JOINT or problem.full_name(USES) is not None:
         rates += f", {result.updates:.1f} updates/s"
     return f"  {where}: {rates}" + (f" (+-{50 * result.spread:.0f} %)" if result.spread is not None else "")

@@ -346,7 +346,7 @@ def problem_of(
         kept=kept,
         resumed=resumed,
         targets=config.tuning,
-        stage=ROLLOUT if on_policy or samplers_only else JOINT,
+        trial=ROLLOUT if on_policy or samplers_only else JOINT,
         usable_cores=machine.cores.usable,
         physical_cores=machine.cores.physical,
         memory_bytes=free_bytes,

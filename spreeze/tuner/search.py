@@ -188,7 +188,7 @@ class Search:
         self.on_result(result)
 
     def _score(self, result: TrialResult) -> float:
-        if result.stage == LEARNER:
+        if result.trial == LEARNER:
             return model.learner_score(self.problem.objective, result.setting[BATCH], result.updates)
         return model.measured_worth(self.problem, result).score
 
@@ -509,7 +509,7 @@ class Search:
         within_s = self.measure.seconds_left() / (
             1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
         )
-        most = max((row.setting[SAMPLERS] for row in self.results if row.stage == JOINT and row.ran), default=1)
+        most = max((row.setting[SAMPLERS] for row in self.results if row.trial == JOINT and row.ran), default=1)
         if within_s < _LEAST_S:
             self.limits.append("out of time before the neighbours of the choice were measured")
             expected = [scored for scored in expected if scored.setting[SAMPLERS] <= most] or expected
@@ -658,7 +658,7 @@ class Search:
         """
         joint = [knob for knob in self.problem.knobs if knob.trial == JOINT]
         last = [knob for knob in joint if knob.varied_last]
-        rollout = [knob for knob in joint if not knob.varied_last] if self.problem.stage == ROLLOUT else []
+        rollout = [knob for knob in joint if not knob.varied_last] if self.problem.trial == ROLLOUT else []
         rollout += rollout[:1]
         varied = [*(rollout if self._first_steps(rollout) else ()), *last]
         for number, knob in enumerate(varied):
@@ -763,8 +763,8 @@ class Search:
         problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
         labels = {knob.name: knob.column for knob in problem.knobs}
         rates = {
-            name: [row.as_json() for row in self.results if row.stage == stage]
-            for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))
+            name: [row.as_json() for row in self.results if row.trial == trial]
+            for name, trial in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))
         }
         return {
             "schema": SCHEMA,

@@ -83,7 +83,7 @@ _TURNS_IN_WINDOW, _LONGEST_WINDOW_S = 3, 3.0
 class TrialKind(NamedTuple):
     """A kind of measurement: the plan of its trials, and how long their windows are."""
 
-    stage: str
+    trial: str
     pace: Pace
     plan_of: Callable[[RunPlan, Setting, int], RunPlan]
     """The plan of a trial: the same task with a setting, within that many bytes of memory."""
@@ -400,7 +400,7 @@ def rollout_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
 
 
 _REPLAY_PACE = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
-REPLAY = TrialKind(stage=JOINT, pace=_REPLAY_PACE, plan_of=replay_plan, rounds=1, edge_s=0.2, shares=True)
+REPLAY = TrialKind(trial=JOINT, pace=_REPLAY_PACE, plan_of=replay_plan, rounds=1, edge_s=0.2, shares=True)
 """Samplers, replay and learner."""
 HOST = TrialKind(ROLLOUT, _REPLAY_PACE, plan_of=sampler_plan, rounds=0, edge_s=0.0, shares=True, learns=False)
 """The samplers of a host whose learner is elsewhere (``--cluster``)."""

@@ -149,9 +149,9 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     joint = Setting({**learner, "sampling.samplers": 2, "sampling.envs_per_sampler": 8,
                      "replay.samples_per_insert_min": 8.0})  # fmt: skip
     rows = [
-        TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
+        TrialResult(trial=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
         TrialResult(
-            stage=JOINT, setting=joint, updates_per_s=(80.0, 80.0), env_steps_per_s=(1800.0, 2200.0), score=40.0
+            trial=JOINT, setting=joint, updates_per_s=(80.0, 80.0), env_steps_per_s=(1800.0, 2200.0), score=40.0
         ),
     ]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
@@ -231,8 +231,8 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
     setting = Setting({"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 0,
                        "rollout.sync_interval": 64, "impact.minibatches": 4})  # fmt: skip
     rates = [
-        TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
-        TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory"),
+        TrialResult(trial=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
+        TrialResult(trial=ROLLOUT, setting=setting, failure="out of memory"),
     ]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
     first, failed = tuning_record.read(tmp_path).rollouts

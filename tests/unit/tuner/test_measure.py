@@ -202,7 +202,7 @@ def test_the_samplers_of_a_trial_are_told_the_asked_ratio(pendulum, tmp_path, ra
 
 def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, short):
     held = _joint(ratio=64.0)
-    candidate = TrialResult(stage="joint", setting=held)
+    candidate = TrialResult(trial="joint", setting=held)
     with Trial(
         REPLAY, pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9, interrupts=Interrupts()
     ) as trial:
@@ -271,7 +271,7 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage, short):
 
 
 def test_a_wish_to_stop_ends_a_window_that_waits_for_a_rollout_s_end():
-    candidates = [TrialResult(stage="rollout", setting=Setting({}))]
+    candidates = [TrialResult(trial="rollout", setting=Setting({}))]
     trial = Trial(ROLLOUTS, None, candidates, _deaf, usable_cores=1.0, memory_cap_bytes=1, interrupts=Interrupts())
     trial.edge_s, trial._mark, trial._interrupts.count = PATIENCE_S, lambda: 1, 1
     start = time.monotonic()
@@ -354,7 +354,7 @@ def test_what_was_measured_while_the_tuner_was_stopped_is_measured_again(pendulu
     assert helper.run_turn(None) == pytest.approx(0.4)
     assert len(answers) == 2
     clock.readings = 0
-    candidate = TrialResult(stage=trials.JOINT, setting=_joint())
+    candidate = TrialResult(trial=trials.JOINT, setting=_joint())
     trial = Trial(
         REPLAY, pendulum, [candidate], _deaf, usable_cores=1.0, memory_cap_bytes=10**9, interrupts=Interrupts()
     )

@@ -226,7 +226,7 @@ class Asleep:
         pass
 
     def joint(self, settings, *, within_s, on_result):
-        results = [TrialResult(stage=ROLLOUT, setting=one,
+        results = [TrialResult(trial=ROLLOUT, setting=one,
                                env_steps_per_s=(1000.0 * min(one[ROLLOUT_SAMPLERS], 4),) * 3,
                                updates_per_s=(10.0,) * 3) for one in settings]  # fmt: skip
         for result in results:
@@ -290,7 +290,7 @@ def test_the_tables_show_every_candidate_and_the_choice(tuned):
 def test_where_nothing_can_be_measured_a_run_gets_what_the_choice_says(tuned, monkeypatch, mode, more):
     def late(self, settings, *, within_s, on_result):
         results = [
-            TrialResult(stage=ROLLOUT, setting=one, failure="0 rollouts within 23 s", starved=True) for one in settings
+            TrialResult(trial=ROLLOUT, setting=one, failure="0 rollouts within 23 s", starved=True) for one in settings
         ]
         for result in results:
             on_result(result)

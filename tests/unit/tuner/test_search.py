@@ -353,7 +353,7 @@ def test_a_reason_says_what_the_rows_of_the_table_say_or_that_it_was_not_measure
             continue
         assert any(told[0] in note for note in tuning.notes)
         settings = [tuning.centre, tuning.centre.replace(RATIO, configured)]
-        rows = {one.setting: one for one in tuning.results if one.stage == JOINT and one.ran}
+        rows = {one.setting: one for one in tuning.results if one.trial == JOINT and one.ran}
         known = [rows[setting] for setting in settings if setting in rows]
         seen["expected" if told[1] else "measured"] += 1
         assert (len(known) == 2) is (told[1] is None)
@@ -369,7 +369,7 @@ def test_every_row_is_told_as_it_is_measured_and_all_is_kept():
     bench = Bench(machine, noise=0.02)
     record = json.loads(json.dumps(tune(machine.problem(), bench, rows.append).as_json()))
     assert len(rows) == len(bench.asked) == len(record["update_rates"]) + len(record["joint_rates"])
-    assert {row.stage for row in rows} == {"learner", "joint"}
+    assert {row.trial for row in rows} == {"learner", "joint"}
     assert all(result_line(machine.problem(), row) and json.dumps(row.as_json()) for row in rows)
     assert record["schema"] == SCHEMA
     assert set(record["choice"]) == set(record["reasons"])
@@ -408,7 +408,7 @@ def test_candidates_on_a_gpu_whose_context_takes_seconds_are_all_measured_in_tim
     bench = Bench(desktop, gpu_start_s=8.0, gpu_warm_s=0.6)
     knobs = desktop.problem()
     tuning = tune(knobs, bench, lambda row: None)
-    on_gpu = [one.setting[BATCH] for one in tuning.results if one.setting[DEVICE] == "cuda:0" and one.stage == LEARNER]
+    on_gpu = [one.setting[BATCH] for one in tuning.results if one.setting[DEVICE] == "cuda:0" and one.trial == LEARNER]
     assert len(on_gpu) >= 4
     assert bench.left_s >= 0.0
     assert true_score(desktop, knobs, chosen(tuning)) >= 0.9 * best_score(desktop, knobs)
@@ -448,11 +448,11 @@ def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_mor
 
 def _assert_shown(tuning):
     """The choice differs from what is configured, so rows of one round show a gain above the spread of both."""
-    chosen_rows = [one for one in tuning.results if one.stage == JOINT and one.setting == tuning.centre and one.ran]
+    chosen_rows = [one for one in tuning.results if one.trial == JOINT and one.setting == tuning.centre and one.ran]
     plain = [
         one
         for one in tuning.results
-        if one.stage == JOINT
+        if one.trial == JOINT
         and one.ran
         and one.setting[RATIO] > 0.0
         and (one.setting[BATCH] == CONFIGURED[BATCH] or one.setting[RATIO] == CONFIGURED[RATIO])
@@ -520,7 +520,7 @@ def test_an_expected_best_that_cannot_be_measured_moves_nothing_that_is_learned(
     bench._joint_rate = lambda one: (
         joint(one)
         if one[RATIO] == 0.0
-        else TrialResult(stage=JOINT, setting=one, failure="the learner took no update within 12 s", starved=True)
+        else TrialResult(trial=JOINT, setting=one, failure="the learner took no update within 12 s", starved=True)
     )
     tuning = tune(machine.problem(), bench, lambda row: None)
     assert (tuning.choices[BATCH].value, tuning.choices[RATIO].value) == (CONFIGURED[BATCH], CONFIGURED[RATIO])

@@ -13,7 +13,7 @@ from spreeze.tuner.search import tune
 def problem(cores=8.0, samplers=8, envs=8, pins=(), **facts):
     facts = {"memory_bytes": 8 * 10**9, "sampler_bytes": 10**8, "env_bytes": 10**7, **facts}
     return TuningProblem(knobs=host_knobs(), usable_cores=cores, configured=Setting({SAMPLERS: samplers, ENVS: envs}),
-                         pins=frozenset(pins), stage=ROLLOUT, **facts)  # fmt: skip
+                         pins=frozenset(pins), trial=ROLLOUT, **facts)  # fmt: skip
 
 
 def chosen(tuning):

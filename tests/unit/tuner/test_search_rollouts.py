@@ -42,7 +42,7 @@ def problem(cores=2.0, configured=DEFAULT, pins=(), memory_bytes=8 * 10**9):
     return TuningProblem(
         knobs=tuple(TABLE.values()), usable_cores=cores, memory_bytes=memory_bytes, sampler_bytes=10**8,
         env_bytes=10**7, learner_bytes=5 * 10**8, configured=configured, pins=frozenset(pins),
-        stage=ROLLOUT,
+        trial=ROLLOUT,
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class Machine:
             rates = () if failure else (0.99 * rate, rate, 1.01 * rate)
             found.append(
                 TrialResult(
-                    stage=ROLLOUT,
+                    trial=ROLLOUT,
                     setting=setting,
                     failure=failure,
                     env_steps_per_s=rates,
@@ -311,7 +311,7 @@ def test_the_record_names_settings_and_every_candidate():
     first = record["rollout_rates"][0]
     assert first["setting"][ROLLOUT_SAMPLERS] == 2
     assert "env steps/s" in result_line(problem(), tuning.results[0])
-    failed = TrialResult(stage=ROLLOUT, setting=DEFAULT, failure="too slow")
+    failed = TrialResult(trial=ROLLOUT, setting=DEFAULT, failure="too slow")
     assert result_line(problem(), failed).endswith("too slow")
 
 
@@ -375,7 +375,7 @@ class BufferMachine(Machine):
         found = []
         for setting in settings:
             env_steps, updates = self.rate(setting)
-            found.append(TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=3 * (env_steps,),
+            found.append(TrialResult(trial=ROLLOUT, setting=setting, env_steps_per_s=3 * (env_steps,),
                                      updates_per_s=3 * (updates,)))  # fmt: skip
             on_result(found[-1])
         return found

@@ -53,7 +53,7 @@ class FakeMeasuring:
         return 50.0
 
     def learner(self, settings, *, within_s, on_result):
-        rates = [TrialResult(stage=LEARNER, setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one[BATCH]),) * 3)
+        rates = [TrialResult(trial=LEARNER, setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one[BATCH]),) * 3)
                  for one in settings]  # fmt: skip
         for rate in rates:
             on_result(rate)
@@ -61,7 +61,7 @@ class FakeMeasuring:
 
     def joint(self, settings, *, within_s, on_result):
         rates = [
-            TrialResult(stage=JOINT, setting=one, env_steps_per_s=(1000.0 * one[SAMPLERS],) * 3,
+            TrialResult(trial=JOINT, setting=one, env_steps_per_s=(1000.0 * one[SAMPLERS],) * 3,
                         updates_per_s=(1 / (1e-3 + 1e-5 * one[BATCH]),) * 3, cpu_share=(0.5,) * 3)
             for one in settings
         ]  # fmt: skip
@@ -89,16 +89,16 @@ class Bench:
         fake = FakeMeasuring(plan, **facts)
         if self.starve:
             fake.learner = lambda settings, *, within_s, on_result: [
-                TrialResult(stage=LEARNER, setting=one, starved=True,
+                TrialResult(trial=LEARNER, setting=one, starved=True,
                             failure="the learner took no update within 23 s; no worker reported an error")
                 for one in settings
             ]  # fmt: skip
         if self.fail:
             fake.learner = lambda settings, *, within_s, on_result: [
-                TrialResult(stage=LEARNER, setting=one, failure="it crashed") for one in settings
+                TrialResult(trial=LEARNER, setting=one, failure="it crashed") for one in settings
             ]
             fake.joint = lambda settings, *, within_s, on_result: [
-                TrialResult(stage=JOINT, setting=one, failure="it crashed") for one in settings
+                TrialResult(trial=JOINT, setting=one, failure="it crashed") for one in settings
             ]
         return fake
 
@@ -440,7 +440,7 @@ def test_another_machine_is_another_question(bench, change):
 
 def test_rows_are_told_as_they_are_measured_and_kept_in_the_record(bench):
     _, record = bench.tune()
-    stages = [row.stage for row in bench.rows]
+    stages = [row.trial for row in bench.rows]
     assert stages == sorted(stages, key=("learner", "joint").index)
     assert {"learner", "joint"} == set(stages)
     assert len(bench.rows) == len(record["update_rates"]) + len(record["joint_rates"])
