@@ -295,11 +295,11 @@ class _TuningResult:
             first, most = first_setting(problem)
             known = Setting({name: first[name] for name in (CAPACITY, ENVS) if first[name] != problem.configured[name]})
             plan = planned(known.layer(), None)
-            if not plan.alone:
+            if not plan.single_env:
                 return self._to_tune(plan, first, most, tuning, planned)
         if self.record is None and (first_rollout := rollouts_at_first(problem, tuning.settings.config)) is not None:
             plan = planned(Setting({}).layer(), None)
-            if not plan.alone:
+            if not plan.single_env:
                 return dataclasses.replace(plan, tuner=BesideRunTuner(tuning, first_rollout, self._chosen_by(planned)))
         if self.record is None:
             run_dir.write_state(state="tuning", tuning_began=time.time())

@@ -142,7 +142,7 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
         gamma=config.algorithm.gamma,
         nan_policy=config.sampling.nan_policy,
         seed=config.run.seed,
-        samplers=1 if plan.alone else config.cluster.samplers,
+        samplers=1 if plan.single_env else config.cluster.samplers,
         envs_per_sampler=config.sampling.envs_per_sampler,
         step_deadline_s=config.sampling.step_deadline_s,
         start_deadline_s=config.sampling.start_deadline_s,

@@ -182,7 +182,7 @@ class Assembly(contextlib.ExitStack):
     def turn_evaluation(self) -> EvaluatorJob | None:
         """Evaluations that the only sampler plays in its only environment; None: the evaluator has its own."""
         plan = self.plan
-        if not plan.alone or not plan.config.evaluation.enabled:
+        if not plan.single_env or not plan.config.evaluation.enabled:
             return None
         return evaluator_job(plan, self.run_dir, has_free_core=False)
 
@@ -196,7 +196,7 @@ class Assembly(contextlib.ExitStack):
             )
             self.bridge(job)
         free_core = plan.free_core and not self.in_one_process
-        if plan.config.evaluation.enabled and not plan.alone:
+        if plan.config.evaluation.enabled and not plan.single_env:
             self.add(
                 Address("evaluator"),
                 evaluator_job(plan, self.run_dir, has_free_core=free_core),
@@ -272,7 +272,7 @@ def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> Evalu
         run_dir=str(run_dir),
         spec=plan.spec,
         config=plan.config.evaluation,
-        room=plan.room,
+        max_envs=plan.max_envs,
         has_free_core=has_free_core,
         groups=plan.policies,
         target_return=plan.target_return,

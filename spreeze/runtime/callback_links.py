@@ -175,6 +175,6 @@ class EnvironmentArguments:
     def _check(self, changed: list[str]) -> None:
         if engine_of(self._plan.spec.env_id) is not None:
             raise ValueError("an engine steps several environments at once, whose arguments stay")
-        if self._plan.alone:
+        if self._plan.single_env:
             raise ValueError("this environment can exist only once, so its arguments stay")
         parse_args(tuple(changed))

@@ -28,7 +28,7 @@ class Counts(NamedTuple):
     samplers: int
     each: int
     """In one sampler."""
-    room: int
+    max_envs: int
     """Environments of the evaluator at a time; 0: it has none."""
     pictures: bool
 
@@ -40,8 +40,8 @@ class Allowed:
     samplers: int
     settings: Settings
     reasons: dict[str, str] = field(default_factory=dict)
-    alone: bool = False
-    room: int | None = None
+    single_env: bool = False
+    max_envs: int | None = None
     sampler_bytes: int = 0
 
 
@@ -79,8 +79,8 @@ def allowed(
             reasons[f"{part}.samplers"] = f"{fitting.samplers}: {why}"
         if fitting.pictures != counts.pictures:
             reasons["visualizer.enabled"] = f"false: {why}"
-        if fitting.room != counts.room:
-            reasons["evaluation.episodes"] = f"{fitting.room} at a time: {why}"
+        if fitting.max_envs != counts.max_envs:
+            reasons["evaluation.episodes"] = f"{fitting.max_envs} at a time: {why}"
         counts = fitting
     values: Values = {part: {"envs_per_sampler": counts.each}} if counts.each != wanted.each else {}
     if counts.pictures != wanted.pictures:
@@ -90,7 +90,7 @@ def allowed(
         samplers=counts.samplers,
         settings=_with(settings, values),
         reasons=reasons,
-        room=None if counts.room == wanted.room else counts.room,
+        max_envs=None if counts.max_envs == wanted.max_envs else counts.max_envs,
         sampler_bytes=first + (counts.each - 1) * further,
     )
 
@@ -138,7 +138,7 @@ class _Demand:
         return self.other_bytes + self.envs_bytes(counts) + len(self._processes(counts)) * _PROCESS_BYTES
 
     def _processes(self, counts: Counts) -> list[int]:
-        return [counts.each] * counts.samplers + [counts.room] * (counts.room > 0) + [1] * counts.pictures
+        return [counts.each] * counts.samplers + [counts.max_envs] * (counts.max_envs > 0) + [1] * counts.pictures
 
     def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:
         """The most environments that fit into memory: first the evaluator gets fewer, last pictures are dropped.
@@ -149,12 +149,17 @@ class _Demand:
         if self.envs_bytes(counts) < _SMALL_SHARE * free_bytes:
             return counts
         wanted = counts
-        for name, least in (("room", min(counts.room, 1)), ("each", 1), ("samplers", learners), ("pictures", 0)):
+        for name, least in (
+            ("max_envs", min(counts.max_envs, 1)),
+            ("each", 1),
+            ("samplers", learners),
+            ("pictures", 0),
+        ):
             while name not in fixed and getattr(counts, name) > least and not self._fits(counts, free_bytes):
                 counts = counts._replace(**{name: type(getattr(counts, name))(getattr(counts, name) - 1)})
         if self._fits(counts, free_bytes):
             return counts
-        few = Counts(counts.samplers, 1, min(counts.room, 1), pictures=False)
+        few = Counts(counts.samplers, 1, min(counts.max_envs, 1), pictures=False)
         while self._fits(few._replace(each=few.each + 1), free_bytes) and few.each < wanted.each:
             few = few._replace(each=few.each + 1)
         remedy = "close other programs, or give it a machine with more memory"
@@ -165,7 +170,7 @@ class _Demand:
         raise ResourceError(
             f"{self.env_id}: an environment takes {size(self.each_bytes)} of memory; {counts.samplers} "
             f"sampler{'s' * (counts.samplers > 1)} with {counts.each} each"
-            f"{', one of the evaluator' if counts.room else ''}{', one of the visualizer' if counts.pictures else ''} "
+            f"{', one of the evaluator' if counts.max_envs else ''}{', one of the visualizer' if counts.pictures else ''} "
             f"and the learner need {size(self.total_bytes(counts))}, {size(free_bytes)} are free; {remedy}"
         )
 
@@ -185,7 +190,7 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     reasons[f"{part}.envs_per_sampler"] = f"1: {why}"
     values: Values = {part: {"envs_per_sampler": 1}}
     if probe.alone_in_process and not (config.data_flow.serial and samplers == 1):
-        return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, room=1)
+        return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, max_envs=1)
     if samplers > 1 and samplers_are_set:
         raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or remove it")
     if config.run.learners > 1:
@@ -196,4 +201,4 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     if config.visualizer.enabled:
         reasons["visualizer.enabled"] = "false: it would need an environment of its own"
         values["visualizer"] = {"enabled": False}
-    return Allowed(samplers=1, settings=_with(settings, values), reasons=reasons, alone=True, room=1)
+    return Allowed(samplers=1, settings=_with(settings, values), reasons=reasons, single_env=True, max_envs=1)

@@ -102,8 +102,8 @@ class RunPlan:
     joins: GossipHandle | None = None  # memory by which this host's learner takes part in a run elsewhere
     to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
-    alone: bool = False  # there can be one environment only: the sampler plays the evaluations in it
-    room: int | None = None  # environments of the evaluator at a time; None: as many as suit the task
+    single_env: bool = False  # there can be one environment only: the sampler plays the evaluations in it
+    max_envs: int | None = None  # environments of the evaluator at a time; None: as many as suit the task
     sampler_bytes: int = 0  # memory that the environments of one sampler take; 0: not known, or little
     start_s: float = 0.0  # time that an environment takes to start
     requested_settings: Settings | None = None  # before mode or hosts changed any for this session; None: equal
@@ -124,9 +124,10 @@ class RunPlan:
     @property
     def goes_back(self) -> bool:
         """True if the learner goes back to its best checkpoint once the return has fallen."""
-        flow, alone = self.config.data_flow, self.learners == 1 and self.joins is None and not self.spans_hosts
+        flow = self.config.data_flow
+        single_learner = self.learners == 1 and self.joins is None and not self.spans_hosts
         from_replay = self.config.on_policy is None and not (flow.serial or flow.averages_parameters)
-        return from_replay and alone and self.config.evaluation.enabled and self.config.replay.go_back
+        return from_replay and single_learner and self.config.evaluation.enabled and self.config.replay.go_back
 
     @property
     def target_return(self) -> float | None:

@@ -191,8 +191,8 @@ def _check_learners(plan: RunPlan) -> None:
             f"--samplers {plan.samplers // learners * learners}"
         )
     is_set = "user" in (plan.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
-    alone = learners == 1 and not plan.spans_hosts
-    if alone and flow.mixes_parameters and is_set and not plan.to_tune:
+    single_learner = learners == 1 and not plan.spans_hosts
+    if single_learner and flow.mixes_parameters and is_set and not plan.to_tune:
         raise ConfigError(
             f"gala.topology = {plan.config.gala.topology}, gala.mixing = {plan.config.gala.mixing}: "
             "a single learner has no neighbours; add --learners 2, or remove them"

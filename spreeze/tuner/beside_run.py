@@ -25,9 +25,9 @@ from spreeze.tuner.problem import ROLLOUT_SAMPLERS, Setting, TuningProblem
 def rollouts_at_first(problem: TuningProblem, config: Config) -> Setting | None:
     """The first setting of an on-policy run that is tuned while it trains; None if it is tuned before."""
     flow = config.data_flow
-    alone = config.run.learners == 1 and not flow.mixes_parameters and not flow.averages_parameters
+    single_learner = config.run.learners == 1 and not flow.mixes_parameters and not flow.averages_parameters
     separable = config.mode.starts_processes and not config.mode.module and config.cluster.address is None
-    if config.on_policy is None or not (config.tuning.while_training and alone and separable):
+    if config.on_policy is None or not (config.tuning.while_training and single_learner and separable):
         return None
     return fit_rollout(problem, problem.configured)
 

@@ -41,11 +41,11 @@ class Explanation:
         if search.fell_back:
             return {name: self._unmeasured(by_name[name]) for name in problem.configured}
         found = {name: self._choice(by_name[name]) for name in problem.configured if name in chosen}
-        if (room := problem.room) is None:
+        if (plan := problem.memory_plan) is None:
             return found
         high = self._upper_bound()
         self._note_ratios(high)
-        found |= {ENVS: room.envs_per_sampler, CAPACITY: room.capacity, RATIO_MAX: high}
+        found |= {ENVS: plan.envs_per_sampler, CAPACITY: plan.capacity, RATIO_MAX: high}
         return {name: found[name] for name in problem.configured if name in found}
 
     def _unmeasured(self, knob: Knob) -> Choice:
@@ -54,8 +54,8 @@ class Explanation:
         problem, value = search.problem, search.chosen.setting[knob.name]
         if knob.name in problem.pins:
             return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
-        if knob.name == CAPACITY and problem.room is not None:
-            return problem.room.capacity
+        if knob.name == CAPACITY and problem.memory_plan is not None:
+            return problem.memory_plan.capacity
         origin = "as configured" if value == problem.configured[knob.name] else "as without the tuner"
         return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
 

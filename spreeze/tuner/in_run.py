@@ -75,9 +75,9 @@ def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
     Raises:
         ConfigError: the pinned values do not fit into memory.
     """
-    problem = dataclasses.replace(problem, room=find_memory_plan(problem))
-    assert problem.room is not None
-    first = as_configured(problem).replace(ENVS, problem.room.envs_per_sampler.value)
+    problem = dataclasses.replace(problem, memory_plan=find_memory_plan(problem))
+    assert problem.memory_plan is not None
+    first = as_configured(problem).replace(ENVS, problem.memory_plan.envs_per_sampler.value)
     return first, problem.pin(SAMPLERS) or max(first[SAMPLERS], most_samplers(problem, 1))
 
 

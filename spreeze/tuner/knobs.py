@@ -214,8 +214,8 @@ _MOST_HOST_SAMPLERS = 64
 
 
 def memory_plan(problem: TuningProblem) -> MemoryPlan:
-    assert problem.room is not None
-    return problem.room
+    assert problem.memory_plan is not None
+    return problem.memory_plan
 
 
 def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
@@ -262,12 +262,13 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
 
 def as_configured(problem: TuningProblem) -> Setting:
     """Setting of a run without the tuner, as far as memory allows."""
-    found, room = dict(problem.configured), problem.room
-    if room is not None:
-        found[CAPACITY] = room.capacity.value
-        found[SAMPLERS] = problem.pin(SAMPLERS) or min(found[SAMPLERS] or problem.samplers, room.samplers)
-        most = room.samplers * _group_bytes(problem, 1, room.envs_per_sampler.value)
-        while found[ENVS] > room.envs_per_sampler.value and _group_bytes(problem, found[SAMPLERS], found[ENVS]) > most:
+    found, memory_plan = dict(problem.configured), problem.memory_plan
+    if memory_plan is not None:
+        found[CAPACITY] = memory_plan.capacity.value
+        found[SAMPLERS] = problem.pin(SAMPLERS) or min(found[SAMPLERS] or problem.samplers, memory_plan.samplers)
+        least = memory_plan.envs_per_sampler.value
+        most = memory_plan.samplers * _group_bytes(problem, 1, least)
+        while found[ENVS] > least and _group_bytes(problem, found[SAMPLERS], found[ENVS]) > most:
             found[ENVS] //= 2
     elif SAMPLERS not in found:
         return fit_rollout(problem, problem.configured) or problem.configured

@@ -194,7 +194,7 @@ class TuningProblem:
     """The mode takes as few env steps as the learner can use, so more environments per sampler would only be slower."""
     watcher_cores: float = 0.0
     """Cores that evaluator, visualizer and supervisor take in a run where none is free; they are not measured."""
-    room: MemoryPlan | None = None
+    memory_plan: MemoryPlan | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 
     def full_name(self, name: str) -> str | None:

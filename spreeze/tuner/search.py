@@ -150,7 +150,7 @@ class Search:
         """
         if problem.objective != ROLLOUT:
             knobs.check_pins(problem)
-            problem = dataclasses.replace(problem, room=knobs.find_memory_plan(problem))
+            problem = dataclasses.replace(problem, memory_plan=knobs.find_memory_plan(problem))
         self.problem, self.measure, self.on_result, self.busy = problem, measure, on_result, busy
         self.results: list[TrialResult] = []
         self.doubts: list[str] = []
@@ -164,7 +164,7 @@ class Search:
             and (name in always or any(knob.varied_last and knob.name == name for knob in problem.knobs))
         }
         """Values on which learning depends, as configured or as close to that as this machine allows."""
-        self.limits: list[str] = list(problem.room.limits) if problem.room else []
+        self.limits: list[str] = list(problem.memory_plan.limits) if problem.memory_plan else []
         """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
         """Notes on changes in the algorithm, on gains, and on missing measurements."""
@@ -740,7 +740,7 @@ class Search:
         self.choices = explanation.choices()
         if self.fell_back:
             return
-        if problem.room is not None:
+        if problem.memory_plan is not None:
             cost = self.costs[kind_of(chosen)]
             self.cost = cost if cost.b > 0.0 else None
             if cost.b * max(row.setting[BATCH] for row in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:

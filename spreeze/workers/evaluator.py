@@ -212,7 +212,7 @@ class Evaluation:
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
         self._best = BestPolicy(self._run_dir)
-        self._recorder = EpisodeRecorder(self._run_dir, job.spec, job.config, room=job.room)
+        self._recorder = EpisodeRecorder(self._run_dir, job.spec, job.config, room=job.max_envs)
         self.evaluations = self._unrecorded = 0
         self._target_reached = job.target_return is None
         self.failures = 0
@@ -347,7 +347,7 @@ class Evaluation:
         episodes = run_episodes(
             self._recorder.make_task, policy.act, seeds, on_step, self._should_stop, heartbeat=self._should_stop,
             tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
-            whole_rounds=whole_rounds, room=self._job.room,
+            whole_rounds=whole_rounds, room=self._job.max_envs,
         )  # fmt: skip
         return episodes, lost
 

@@ -169,8 +169,8 @@ class EvaluatorJob(Job):
     """Number of learners; their weights are evaluated in turn."""
     target_return: float | None = None
     """Return at which the run's target is reached, if it has one."""
-    room: int | None = None
-    """Most environments at a time; None: as many as suit the task."""
+    max_envs: int | None = None
+    """Maximum number of environments at a time; None: as many as suit the task."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -287,7 +287,7 @@ def limits(probe, samplers=2, free_gb=3.0, user=None, set_samplers=False):
 
 def test_heavy_environments_are_as_many_as_there_is_memory_for_with_the_reason():
     found = limits(probe_with())
-    assert (found.samplers, found.settings.config.sampling.envs_per_sampler, found.room) == (2, 1, 1)
+    assert (found.samplers, found.settings.config.sampling.envs_per_sampler, found.max_envs) == (2, 1, 1)
     assert found.reasons["sampling.envs_per_sampler"] == (
         "1: an environment takes 381.5 MiB of memory, 2.8 GiB are free"
     )
@@ -295,7 +295,7 @@ def test_heavy_environments_are_as_many_as_there_is_memory_for_with_the_reason()
     tight = limits(probe_with(), free_gb=2.0)
     assert (tight.samplers, tight.settings.config.visualizer.enabled) == (1, False)
     more = limits(probe_with(), free_gb=16.0)
-    assert (more.samplers, more.room, more.reasons) == (2, None, {})
+    assert (more.samplers, more.max_envs, more.reasons) == (2, None, {})
     light = limits(probe_with(memory_bytes=1_000_000), free_gb=1.0)
     assert light.reasons == {}
     first = limits(probe_with(further_env_bytes=0), samplers=1)
@@ -318,7 +318,7 @@ def test_numbers_of_the_user_that_do_not_fit_are_refused_with_what_would():
 def test_an_environment_that_can_be_there_once_has_one_sampler_which_evaluates():
     found = limits(probe_with(alone="port in use"), samplers=2)
     config = found.settings.config
-    assert (found.samplers, found.alone, config.sampling.envs_per_sampler, config.visualizer.enabled) == (
+    assert (found.samplers, found.single_env, config.sampling.envs_per_sampler, config.visualizer.enabled) == (
         1,
         True,
         1,
@@ -329,11 +329,16 @@ def test_an_environment_that_can_be_there_once_has_one_sampler_which_evaluates()
     ppo = limits(probe_with(alone="port in use"), user={"run": {"algo": "ppo", "mode": "hts"}})
     assert (ppo.samplers, ppo.settings.config.rollout.envs_per_sampler) == (1, 1)
     each = limits(probe_with(alone="engine runs", alone_in_process=True), samplers=2)
-    assert (each.samplers, each.alone, each.room, each.settings.config.sampling.envs_per_sampler) == (2, False, 1, 1)
+    assert (each.samplers, each.single_env, each.max_envs, each.settings.config.sampling.envs_per_sampler) == (
+        2,
+        False,
+        1,
+        1,
+    )
     serial = limits(
         probe_with(alone="engine runs", alone_in_process=True), samplers=1, user={"run": {"mode": "serial"}}
     )
-    assert (serial.alone, serial.settings.config.visualizer.enabled) == (True, False)
+    assert (serial.single_env, serial.settings.config.visualizer.enabled) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,7 @@ def test_a_target_needs_evaluations():
 
 
 @pytest.mark.parametrize(
-    ("alone", "enabled", "watchers", "in_turn"),
+    ("single_env", "enabled", "watchers", "in_turn"),
     [
         (False, True, {"evaluator", "visualizer"}, False),
         (False, False, {"visualizer"}, False),
@@ -378,9 +383,9 @@ def test_a_target_needs_evaluations():
         (True, False, {"visualizer"}, False),
     ],
 )
-def test_who_evaluates(tmp_path, alone, enabled, watchers, in_turn):
+def test_who_evaluates(tmp_path, single_env, enabled, watchers, in_turn):
     settings = resolve([Layer(USER, {"evaluation": {"enabled": enabled}, "sampling": {"start_deadline_s": 300.0}})])
-    plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, alone=alone, room=1)
+    plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, single_env=single_env, max_envs=1)
     with Assembly(plan, tmp_path, 0.0) as run:
         run.complete()
         assert set(run.specs) == watchers

@@ -238,7 +238,7 @@ def true_score(machine: Machine, problem: TuningProblem, setting: Setting) -> fl
 
 def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
     """Everything that may be chosen on a machine."""
-    problem = replace(problem, room=find_memory_plan(problem))
+    problem = replace(problem, memory_plan=find_memory_plan(problem))
     learners = [
         learner_setting(kind, batch) for kind in learner_kinds(problem)
         for batch in _true_sizes(machine, problem, batch_sizes(problem), kind)
@@ -247,7 +247,7 @@ def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
     if problem.objective == "paper":
         learners = [_fastest(machine, learners)]
     return [
-        Setting({**one, SAMPLERS: samplers, ENVS: problem.room.envs_per_sampler.value, RATIO: ratio})
+        Setting({**one, SAMPLERS: samplers, ENVS: problem.memory_plan.envs_per_sampler.value, RATIO: ratio})
         for one in learners
         for samplers in _every_number(problem, one[THREADS])
         for ratio in ratios(problem, one)

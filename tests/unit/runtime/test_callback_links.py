@@ -70,7 +70,7 @@ def test_a_callback_may_change_what_can_change_and_nothing_else(tmp_path):
 
 def test_changed_arguments_add_up_and_wrong_requests_are_told(tmp_path):
     events = []
-    plan = SimpleNamespace(spec=SimpleNamespace(env_id="Walk-v0"), alone=False)
+    plan = SimpleNamespace(spec=SimpleNamespace(env_id="Walk-v0"), single_env=False)
     run_dir = RunDir.create(tmp_path, "run")
     try:
         arguments = EnvironmentArguments(plan, run_dir, lambda level, text: events.append((level, text)))

@@ -184,7 +184,7 @@ def test_more_cores_never_mean_less_sampling():
 
 def test_environments_that_wait_are_tried_with_more_samplers_than_cores():
     machine = Machine(cores=2.0)
-    problem = replace(machine.problem(), room=None)
+    problem = replace(machine.problem(), memory_plan=None)
     found = {share: _tuned(machine, knobs=replace(problem, step_cpu_share=share))[1] for share in (1.0, 0.6, 0.05)}
     most = {share: max(seen[SAMPLERS] for seen in bench.asked if SAMPLERS in seen) for share, bench in found.items()}
     assert most == {1.0: 2, 0.6: 2, 0.05: 24}

@@ -435,7 +435,7 @@ def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_n
     status, (read_fd, write_fd) = StatusTable.create(3), os.pipe()
     context = WorkerContext(Address("sampler"), status, 0, write_fd, tmp_path / "errors")
     own = make_task(FAULT, FAULT_MODULE)
-    with evaluator.turn_evaluation(context, job_of(tmp_path, room=1, cpu_share=0.01)) as turn:
+    with evaluator.turn_evaluation(context, job_of(tmp_path, max_envs=1, cpu_share=0.01)) as turn:
         assert turn.play(own) is own, "no weights yet"
         assert not turn.overdue
         monkeypatch.setattr(evaluator, "_LONGEST_EPISODE_S", -1.0)
