@@ -101,9 +101,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         config = settings.config
         # A learner process will be needed; with two cores, it can load in the meantime.
         wanted = config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
-        head_start = stack.enter_context(
-            Prewarm(config.learner.threads, wanted=wanted, gives_way=config.tuning.give_way)
-        )
+        prewarm = stack.enter_context(Prewarm(config.learner.threads, wanted=wanted, gives_way=config.tuning.give_way))
         probe = probe_of(
             settings.config,
             steps=TIMED_STEPS if args.auto else 0,
@@ -113,7 +111,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         )
         if resumed is not None:
             check_environment(resumed, probe.spec)
-        compared = _compare(args, command, base, settings, probe, machine, interrupts, head_start)
+        compared = _compare(args, command, base, settings, probe, machine, interrupts, prewarm)
         if not isinstance(compared, list):
             return compared
         base, settings, why = with_algorithm(compared, probe.spec, probe.step_us_median)
@@ -130,8 +128,8 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
         check_machine(plan, machine)
         if auto:
             check_tunable(plan.config)
-        run_dir = _open_run_dir(args, plan, resumed, head_start)
-        interrupts.last_words = lambda reason: run_dir.write_state(
+        run_dir = _open_run_dir(args, plan, resumed, prewarm)
+        interrupts.on_exit = lambda reason: run_dir.write_state(
             state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason
         )
         try:
@@ -139,12 +137,12 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
             result = _TuningResult()
             if auto:
                 interrupts.stop_file = run_dir.path / "control" / "stop"
-                listener = _tuner_callbacks(args, settings, run_dir, head_start.close)
+                listener = _tuner_callbacks(args, settings, run_dir, prewarm.close)
                 tuning = Tuning(settings, probe, machine, interrupts, listener)
                 plan = result.tuned_plan(
                     args, tuning, run_dir, functools.partial(_tuned_plan, base, probe, machine, earlier)
                 )
-            return _run(args, plan, run_dir, machine, result, interrupts, head_start)
+            return _run(args, plan, run_dir, machine, result, interrupts, prewarm)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)  # during tuning
             run_dir.write_state(
@@ -181,7 +179,7 @@ def _compare(
     probe: Probe,
     machine: Machine,
     interrupts: Interrupts,
-    head_start: Prewarm,
+    prewarm: Prewarm,
 ) -> int | argparse.Namespace | list[Layer]:
     """Compares algorithms if there is a choice; returns the command line of the best one, or the exit code.
 
@@ -197,7 +195,7 @@ def _compare(
     choice = AlgorithmChoice(command, args, settings, probe, machine, note)
     if (known := choice.known(names)) is not None:
         return [Layer("comparison of algorithms", {"run": {"algo": known}}), *base]
-    head_start.close()
+    prewarm.close()
     began_s = AWAKE()
     chosen = choice.best(names, interrupts)
     return _continuation(continued(args, chosen, AWAKE() - began_s), chosen)

@@ -51,7 +51,7 @@ class Interrupts:
         """Called a few times a second by another thread than the main one."""
         self.on_signal: Callable[[], None] = lambda: None
         """Called in the main thread after a second Ctrl-C and after ``poke``; may raise."""
-        self.last_words: Callable[[str], None] = lambda reason: None
+        self.on_exit: Callable[[str], None] = lambda reason: None
         """Called with the reason before this process ends by force."""
         self._ctrl_c, self._terminated = 0, False
         self._abandonable = 0
@@ -181,7 +181,7 @@ class Interrupts:
         for process in family():
             with contextlib.suppress(Exception):
                 process.kill()
-        thread = threading.Thread(target=self.last_words, args=(reason,), daemon=True)  # the disk may not answer
+        thread = threading.Thread(target=self.on_exit, args=(reason,), daemon=True)  # the disk may not answer
         thread.start()
         thread.join(_LAST_WORDS_S)
         if isinstance(sys.stderr, BackgroundWriter):  # no other stream is sure not to wait

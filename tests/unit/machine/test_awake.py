@@ -130,7 +130,7 @@ _HELD_UP = """
 import os, signal, subprocess, sys
 from spreeze.runtime.interrupts import Interrupts
 with Interrupts() as interrupts:
-    interrupts.last_words = lambda reason: print(reason, flush=True)
+    interrupts.on_exit = lambda reason: print(reason, flush=True)
     child = subprocess.Popen(["sleep", "1000"], process_group=0)
     print(child.pid, flush=True)
     open(sys.argv[1])  # a pipe that nobody writes into
