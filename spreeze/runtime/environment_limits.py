@@ -170,7 +170,8 @@ class _Demand:
         raise ResourceError(
             f"{self.env_id}: an environment takes {size(self.each_bytes)} of memory; {counts.samplers} "
             f"sampler{'s' * (counts.samplers > 1)} with {counts.each} each"
-            f"{', one of the evaluator' if counts.max_envs else ''}{', one of the visualizer' if counts.pictures else ''} "
+            f"{', one of the evaluator' if counts.max_envs else ''}"
+            f"{', one of the visualizer' if counts.pictures else ''} "
             f"and the learner need {size(self.total_bytes(counts))}, {size(free_bytes)} are free; {remedy}"
         )
 
