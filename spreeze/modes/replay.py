@@ -74,7 +74,7 @@ def assemble(run: Assembly) -> None:
                 **run.learner_fields(group)
                 | {"seed": config.run.seed + (0 if data_flow.averages_parameters else group)},
                 save_replay=config.replay.save,
-                goes_back=plan.goes_back,
+                rollback_enabled=plan.rollback_enabled,
                 replay=ring.handle,
                 limiter=_limiter(plan, ring),
                 sampler_rows=tuple(counted),

@@ -122,7 +122,7 @@ class RunPlan:
         return ending_of(self.config, self.spec.env_id) if self.joins is None else None
 
     @property
-    def goes_back(self) -> bool:
+    def rollback_enabled(self) -> bool:
         """True if the learner goes back to its best checkpoint once the return has fallen."""
         flow = self.config.data_flow
         single_learner = self.learners == 1 and self.joins is None and not self.spans_hosts

@@ -355,8 +355,8 @@ class _RunLoop:
         if (text := self._falls.fallen(curve)) is None:
             return
         self._recorder.event("warning", text)
-        if self._assembly.plan.goes_back and header[status_table.FALLS] < MOST_ROLLBACKS:
-            header[status_table.FALLS] += 1
+        if self._assembly.plan.rollback_enabled and header[status_table.ROLLBACKS] < MOST_ROLLBACKS:
+            header[status_table.ROLLBACKS] += 1
             self._falls.rolled_back(curve)
 
     def _sample(self) -> None:

@@ -23,11 +23,11 @@ _HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATION_REQUESTS, CHECKPOINT_REQUESTS = 9, 10
 PAUSED_MS, RECORDING, SLOTS, EPISODES_WANTED, ENV_ARGS = 11, 12, 13, 14, 15
-FALLS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
+ROLLBACKS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
 KEPT_PER_INSERT = 22
 """Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_WANTED`` is 1 where samplers report each
-episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``FALLS`` falls of the return after which
-the learner goes back to its best checkpoint; ``RETUNED`` counts changes of the five words after it, which the tuner
+episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``ROLLBACKS`` falls of the return after which
+the learner rolls back to its best checkpoint; ``RETUNED`` counts changes of the five words after it, which the tuner
 puts in force (``RetunedSettings``); ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group
 (see ``StatusTable.group``).
 

@@ -138,7 +138,7 @@ class ReplayFeed(RestoredFeed):
         self._limiter = job.limiter
         self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
         self.saved_ring = ring if job.save_replay and isinstance(ring, ReplayRing) else None
-        self.goes_back = job.goes_back
+        self.rollback_enabled = job.rollback_enabled
         self._replay = ring
         self._imitation_updates: float = math.inf if job.offline else getattr(config, "bc_updates", 0)
         """Updates from demonstrations alone, before samplers begin; infinite if they never do."""
@@ -160,8 +160,8 @@ class ReplayFeed(RestoredFeed):
         if self._resumed:
             self._broadcast()
 
-    def go_back(self, checkpoint: Checkpoint) -> str:
-        self.trainer.go_back(checkpoint.tensors, checkpoint.state)
+    def roll_back(self, checkpoint: Checkpoint) -> str:
+        self.trainer.roll_back(checkpoint.tensors, checkpoint.state)
         self._skipped = SkippedUpdates(self.trainer)
         self._broadcast()
         return f"learning rates are {self.trainer.algorithm.lr_multiplier:g} of the settings"

@@ -66,7 +66,7 @@ class AnyLearnerJob(Job):
 class AnyReplayJob(AnyLearnerJob):
     limiter: RateLimiter
     save_replay: bool = False
-    goes_back: bool = False
+    rollback_enabled: bool = False
     """True if it goes back to its best checkpoint once the return has fallen."""
     sampler_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""

@@ -70,7 +70,7 @@ class Feed(ABC):
     """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
     publishes = True
     """False if another learner publishes the weights that are evaluated."""
-    goes_back = False
+    rollback_enabled = False
     """True if it can go back to a checkpoint, once the return has fallen."""
     stepping_s = 0.0
     """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
@@ -90,7 +90,7 @@ class Feed(ABC):
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         """Continues from the newest checkpoint; ``epoch`` rises with each start of the learner."""
 
-    def go_back(self, checkpoint: Checkpoint) -> str:
+    def roll_back(self, checkpoint: Checkpoint) -> str:
         """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
         raise NotImplementedError
 
@@ -144,7 +144,7 @@ class Learner:
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
         self._unwritten = 0  # checkpoints in a row
         self._checkpoint_requests = context.count(status_table.CHECKPOINT_REQUESTS)
-        self._falls = context.count(status_table.FALLS)
+        self._rollbacks = context.count(status_table.ROLLBACKS)
 
     def _now(self) -> dict[str, Any]:
         """Env steps and wall time of the run, without pauses."""
@@ -210,9 +210,9 @@ class Learner:
             if self._is_new:
                 self._publish()
             self._published_s = now
-        if (falls := self._context.count(status_table.FALLS)) > self._falls:
-            self._falls = falls
-            self._go_back()
+        if (rollbacks := self._context.count(status_table.ROLLBACKS)) > self._rollbacks:
+            self._rollbacks = rollbacks
+            self._roll_back()
         requests = self._context.count(status_table.CHECKPOINT_REQUESTS)
         requested = requests > self._checkpoint_requests
         if requested or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
@@ -220,11 +220,11 @@ class Learner:
             if self._checkpoint() and requested:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 
-    def _go_back(self) -> None:
+    def _roll_back(self) -> None:
         """Learns on from the checkpoint nearest to the best policy."""
         context, best = self._context, best_updates(Path(self._job.run_dir))
         path = None if best is None else self._checkpoints.nearest(best)
-        if not self._feed.goes_back or path is None:
+        if not self._feed.rollback_enabled or path is None:
             context.event(
                 "warning", "there is no checkpoint of the best policy, so training continues without a rollback"
             )
@@ -235,7 +235,7 @@ class Learner:
         except CheckpointError as error:
             context.event("warning", f"training continues without a rollback: {error}")
             return
-        rates = self._feed.go_back(found)
+        rates = self._feed.roll_back(found)
         context.event(
             "warning",
             f"went back at update {self._trainer.updates} to the checkpoint of update {found.updates}, nearest to the "
@@ -293,7 +293,7 @@ class Learner:
         state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._now()
         updates = int(state["updates"])
         ring = self._feed.saved_ring  # a further copy of replay would take gigabytes
-        best = best_updates(Path(self._job.run_dir)) if self._feed.goes_back and ring is None else None
+        best = best_updates(Path(self._job.run_dir)) if self._feed.rollback_enabled and ring is None else None
         self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring, best=best)
         self._saved_updates = updates
 

@@ -147,7 +147,7 @@ class ReplayTrainer:
         self._copied = {gpu: torch.cuda.Event(blocking=True) for gpu in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.vector_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
-        self._progress = self._times_back = 0
+        self._progress = self._rollbacks = 0
         if learner.gpu_replay and self._device.type == "cuda":
             self._open_gpu_replay()
         self.rows_redrawn = 0
@@ -536,7 +536,7 @@ class ReplayTrainer:
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
             "return_scale": self.return_scale,
-            **({"times_back": self._times_back} if self._times_back else {}),
+            **({"times_back": self._rollbacks} if self._rollbacks else {}),
             **{name: self._in_task_units(name, value) for name, value in self.algorithm.metrics().items()},
         }
 
@@ -596,7 +596,7 @@ class ReplayTrainer:
             "normalizer": self.normalizer.state() if self.normalizer else None,
             "returns": self.returns.state() if self.returns else None,
             "session": self._session,
-            "times_back": self._times_back,
+            "times_back": self._rollbacks,
             "largest_error": self._prioritised.largest_error if self._prioritised else None,
             "counted": {"rows": self._rows_counted, "returns": self._returns_counted.tolist()},
         }
@@ -638,18 +638,18 @@ class ReplayTrainer:
             self._returns_counted = np.array(state["counted"]["returns"])
         if self._prioritised is not None:
             self._prioritised.reset_priorities(float(state.get("largest_error") or 1.0))
-        self._set_times_back(int(state.get("times_back", 0)))
+        self._set_rollbacks(int(state.get("times_back", 0)))
         self._renew_device_normalizer()
 
-    def go_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+    def roll_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays."""
-        counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._times_back + 1}
+        counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._rollbacks + 1}
         algorithm = state["algorithm"] | {"updates": self.updates}
         self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": self._rng.bit_generator.state})
 
-    def _set_times_back(self, times: int) -> None:
+    def _set_rollbacks(self, times: int) -> None:
         """Halves the learning rates ``times`` times."""
-        self._times_back, multiplier = times, 0.5**times
+        self._rollbacks, multiplier = times, 0.5**times
         if multiplier == self.algorithm.lr_multiplier:
             return
         self.algorithm.lr_multiplier = multiplier

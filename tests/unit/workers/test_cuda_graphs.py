@@ -321,7 +321,7 @@ def test_a_learner_that_goes_back_records_its_graph_again_with_half_the_learning
         for _ in range(5):
             learning.update()
         kept = learning.state()
-        learning.go_back(*kept)
+        learning.roll_back(*kept)
         adam, before = learning.algorithm.actor.adam, learning.updates
         assert adam._scaled_lr.item() == pytest.approx(0.5 * adam.lr)
         assert [learning.update() for _ in range(5)] == [1, 1, 1, 4, 4], "the recorded one holds the old rate"

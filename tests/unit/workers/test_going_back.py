@@ -48,7 +48,7 @@ def test_it_has_the_networks_of_the_checkpoint_and_half_of_the_scheduled_rate(ri
     kept, then = trainer.state(), arrays_of(trainer)
     learn(trainer, 30)
     trainer.anneal(0.5)
-    trainer.go_back(*kept)
+    trainer.roll_back(*kept)
     for name, array in arrays_of(trainer).items():
         np.testing.assert_array_equal(array, then[name], err_msg=name)
     assert trainer.updates == trainer.algorithm.updates == 50, "versions and stop conditions count on"
@@ -66,11 +66,11 @@ def test_a_restarted_learner_keeps_the_halved_rates_and_a_second_return_halves_t
     learn(trainer, 8)
     kept = trainer.state()
     assert "times_back" not in trainer.metrics(wait_s=0.0, publish_s=0.0)
-    trainer.go_back(*kept)
+    trainer.roll_back(*kept)
     successor = trainer_of(ring)
     successor.load_state(*trainer.state())
     assert successor.algorithm.lr_multiplier == 0.5
-    successor.go_back(*kept)
+    successor.roll_back(*kept)
     assert successor.algorithm.lr_multiplier == 0.25
     learn(successor, 3)
     assert successor.updates == 11
