@@ -83,8 +83,8 @@ def duration(seconds: float | None) -> str:
     """Seconds as ``0:42``, ``1:02:03`` or ``2 d 03:04``."""
     if seconds is None or not math.isfinite(seconds):
         return DASH
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    rounded = max(0, round(seconds))
+    hours, minutes, rest = rounded // 3600, rounded // 60 % 60, rounded % 60
     if hours >= 24:
         return f"{hours // 24} d {hours % 24:02d}:{minutes:02d}"
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -13,7 +13,7 @@ import numpy as np
 import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
-from spreeze.dashboard.live_api import COLOURS, drawn
+from spreeze.dashboard.live_api import COLOURS, charted_metrics
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, row, rows, run_names, run_path, runs_dir, varied_settings
 from spreeze.errors import RunError
 from spreeze.files import read_json
@@ -211,7 +211,7 @@ def _tuned_or_fixed(path: Path) -> str:
 def _metrics(paths: list[Path]) -> list[str]:
     """Greedy return, and the metrics of the Live page that any of the runs has."""
     known = {name for path in paths for name in MetricsReader(path / "metrics.db").names()}
-    names = [metric.name for metric in drawn() if metric.name in known and metric.name != "eval_return"]
+    names = [metric.name for metric in charted_metrics() if metric.name in known and metric.name != "eval_return"]
     return [_GREEDY, *names]
 
 

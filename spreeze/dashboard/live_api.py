@@ -56,7 +56,7 @@ _MOST_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
 
-def drawn(table: MetricTable = TABLE) -> list[Metric]:
+def charted_metrics(table: MetricTable = TABLE) -> list[Metric]:
     """The metrics that the Live page draws, ordered by groups of charts."""
     order = {group: rank for rank, group in enumerate((RETURN, *GROUPS))}
     charted = [(order[metric.chart.group], metric) for metric in table.metrics if metric.chart]
@@ -71,7 +71,7 @@ def lag_unit(data_flow: DataFlow | None) -> str:
 def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
     """The charts for the page's script, each with help text; the script defines the return chart itself."""
     charts: dict[str, dict[str, Any]] = {}
-    for metric in drawn(table):
+    for metric in charted_metrics(table):
         chart = metric.chart
         if chart is None or chart.group == RETURN:
             continue
@@ -95,10 +95,10 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
     return list(charts.values())
 
 
-def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
+def series_to_plot(names: list[str], table: MetricTable = TABLE) -> list[str]:
     """Returns the ``names`` that a chart shows: at most eight parts or groups of a metric, all numbers of info."""
     found: list[str] = []
-    for metric in drawn(table):
+    for metric in charted_metrics(table):
         found += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]
         most = MOST_NUMBERS if metric.name in _SPLIT else _MOST_PARTS
         found += [name for name in names if name.startswith(f"{metric.name}/")][:most]
@@ -286,7 +286,7 @@ def _series(
     reader: MetricsReader, latest: Mapping[str, Point], since: float, scores: str, table: MetricTable
 ) -> tuple[dict[str, dict[str, list[Any]]], list[str], str]:
     """The lines of the charts, the names of those that are whole, and the current ``scores``."""
-    names = wanted(list(latest), table)
+    names = series_to_plot(list(latest), table)
     # These carry the time of their weights, which is before the newest time that a page has.
     late = [name for name in names if table.by_name(name).is_evaluated]
     scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)

@@ -17,10 +17,10 @@ def spread(values: Sequence[float]) -> float | None:
     return (max(values) - min(values)) / middle if len(values) > 1 and middle > 0 else None
 
 
-def student_quantile(normal: float, free: int) -> float:
-    """Quantile of Student's distribution with ``free`` degrees of freedom, from that of the normal distribution.
+def student_quantile(normal: float, degrees: int) -> float:
+    """Quantile of Student's distribution with ``degrees`` of freedom, from that of the normal distribution.
 
-    Four terms of the expansion in 1 / free (Abramowitz and Stegun 26.7.5): the 97.5 % quantile is 11 % too small with
+    Four terms of the expansion in 1 / degrees (Abramowitz and Stegun 26.7.5): the 97.5 % quantile is 11 % too small with
     one degree of freedom, 1 % with two, and right to four digits from nine on.
     """
     z = normal
@@ -30,5 +30,5 @@ def student_quantile(normal: float, free: int) -> float:
         (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0,
         (79.0 * z**9 + 776.0 * z**7 + 1482.0 * z**5 - 1920.0 * z**3 - 945.0 * z) / 92160.0,
     )
-    found: float = z + sum(term / free**power for power, term in enumerate(terms, 1))
+    found: float = z + sum(term / degrees**power for power, term in enumerate(terms, 1))
     return found

@@ -29,8 +29,8 @@ FIRST = 5
 """Number of first evaluations, whose mean is the level at which a run starts."""
 _LOW_LEVELS = 10
 """Consecutive low levels that count as a fall."""
-_LEAST_SHARE = 0.5
-"""Share of the gain below which the return has fallen."""
+_FALLEN_SHARE = 0.5
+"""Share of the gain below which the return has fallen; the latest returns are then no plateau."""
 _CLEARLY = 3.0
 """Standard errors that a gain has to exceed."""
 MOST_ROLLBACKS = 5
@@ -82,7 +82,7 @@ class FallWatch:
             level = level_of(curve[self._seen - POLICIES : self._seen])
             if self._top is None or level.mean > self._top.mean:
                 self._top = level
-            if level.mean >= first.mean + _LEAST_SHARE * (self._top.mean - first.mean):
+            if level.mean >= first.mean + _FALLEN_SHARE * (self._top.mean - first.mean):
                 self._low_since, self._reported = None, False
             elif self._low_since is None:
                 self._low_since = self._seen - 1
@@ -113,8 +113,6 @@ _FEWEST = 30
 """Evaluations in the last third of the time below which no plateau counts."""
 _GAIN = 0.02
 """Share of the gain so far by which the best mean has to rise in the last third."""
-_FALLEN = 0.5
-"""Share of the gain below which the latest returns are no plateau."""
 _Z_95 = 1.96
 _FEWEST_OF_A_TREND = 6
 _LEAST_OF_A_TREND_S = 30.0
@@ -140,7 +138,7 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     means = running_mean(curve, POLICIES)
     before, now = max(means[POLICIES - 1 : begin], default=-math.inf), max(means[begin:])
     gained = max(before, now) - first.mean
-    return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN * gained
+    return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN_SHARE * gained
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -149,8 +147,8 @@ def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     square = float((centred**2).sum())
     slope = float((centred * y).sum()) / square
     residual = y - y.mean() - slope * centred
-    free = len(x) - 2
-    return slope, student_quantile(_Z_95, free) * math.sqrt(float((residual**2).sum()) / free / square)
+    degrees = len(x) - 2
+    return slope, student_quantile(_Z_95, degrees) * math.sqrt(float((residual**2).sum()) / degrees / square)
 
 
 class Trend(NamedTuple):

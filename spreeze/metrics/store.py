@@ -54,8 +54,8 @@ class EvaluationRow(NamedTuple):
     @property
     def half_width(self) -> float | None:
         """Half of the 95 % interval of the mean return (Student 1908); None for one episode."""
-        free = self.episodes - 1  # the standard deviation is the population one
-        return student_quantile(_NORMAL, free) * self.return_std / math.sqrt(free) if free > 0 else None
+        degrees = self.episodes - 1  # the standard deviation is the population one
+        return student_quantile(_NORMAL, degrees) * self.return_std / math.sqrt(degrees) if degrees > 0 else None
 
 
 _FIELDS = ", ".join(EvaluationRow._fields)

@@ -323,10 +323,13 @@ def test_asking_for_the_picture_of_a_live_run_tells_its_visualizer(run):
 
 def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
     groups = [f"updates_per_s/{group}" for group in range(3)]
-    assert live_api.wanted(["updates_per_s", *groups, "rows_redrawn/1"]) == ["updates_per_s", *groups]
+    assert live_api.series_to_plot(["updates_per_s", *groups, "rows_redrawn/1"]) == ["updates_per_s", *groups]
     many = [f"updates_per_s/{group}" for group in range(20)]
-    assert live_api.wanted(many) == many[:8]
-    assert live_api.wanted(["eval_return", "eval_return/0", "eval_return/1"]) == ["eval_return/0", "eval_return/1"]
+    assert live_api.series_to_plot(many) == many[:8]
+    assert live_api.series_to_plot(["eval_return", "eval_return/0", "eval_return/1"]) == [
+        "eval_return/0",
+        "eval_return/1",
+    ]
     (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "updates"]
     assert (card["part"], card["series"]) == ("group", ("updates_per_s", "updates_per_s/*"))
     (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "gpu"]
@@ -789,7 +792,7 @@ def test_the_picture_of_an_ended_run_has_no_age(run):
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
     series = [name for chart in live_api.as_json("updates") for name in chart["series"]]
-    drawn = [metric for metric in live_api.drawn() if metric.chart.group != RETURN]
+    drawn = [metric for metric in live_api.charted_metrics() if metric.chart.group != RETURN]
     assert [name for metric in drawn for name in metric.series] == series
     assert all(by_name(name.removesuffix("/*")) for name in series)
 
@@ -797,7 +800,7 @@ def test_every_series_of_the_charts_is_in_the_table_of_metrics():
 def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
     names = [metric.name for metric in METRICS if metric.writer == ALGORITHM]
     assert {"approx_kl", "learning_rate", "grad_norm"} < set(names)
-    assert set(live_api.wanted(list(names))) == set(names)
+    assert set(live_api.series_to_plot(list(names))) == set(names)
 
 
 def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
@@ -891,7 +894,7 @@ def test_each_number_of_the_environment_has_a_chart_of_its_own():
 
 def test_all_numbers_of_the_environment_are_drawn():
     names = [f"info/{index}" for index in range(32)]
-    assert live_api.wanted(["success_rate", *names]) == ["success_rate", *names]
+    assert live_api.series_to_plot(["success_rate", *names]) == ["success_rate", *names]
     charts = {chart["key"]: chart for chart in live_api.as_json("updates")}
     assert [key for key, chart in charts.items() if chart["split"]] == ["info", "callback"]
     assert charts["success"]["series"] == ("success_rate", "success_rate/*", "eval_success_rate", "eval_success_rate/*")
