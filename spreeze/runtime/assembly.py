@@ -6,6 +6,7 @@ its measurements.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import time
@@ -33,15 +34,15 @@ _LEAST_LIMIT_BYTES = 2**30
 _T = TypeVar("_T")
 
 
-class Data:
+class Data(abc.ABC):
     """A group's data on its way from samplers to learner, as the supervisor and the tuner see it."""
 
     size_bytes: int
     """Shared memory that it takes."""
 
+    @abc.abstractmethod
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         """Returns the group's counters with rows inserted and drawn; ``ending``: those that a resume continues from."""
-        raise NotImplementedError
 
     @property
     def swaps(self) -> int | None:

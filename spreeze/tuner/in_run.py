@@ -7,6 +7,7 @@ need rest.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import queue
@@ -208,7 +209,7 @@ class Ended:
         return self.run_ended.is_set() or self._interrupts.stop_requested
 
 
-class TunerThread:
+class TunerThread(abc.ABC):
     """Tunes a run in a thread of its supervisor (``runtime.plan.RunTuner``)."""
 
     begins = ""
@@ -278,16 +279,16 @@ class TunerThread:
                 text = f"no choice, so what the run began with stays: {next(iter(record['notes']), 'see Autotune')}"
             self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {text}")
 
+    @abc.abstractmethod
     def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
         """The tuner's record."""
-        raise NotImplementedError
 
     def _conclude(self, record: dict[str, Any] | None) -> None:
         """Applies the choice, or else the first setting, if the workers can change it."""
 
+    @abc.abstractmethod
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         """The choice that follows from a record, with the plan of a run with it."""
-        raise NotImplementedError
 
 
 class InRunTuner(TunerThread):

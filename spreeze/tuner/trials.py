@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import secrets
@@ -104,7 +105,7 @@ class Stopping(Protocol):
     def stop_requested(self) -> bool: ...
 
 
-class Windows:
+class Windows(abc.ABC):
     """Measures candidates on workers that run, a window each."""
 
     run: Assembly
@@ -114,17 +115,17 @@ class Windows:
     def __init__(self, usable_cores: float, interrupts: Stopping) -> None:
         self._cores, self._interrupts = usable_cores, interrupts
 
+    @abc.abstractmethod
     def _prepare(self, setting: Setting) -> None:
         """Sets the running workers to a candidate's setting."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _watch(self, seconds: float) -> None:
         """Waits, then checks the workers and for a stop request; raises as ``measure`` does."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _pids(self) -> Iterable[int]:
         """Processes of the workers."""
-        raise NotImplementedError
 
     def _disturbances(self) -> object:
         """A value that changes with each event that spoils a window: suspension of the process (Ctrl-Z, sleep)."""

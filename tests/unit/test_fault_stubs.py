@@ -61,7 +61,8 @@ class Learner:
         learner |= {name: changes.pop(name) for name in learner.keys() & changes.keys()}
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
-            "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False, "rollback_enabled": False,
+            "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False,
+            "rollback_enabled": False,
             "stop": StopConfig(updates=60),
             "replay": RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
             "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_rows": (0,),
