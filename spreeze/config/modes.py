@@ -16,7 +16,7 @@ from spreeze.inference.user_modules import import_named
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class PipelineBox:
     """One box of the page's pipeline: data passes through the stages from left to right."""
 
     title: str
@@ -30,7 +30,7 @@ class Stage:
 class DataFlow:
     """Data flow of a mode for one kind of algorithm."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineBox, ...]
     serial: bool = False
     """Sampling and learning alternate in one process; otherwise they run in parallel processes."""
     on_device: bool = False
@@ -115,29 +115,29 @@ class Mode:
 
 
 REPLAY_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    Stage(title="Replay", items=("replay_fill", "samples_per_insert", "transition_age")),
-    Stage(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
+    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    PipelineBox(title="Replay", items=("replay_fill", "samples_per_insert", "transition_age")),
+    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
 )
 BALANCED_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    Stage(title="Replay", items=("replay_fill", "samples_per_insert_now", "staleness")),
-    Stage(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
+    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    PipelineBox(title="Replay", items=("replay_fill", "samples_per_insert_now", "staleness")),
+    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
 )
 ROLLOUT_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    Stage(title="Storages", items=("samples_per_insert", "policy_lag")),
-    Stage(title="Learner", split="learner", items=("updates_per_s", "update_frames_per_s")),
+    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    PipelineBox(title="Storages", items=("samples_per_insert", "policy_lag")),
+    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "update_frames_per_s")),
 )
 BUFFER_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    Stage(title="Circular buffer", items=("samples_per_insert", "rollout_uses", "rollouts_dropped")),
-    Stage(title="Learner", split="learner", items=("updates_per_s", "policy_lag", "target_updates")),
+    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    PipelineBox(title="Circular buffer", items=("samples_per_insert", "rollout_uses", "rollouts_dropped")),
+    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "policy_lag", "target_updates")),
 )
 GOSSIP_STAGES = (
-    Stage(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    Stage(title="Learners", split="learner", items=("updates_per_s", "learners_spread")),
-    Stage(title="Gossip", items=("gossip_radius", "gossip_staleness")),
+    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    PipelineBox(title="Learners", split="learner", items=("updates_per_s", "learners_spread")),
+    PipelineBox(title="Gossip", items=("gossip_radius", "gossip_staleness")),
 )
 DECLARED = (
     Mode(
@@ -264,7 +264,7 @@ def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:
         return DataFlow(
             lag=None if record["lag"] is None else int(record["lag"]),
             stages=tuple(
-                Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
+                PipelineBox(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
                 for title, split, items in record["stages"][:_MOST_STAGES]
             ),
             asynchronous=record.get("free_running") is True,

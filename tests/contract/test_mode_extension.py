@@ -22,12 +22,12 @@ from spreeze.types import Box, EnvSpec
 
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
-from spreeze.config.modes import Mode, Stage, DataFlow
+from spreeze.config.modes import Mode, PipelineBox, DataFlow
 from spreeze.metrics.table import TABLE
 from spreeze.modes import serial
 
-STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-          Stage(title="Made-up learner", split="learner", items=("updates_per_s",)))
+STAGES = (PipelineBox(title="Made-up samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+          PipelineBox(title="Made-up learner", split="learner", items=("updates_per_s",)))
 MODES = (Mode(name="{NAME}", doc="the serial mode under another name", module=__name__,
               replay=DataFlow(stages=STAGES, serial=True)),)
 
