@@ -10,7 +10,9 @@ a metric             metrics/table.py                            its row; its wo
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then its reader
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row; a mode ``add``s it
 a family of tasks    envs/families.py                            its row, and what makes its environments
+a vector engine      envs/families.py                            its row without ``team``; ``make`` takes ``num_envs``
 a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
+an export format     inference/export.py, types.py               its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
 ===================  ==========================================  =====================================================
 
@@ -18,8 +20,8 @@ Each algorithm also has a line in the docstring of ``algorithms/__init__.py``. A
 ``machine/utilisation.py``. A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``.
 A weight transport has the methods of ``ParameterPublisher`` and ``ParameterSource``.
 
-``tests/contract/test_newcomer.py`` adds one of each, except a kind of policy and a transport, and checks that all of
-Spreeze knows it.
+``tests/contract/test_newcomer.py`` adds one of each, except a kind of policy, an export format and a transport, and
+checks that all of Spreeze knows it. There, the family of tasks is a vector engine.
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 

@@ -1,7 +1,8 @@
 """The algorithms by name, and which of them fit which actions and mode.
 
-An algorithm is one file: its settings, its class, and its row in ``ALGORITHMS``, in ``spreeze.algorithms`` or in a
-module that ``--import`` names. It is imported when it is requested by name, and without torch.
+A built-in algorithm is a file ``algorithms/NAME.py`` with its settings, its class and its row in ``ALGORITHMS``, and an
+entry here, in ``OFF_POLICY`` or ``ON_POLICY``, which maps its name to that file. An algorithm of a module that
+``--import`` names needs no entry. The file is imported when the algorithm is requested by name, and without torch.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ class Data(abc.ABC):
         """Rollouts that the learner has taken over so far; None: it takes data at any time."""
         return None
 
-    def fill(self, spec: EnvSpec) -> None:
+    def fill(self, spec: EnvSpec) -> None:  # noqa: B027 (optional)
         """Fills it with synthetic data, so that a measurement need not wait."""
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027 (optional)
         """Resets the counts by which samplers and learner wait for each other."""
 
 

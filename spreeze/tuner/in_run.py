@@ -283,7 +283,7 @@ class TunerThread(abc.ABC):
     def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
         """The tuner's record."""
 
-    def _conclude(self, record: dict[str, Any] | None) -> None:
+    def _conclude(self, record: dict[str, Any] | None) -> None:  # noqa: B027 (optional)
         """Applies the choice, or else the first setting, if the workers can change it."""
 
     @abc.abstractmethod
