@@ -429,7 +429,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
     )
     plan = RunPlan(settings=settings, spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2, free_core=False)
     setting = Setting({DEVICE: "cpu", BATCH: 32, THREADS: 1, PRECISION: "float32", SAMPLERS: 2, ENVS: 4, RATIO: 0.0})
-    candidate, failures = TrialResult(stage=JOINT, setting=setting), []
+    candidate, failures = TrialResult(trial=JOINT, setting=setting), []
     machine = read_machine()
     with (
         unittest.mock.patch.dict(os.environ, {"SPREEZE_TEST_CHECKSUM": "1"}),

@@ -195,9 +195,9 @@ class Bench:
     def _learner_rate(self, one):
         crash = self.machine.crash_from_batch
         if crash is not None and one[BATCH] >= crash:
-            return TrialResult(stage=LEARNER, setting=one, failure="out of memory")
+            return TrialResult(trial=LEARNER, setting=one, failure="out of memory")
         rate = 1.0 / self.machine.update_s(one)
-        return TrialResult(stage=LEARNER, setting=one, updates_per_s=(rate,) * 3)
+        return TrialResult(trial=LEARNER, setting=one, updates_per_s=(rate,) * 3)
 
     def joint(self, settings, *, within_s, on_result):
         found, spent, groups = [], 0.0, set()
@@ -217,10 +217,10 @@ class Bench:
     def _joint_rate(self, one):
         crash = self.machine.crash_from_samplers
         if one in self.hang or (crash is not None and one[SAMPLERS] >= crash):
-            return TrialResult(stage=JOINT, setting=one, failure="no env step within 30 s")
+            return TrialResult(trial=JOINT, setting=one, failure="no env step within 30 s")
         updates, steps, cpu = self.machine.rates(one)
         return TrialResult(
-            stage=JOINT, setting=one, updates_per_s=tuple(self._noisy(updates) for _ in range(3)),
+            trial=JOINT, setting=one, updates_per_s=tuple(self._noisy(updates) for _ in range(3)),
             env_steps_per_s=tuple(self._noisy(steps) for _ in range(3)), cpu_share=(cpu,) * 3,
         )  # fmt: skip
 
