@@ -14,7 +14,7 @@ from typing import Any
 
 TEMP_PREFIX = ".tmp-"  # readers ignore files with this prefix
 _CHUNK_BYTES = 1 << 20
-_MOST_JSON_BYTES, _TAIL_BYTES = 1_000_000, 64_000
+_MAX_JSON_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 PIECE_BYTES = 1 << 25
 """Large files are written and synced in pieces of this size: one sync of several GB would make the writer look dead."""
 
@@ -129,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Numbers that are not finite or do not fit in 64 bits become None, because they could fail wherever they are used.
     """
     try:
-        if path.stat().st_size > _MOST_JSON_BYTES:
+        if path.stat().st_size > _MAX_JSON_BYTES:
             return {}
         data = json.loads(path.read_bytes(), parse_constant=lambda name: None, parse_float=_finite, parse_int=_integer)
     except (OSError, ValueError, RecursionError):

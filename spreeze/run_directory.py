@@ -425,10 +425,10 @@ def checked(name: str, value: object) -> Any:
     return _FIELDS[name](value) if name in _FIELDS else value
 
 
-_MOST_COUNTED, _MOST_S, _MOST_VALUE = 2**53, 1e11, 1e100
+_MAX_COUNTED, _MAX_S, _MAX_VALUE = 2**53, 1e11, 1e100
 
 
-def finite_number(value: object, most: float = _MOST_VALUE, least: float = -math.inf) -> float | None:
+def finite_number(value: object, most: float = _MAX_VALUE, least: float = -math.inf) -> float | None:
     """The value if it is a finite number in the range; None for anything else, booleans included."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and -most <= value <= most and value >= least else None  # type: ignore[operator, return-value]
@@ -436,12 +436,12 @@ def finite_number(value: object, most: float = _MOST_VALUE, least: float = -math
 
 def whole_number(value: object) -> int | None:
     """A count that a float can hold; None for all else."""
-    found = finite_number(value, _MOST_COUNTED, 0.0)
+    found = finite_number(value, _MAX_COUNTED, 0.0)
     return None if found is None else int(found)
 
 
 def _seconds(value: object) -> float | None:
-    return finite_number(value, _MOST_S, 0.0)
+    return finite_number(value, _MAX_S, 0.0)
 
 
 def _text(value: object) -> str | None:

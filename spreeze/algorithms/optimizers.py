@@ -13,7 +13,7 @@ from typing import Any
 from spreeze.inference.lazy_torch import Tensor, torch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
-_BLOCKS, _LEAST_OF_A_BLOCK = 36, 2048
+_BLOCKS, _MIN_OF_A_BLOCK = 36, 2048
 """Number of parts into which a vector is split for a GPU's fused optimizer, and their least length. Up to 65,536
 numbers of a part are one block of threads, and one launch has 36 parts. Unsplit, the 148,000 numbers of two critics are
 three blocks, which take 42 us on an H200."""
@@ -189,7 +189,7 @@ def _part_size(vector: Tensor) -> int:
     """Length of the parts of a vector for the fused optimizer; on a CPU, the whole length."""
     if vector.device.type == "cpu":
         return len(vector)
-    size = max(_LEAST_OF_A_BLOCK, -(-len(vector) // _BLOCKS))
+    size = max(_MIN_OF_A_BLOCK, -(-len(vector) // _BLOCKS))
     return -(-size // 16) * 16  # each starts on a cache line
 
 

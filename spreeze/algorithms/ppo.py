@@ -40,7 +40,7 @@ from spreeze.inference.heads import HALF_LOG_2PI
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec
 
-_MOST_ROWS, _MOST_UNITS = 512, 256
+_MAX_ROWS, _MAX_UNITS = 512, 256
 """Largest minibatch and layer for which NumPy takes at most four fifths of the time."""
 
 
@@ -89,7 +89,7 @@ class PPO(OnPolicyAlgorithm):
             self._small = NumpyGradient(self.net, self._kind, config)
 
     def _gradient(self, samples: Samples, forward_pass: ForwardPass | None = None) -> None:
-        if self._small is None or len(samples.target) > _MOST_ROWS:
+        if self._small is None or len(samples.target) > _MAX_ROWS:
             super()._gradient(samples, forward_pass)
             return
         self.on_gradient()
@@ -148,7 +148,7 @@ def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
         and net.layers.own is None
         and not net.layers.layer_norm
         and net.layers.activation in ("tanh", "relu")
-        and max(net.hidden_sizes) <= _MOST_UNITS
+        and max(net.hidden_sizes) <= _MAX_UNITS
         and (isinstance(kind, GaussianDistribution) or (isinstance(kind, CategoricalDistribution) and kind.is_single))
     )
 

@@ -51,7 +51,7 @@ from spreeze.types import SequenceBatch, TransitionBatch
 _GATES = {"lstm": 4, "gru": 3}
 Gradients = Callable[[Tensor], Sequence[Tensor]]
 """Maps the gradient [R, H] of a cell's outputs to those of its weights."""
-_MOST_SHARE = 0.9
+_MAX_SHARE = 0.9
 """Weight of the largest error in a sequence's priority; the rest is for the mean (R2D2, section 2.3)."""
 _FORGET = 1
 """Index of the LSTM's forget gate, whose bias is initialised to 1 (Jozefowicz et al. 2015)."""
@@ -511,7 +511,7 @@ class RecurrentEncoder:
         """Priorities [B] of sequences, from the errors [B T] of their steps."""
         errors = errors.view(self._valid.shape) * self._valid
         mean = errors.sum(1) / self._valid.sum(1).clamp(min=1.0)
-        return _MOST_SHARE * errors.amax(1) + (1.0 - _MOST_SHARE) * mean
+        return _MAX_SHARE * errors.amax(1) + (1.0 - _MAX_SHARE) * mean
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the cell, as ``inference.recurrence.Cell`` reads them."""

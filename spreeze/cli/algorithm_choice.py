@@ -41,9 +41,9 @@ _BESIDE = ("crossq", "ppo")
 """Algorithms that are compared with the default, where they fit."""
 _ROUNDS_S = (60.0, 120.0, 240.0)
 """Training time of each candidate at the end of a round."""
-_MOST_S, _LEAST_S = 300.0, 20.0
+_MAX_S, _MIN_S = 300.0, 20.0
 """Most time that all candidates but the best may take, and least time of each."""
-_FEWEST_STEPS = 1_000
+_MIN_STEPS = 1_000
 """Env steps of one core in the first round below which no candidate has learned anything."""
 _CLEARLY = 2.0
 """A candidate is clearly worse if intervals of this many standard errors around the two levels do not overlap."""
@@ -96,8 +96,8 @@ def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
     """Training times of each candidate at which candidates are compared; empty where the run is too short."""
     stop, share = settings.config.stop, settings.config.tuning.algorithm_share
     whole_s = stop.seconds or (stop.budget_s if stop.by_itself else math.inf)
-    most_s = min(share * whole_s, _MOST_S) / (candidates - 1) if share else 0.0
-    if most_s < _LEAST_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
+    most_s = min(share * whole_s, _MAX_S) / (candidates - 1) if share else 0.0
+    if most_s < _MIN_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
         return ()
     return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
 
@@ -105,7 +105,7 @@ def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
 def too_slow(settings: Settings, names: Sequence[str], step_us: float | None) -> str | None:
     """Why the first round shows nothing of an environment whose steps take so long; None if it may show something."""
     first_s = rounds_of(settings, len(names))[0]
-    if step_us is None or first_s * 1e6 / step_us >= _FEWEST_STEPS:
+    if step_us is None or first_s * 1e6 / step_us >= _MIN_STEPS:
         return None
     return (
         f"{', '.join(names)} are not compared: with {step_us / 1e3:.0f} ms an env step, {first_s:.0f} s each would "

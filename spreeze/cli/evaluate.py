@@ -23,7 +23,7 @@ from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
-from spreeze.metrics.comparison import FEWEST_RUNS, POLICIES
+from spreeze.metrics.comparison import MIN_RUNS, POLICIES
 from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
@@ -254,7 +254,7 @@ def _document(
 ) -> dict[str, Any]:
     found = score(episodes)
     returns = [episode.episode_return for episode in episodes]
-    low, high = bootstrap_interval(returns) if len(returns) >= FEWEST_RUNS else (None, None)
+    low, high = bootstrap_interval(returns) if len(returns) >= MIN_RUNS else (None, None)
     return {
         "weights": str(weights.path),
         "env": env_id,

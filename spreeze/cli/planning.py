@@ -21,7 +21,7 @@ from spreeze.config.layers import (
     iterate,
 )
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
-from spreeze.config.schema import FLAG_OF, MOST_DEFAULT_SAMPLERS, Config, marked
+from spreeze.config.schema import FLAG_OF, MAX_DEFAULT_SAMPLERS, Config, marked
 from spreeze.envs.make import default_env_id, parse_args, refuse_foreign
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError
@@ -35,7 +35,7 @@ from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.shared_memory import check_room
 
-_MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
+_MAX_HOSTS, _LIKELY_HOSTS, _MAX_HOST_SHARDS = 32, 3, 64
 """Other hosts that may take part at a time, those that replay is laid out for, and shards of it for their rows."""
 
 
@@ -177,9 +177,9 @@ def plan_of(
             )
         cluster = None  # rows stay on their hosts
     return RunPlan(
-        hosts=0 if cluster is None else cluster.local or _MOST_HOSTS,
+        hosts=0 if cluster is None else cluster.local or _MAX_HOSTS,
         # As if each host had as many samplers as this one; how many hosts will come is not known.
-        host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
+        host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MAX_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
         all_learners=all_learners,
         joins=GossipHandle.inherited(),
@@ -249,7 +249,7 @@ def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) 
 
 
 def _at_most(cores: float) -> str:
-    return f", at most {MOST_DEFAULT_SAMPLERS}" if int(cores) > MOST_DEFAULT_SAMPLERS else ""
+    return f", at most {MAX_DEFAULT_SAMPLERS}" if int(cores) > MAX_DEFAULT_SAMPLERS else ""
 
 
 def check_machine(plan: RunPlan, machine: Machine) -> None:

@@ -182,7 +182,7 @@ class _Episode:
             self.lost = error
 
 
-_MOST_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
+_MAX_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
 
 
 def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
@@ -206,7 +206,7 @@ def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
             shown, consecutive_losses = shown + 1, 0
         else:
             consecutive_losses += 1
-            if consecutive_losses == min(_MOST_LOST, args.episodes or _MOST_LOST):
+            if consecutive_losses == min(_MAX_LOST, args.episodes or _MAX_LOST):
                 raise episode.lost from None
             stage.close()  # the next one has a new environment
         say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary

@@ -94,7 +94,7 @@ _PUBLIC = (
 _PRIVATE = ("run_dir", "reasons")
 _LOCAL_PATHS = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
 """Settings that are directories and files of this machine."""
-_MOST_CLIP_BYTES = 20_000_000
+_MAX_CLIP_BYTES = 20_000_000
 
 
 def build_parser() -> Parser:
@@ -181,7 +181,7 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
         shutil.copyfile(run / "eval.csv", folder / "eval.csv")
     clips = sorted((run / "videos").glob("clip-*.mp4"), key=lambda path: path.stat().st_mtime)
     clips = [path for path in (run / CLIP, *clips) if path.is_file() and not path.is_symlink()]
-    clips = [path for path in clips if path.stat().st_size <= _MOST_CLIP_BYTES]
+    clips = [path for path in clips if path.stat().st_size <= _MAX_CLIP_BYTES]
     if clips:
         shutil.copyfile(clips[-1], folder / CLIP)
     points = [(int(row["env_steps"]), float(row["return_mean"])) for row in read_rows(run / "eval.csv")]

@@ -24,7 +24,7 @@ TABLES = {
     "run": ("name", "value"),
 }
 """The tables that a query sees, and their columns."""
-_MOST_ROWS = 100_000
+_MAX_ROWS = 100_000
 _LONGEST_S = 60.0
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
@@ -76,7 +76,7 @@ def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
         connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 100_000)
         connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
         cursor = connection.execute(sql)
-        found = [list(row) for row in cursor.fetchmany(_MOST_ROWS + 1)]
+        found = [list(row) for row in cursor.fetchmany(_MAX_ROWS + 1)]
         names = [column[0] for column in cursor.description or ()]
     except (sqlite3.Error, sqlite3.Warning) as error:
         known = f"tables: {', '.join(TABLES)}; only SELECT is allowed; at most {_LONGEST_S:g} s"
@@ -85,8 +85,8 @@ def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
         connection.close()
     if not names:
         raise UsageError("SQL: a SELECT statement is needed")
-    if len(found) > _MOST_ROWS:
-        raise UsageError(f"SQL: more than {_MOST_ROWS:,} rows; add LIMIT, or use export --format csv")
+    if len(found) > _MAX_ROWS:
+        raise UsageError(f"SQL: more than {_MAX_ROWS:,} rows; add LIMIT, or use export --format csv")
     return names, found
 
 
@@ -95,7 +95,7 @@ def _rows(run: Path, table: str) -> Iterable[Sequence[Any]]:
     if table == "evaluations":
         return reader.evaluations()
     if table == "events":
-        return reader.events(_MOST_ROWS)
+        return reader.events(_MAX_ROWS)
     if table == "settings":
         sections = read_config(run).items()
         return [(f"{part}.{name}", _plain(value)) for part, values in sections for name, value in values.items()]

@@ -37,7 +37,7 @@ _REQUESTS: dict[str, tuple[str, str]] = {
 }
 """Verb -> the state to wait for, and its help text."""
 _RESPONSE_S = 10.0
-_MOST = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
+_MAX = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,7 +96,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _cell(value: Any, form: str, unit: str = "") -> str:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX
     return format(value, form) + unit if known else DASH
 
 

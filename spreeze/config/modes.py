@@ -185,7 +185,7 @@ DECLARED = (
 """The modes that come with Spreeze, the default first."""
 
 
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 
 
 def modes(import_module: str | None = None) -> dict[str, Mode]:
@@ -265,7 +265,7 @@ def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:
             lag=None if record["lag"] is None else int(record["lag"]),
             stages=tuple(
                 PipelineBox(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
-                for title, split, items in record["stages"][:_MOST_STAGES]
+                for title, split, items in record["stages"][:_MAX_STAGES]
             ),
             asynchronous=record.get("free_running") is True,
         )

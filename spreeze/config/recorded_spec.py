@@ -9,7 +9,7 @@ import numpy as np
 
 from spreeze.types import Choices, EnvSpec, Mixed, rebuild
 
-_MOST_VALUES = 100_000_000
+_MAX_VALUES = 100_000_000
 """Numbers in one observation or action that a description may have."""
 
 
@@ -36,8 +36,8 @@ def spec_from(data: Any) -> EnvSpec:
     if spec.team is not None:
         sizes |= {"team.obs_dim": spec.team.obs_dim, "team.actions": min(spec.team.actions, default=0)}
     for name, size in sizes.items():
-        if not 1 <= size <= (_MOST_VALUES if name != "max_episode_steps" else 2**63):
-            raise ValueError(f"{name} = {size}: expected 1 to {_MOST_VALUES}")
+        if not 1 <= size <= (_MAX_VALUES if name != "max_episode_steps" else 2**63):
+            raise ValueError(f"{name} = {size}: expected 1 to {_MAX_VALUES}")
     for name, wrong in _contradictions(spec).items():
         if wrong:
             raise ValueError(f"{name} does not fit the other values of the environment")
@@ -59,7 +59,7 @@ def _contradictions(spec: EnvSpec) -> dict[str, bool]:
         "team": team is not None and (not isinstance(action, Choices) or action.nvec != team.actions),
         "action_mask": spec.action_mask and not 0 < spec.mask_dim < spec.obs_dim,
         "obs_shape": spec.obs_shape is not None and math.prod(spec.obs_shape) != spec.obs_dim - spec.mask_dim,
-        "frames": spec.frames is not None and spec.frames.stack * spec.frames.frame_bytes > _MOST_VALUES,
+        "frames": spec.frames is not None and spec.frames.stack * spec.frames.frame_bytes > _MAX_VALUES,
     }
 
 

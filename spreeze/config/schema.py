@@ -44,7 +44,7 @@ def _governed(data_flow: DataFlow) -> bool:
     return not data_flow.serial and (data_flow.lag is None or data_flow.asynchronous)
 
 
-MOST_DEFAULT_SAMPLERS = 16
+MAX_DEFAULT_SAMPLERS = 16
 """Maximum of samplers by default; more are seldom worth a core each."""
 
 
@@ -614,7 +614,7 @@ class Config:
 
     def rollout_samplers(self, usable: float) -> int:
         """Default number of samplers of rollouts."""
-        return max(1, min(int(self.rollout_cores(usable)), MOST_DEFAULT_SAMPLERS))
+        return max(1, min(int(self.rollout_cores(usable)), MAX_DEFAULT_SAMPLERS))
 
     def rollout_interval(self, envs: int) -> int:
         """Env steps per environment of a learner in one rollout: as set, or from ``rollout.size``."""
@@ -626,7 +626,7 @@ class Config:
     def samplers_beside(self, usable: float) -> int:
         """Default number of samplers beside learners with replay: one per core, at least one per learner."""
         learners = self.run.learners
-        return max(learners, min(int(usable) - self.learner.threads * learners, MOST_DEFAULT_SAMPLERS))
+        return max(learners, min(int(usable) - self.learner.threads * learners, MAX_DEFAULT_SAMPLERS))
 
     @property
     def inference_workers(self) -> int:

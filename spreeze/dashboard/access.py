@@ -33,7 +33,7 @@ from spreeze.run_directory import LAUNCHES
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
 """Environment variable; ``off`` lets in everyone who reaches the port."""
-_LEAST_CHARACTERS = 43
+_MIN_CHARACTERS = 43
 _FILE = """<!DOCTYPE html>
 <!-- {address} -->
 <meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>Spreeze</title>
@@ -61,7 +61,7 @@ def page_token(folder: Path, *, token_required: bool = True) -> str:
         _make_private_folder(path.parent)
         with one_at_a_time(folder):  # two servers that start at once agree on a token
             known = _private_text(path)
-            if known is not None and len(known) >= _LEAST_CHARACTERS:
+            if known is not None and len(known) >= _MIN_CHARACTERS:
                 return known
             write_private(path, token)
     return token

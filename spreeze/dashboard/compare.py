@@ -21,7 +21,7 @@ from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
-from spreeze.metrics.html_report import MOST_RUNS
+from spreeze.metrics.html_report import MAX_RUNS
 from spreeze.metrics.published import published
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.tuning_record import better_run
@@ -38,7 +38,7 @@ _RUNS = navigation.COMPARED
 _MAX_RUNS, _FIRST_RUNS, _SEARCHED = 20, 6, 60
 """Runs in a comparison, those that it starts with, and the newest runs among which these are searched."""
 _MAX_POINTS = 400
-_MOST_VERDICT = 2000
+_MAX_VERDICT = 2000
 _ALL = "all metrics"
 _SMALL_PER_ROW = 3
 _CELL = 62
@@ -113,10 +113,10 @@ def page() -> None:
     st.caption(
         f"Each curve is the {centre} over the runs of its group, where all of them have values; without runs less "
         "than half as long as the longest of the group. Band: 95 % bootstrap interval (1,000 resamples) from "
-        f"{comparison.FEWEST_RUNS} runs on."
+        f"{comparison.MIN_RUNS} runs on."
     )
     scores = _scores(list(curves.values()), robust=centre != "mean")
-    crowded = f"A report can have {MOST_RUNS} runs, not {len(curves)}: remove some."
+    crowded = f"A report can have {MAX_RUNS} runs, not {len(curves)}: remove some."
     targets = {task: report.rules.targets[0] for task, report in scores.items()}
     st.download_button(
         "Report of these runs",
@@ -124,8 +124,8 @@ def page() -> None:
         "report.html",
         "text/html",
         key="compare_report",
-        disabled=len(curves) > MOST_RUNS,
-        help=crowded if len(curves) > MOST_RUNS else "A self-contained HTML file.",
+        disabled=len(curves) > MAX_RUNS,
+        help=crowded if len(curves) > MAX_RUNS else "A self-contained HTML file.",
     )
     differ = comparison.differing(list(curves.values()), varied)
     _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
@@ -302,7 +302,7 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
     if any(name.startswith(comparison.IGNORED) for name in names):
         flags += "".join(f" --by {name}" for name in names)
     for sentence in (sentence for part in found for sentence in comparison.verdicts(part)):
-        st.markdown(f"**{components.plain(sentence, _MOST_VERDICT)}.**")
+        st.markdown(f"**{components.plain(sentence, _MAX_VERDICT)}.**")
     for part in found:
         _offer_seeds(part)
     _group_table(found)
@@ -319,7 +319,7 @@ def _offer_seeds(found: Report) -> None:
     """A button that trains the seeds needed to tell the two best groups apart, if these are not too many."""
     folder, env = runs_dir(), found.runs[0].group.env
     ahead = found.standings.get(env)
-    if ahead is None or not ahead.more or ahead.more > comparison.MOST_SEEDS:
+    if ahead is None or not ahead.more or ahead.more > comparison.MAX_SEEDS:
         return
     of_both = [run for run in found.runs if run.group in (ahead.first, ahead.second)]
     repeated = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]

@@ -129,10 +129,10 @@ def _error(text: str, key: str, dismiss: Callable[..., None], *args: object) -> 
 
 
 _MARKS = re.compile(r"([\\`*_\[\]<>$|~:#!])")
-_MOST = 500
+_MAX = 500
 
 
-def plain(text: object, most: int = _MOST) -> str:
+def plain(text: object, most: int = _MAX) -> str:
     """One line with all Markdown escaped; a dash for empty text."""
     return _MARKS.sub(r"\\\1", clean(text or DASH, most))
 

@@ -62,7 +62,7 @@ from spreeze.types import PolicyFormat
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _COUNTS = ("stop.env_steps", "stop.updates")
 _VERB_S = 120.0
-_MOST_ERROR_TEXT = 300
+_MAX_ERROR_TEXT = 300
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
@@ -532,7 +532,7 @@ def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _error_text(done: subprocess.CompletedProcess[str]) -> str:
     """The end of a failed verb's error output, in one line."""
-    return clean(done.stderr[-_MOST_ERROR_TEXT:]) or f"exit code {done.returncode}"
+    return clean(done.stderr[-_MAX_ERROR_TEXT:]) or f"exit code {done.returncode}"
 
 
 def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[str] | None = None) -> None:

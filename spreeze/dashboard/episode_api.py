@@ -40,11 +40,11 @@ from spreeze.metrics.recorded_episodes import (
 from spreeze.metrics.return_change import return_change
 from spreeze.run_directory import finite_number, is_alive, read_config, read_run
 
-_MOST_FRAME_BYTES = 1_000_000
+_MAX_FRAME_BYTES = 1_000_000
 """Bytes of pictures in one response."""
 _DRAWERS = 2
 """Processes that draw at a time; a further one ends the oldest."""
-_MOST_COLUMNS, _MOST_NUMBERS, _BINS, _MOST_BINS = 100, 2000, 30, 40
+_MAX_COLUMNS, _MAX_NUMBERS, _BINS, _MAX_BINS = 100, 2000, 30, 40
 """Evaluations of a histogram over time, numbers of each, bins, and those of whole numbers."""
 _COLUMNS = 8
 """Lines of one strip."""
@@ -182,7 +182,7 @@ def histograms(request: Request) -> dict[str, Any]:
     """
     path = run_path(request.query_params.get("run", ""), runs_dir())
     keys, gamma = kept_evaluations(path), _gamma(path)
-    indices = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MOST_COLUMNS)).round().astype(int)
+    indices = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MAX_COLUMNS)).round().astype(int)
     keys = [keys[index] for index in indices]
     known = [(key.wall_s, _step_numbers(path, key, gamma)) for key in keys]
     columns = {name: [(t, found[name]) for t, found in known if len(found.get(name, ()))] for name in _SPREAD}
@@ -194,13 +194,13 @@ def _step_numbers(path: Path, key: EvaluationKey, gamma: float | None) -> dict[s
     """At most some thousand numbers of each kind; none of a damaged recording."""
     with contextlib.suppress(RunError, KeyError, ValueError):
         found = step_numbers(read_recording(path, key), gamma)
-        return {name: values[:: 1 + len(values) // _MOST_NUMBERS].astype(np.float32) for name, values in found.items()}
+        return {name: values[:: 1 + len(values) // _MAX_NUMBERS].astype(np.float32) for name, values in found.items()}
     return {}
 
 
 def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
     every = np.concatenate([values for _, values in columns])
-    whole = bool((every == every.round()).all()) and every.min() >= 0.0 and every.max() < _MOST_BINS
+    whole = bool((every == every.round()).all()) and every.min() >= 0.0 and every.max() < _MAX_BINS
     low, high = (every.min() - 0.5, every.max() + 0.5) if whole else np.percentile(every, (0.5, 99.5))
     bins = round(high - low) if whole else _BINS
     if high <= low:
@@ -273,7 +273,7 @@ def frames(request: Request) -> Response:
     try:
         path, key, kind = _requested_episode(request)
         offset = max(0, int(request.query_params.get("from", 0)))
-        data, done = read_frames(frames_path(path, key, kind), offset, _MOST_FRAME_BYTES)
+        data, done = read_frames(frames_path(path, key, kind), offset, _MAX_FRAME_BYTES)
     except (RunError, ValueError, OverflowError) as error:
         return Response(clean(error), 404, media_type="text/plain", headers=HEADERS)
     with _lock:

@@ -23,7 +23,7 @@ from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import POLICIES, final_metric, read_summary
 from spreeze.metrics.health import judgements
-from spreeze.metrics.info_means import INFO, MOST_NUMBERS
+from spreeze.metrics.info_means import INFO, MAX_NUMBERS
 from spreeze.metrics.progress import Trend, trend_of
 from spreeze.metrics.published import published
 from spreeze.metrics.recorded_episodes import kept_evaluations
@@ -52,7 +52,7 @@ _OF_A_TREND = 10_000
 """Evaluations among which the trend looks for the last third of the time."""
 _OTHERS = ("external_cpu_cores", "sibling_cpu_cores")
 _OTHERS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
 
@@ -100,7 +100,7 @@ def series_to_plot(names: list[str], table: MetricTable = TABLE) -> list[str]:
     found: list[str] = []
     for metric in charted_metrics(table):
         found += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]
-        most = MOST_NUMBERS if metric.name in _SPLIT else _MOST_PARTS
+        most = MAX_NUMBERS if metric.name in _SPLIT else _MAX_PARTS
         found += [name for name in names if name.startswith(f"{metric.name}/")][:most]
     return found
 

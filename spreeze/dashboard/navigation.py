@@ -43,7 +43,7 @@ COLOURS = {
     "damaged": "red",
 }
 """State -> colour of its dot."""
-_MOST_ROWS = 200
+_MAX_ROWS = 200
 _KEY = "run"
 COMPARED = "compare_runs"
 """Key of the names of the runs that the Compare page shows."""
@@ -76,7 +76,7 @@ def sidebar() -> Callable[[], None]:
     if not names:
         st.sidebar.info("No run yet.")
         return lambda: None
-    rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
+    rows = {name: row(run_path(name, runs_dir())) for name in names[:_MAX_ROWS]}
     varied = varied_settings(runs_dir())
     newest = next((name for name, facts in rows.items() if facts.state in LIVE_STATES), names[0])
     requested = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest

@@ -436,7 +436,7 @@ def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) ->
 
 
 _LINE = re.compile(r"^[a-z]\w*\.[a-z]\w*=.+$", re.ASCII)
-_MOST_SEEDS = 20
+_MAX_SEEDS = 20
 _ENDS = ("stop.seconds", "stop.env_steps", "stop.updates")
 _OF_ANY_RUN = ("run", "env", "callback", "cluster", "stop")
 """Sections that every algorithm reads, though the form offers none of their settings for a choice by name."""
@@ -458,7 +458,7 @@ def sweep_inputs(cell: DeltaGenerator) -> SweepPlan:
     """Inputs for the number of seeds and for values of settings; one run of the settings above by default."""
     with cell.popover("Seeds and values", width="stretch"):
         text = "One run each, in turn, beginning with the seed above. Three are the fewest that can be compared."
-        seeds = st.number_input("Seeds", 1, _MOST_SEEDS, 1, key="start_seeds", **_KEPT, help=text)
+        seeds = st.number_input("Seeds", 1, _MAX_SEEDS, 1, key="start_seeds", **_KEPT, help=text)
         lines = st.text_area(
             "Settings by values",
             key="start_grid",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.obs_flattening import MASK
-from spreeze.metrics.info_means import MOST_NUMBERS, SUCCESS
+from spreeze.metrics.info_means import MAX_NUMBERS, SUCCESS
 
 _SUCCESS_NAMES = (SUCCESS, "success")
 _KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
@@ -26,7 +26,7 @@ _EXPECTED = frozenset({MASK, f"_{MASK}", "final_observation", "final_obs", "fina
 _UNFIT = re.compile(r"[^\w./\-]+")
 STEPS = 512
 """Steps whose numbers are summed until the next report."""
-_LONGEST_NAME, _MOST_REFUSED = 60, 8
+_LONGEST_NAME, _MAX_REFUSED = 60, 8
 
 Sums = dict[str, list[float]]
 """name -> [sum, count]"""
@@ -41,7 +41,7 @@ class InfoNumbers:
         self._names: set[str] = set()
         self._ignored: dict[str, str] = {}
         self._refused: set[str] = set()
-        """Names ignored so far, at most ``_MOST_REFUSED``."""
+        """Names ignored so far, at most ``_MAX_REFUSED``."""
         self._size = -1
         """Number of entries of an ``info`` that ``_read`` can read."""
         self._read: Callable[[Mapping[str, Any]], Sequence[Any]] = tuple
@@ -120,14 +120,14 @@ class InfoNumbers:
         if not isinstance(value, _KINDS):
             if value is not None:
                 self._refuse(name, type(value).__name__)
-        elif name not in self._names and len(self._names) >= MOST_NUMBERS:
-            self._refuse(name, f"beyond the first {MOST_NUMBERS} numbers")
+        elif name not in self._names and len(self._names) >= MAX_NUMBERS:
+            self._refuse(name, f"beyond the first {MAX_NUMBERS} numbers")
         else:
             self._names.add(name)
             yield path, name, float(value) if _is_finite(value) else math.nan
 
     def _refuse(self, name: str, reason: str) -> None:
-        if name not in self._refused and len(self._refused) < _MOST_REFUSED:
+        if name not in self._refused and len(self._refused) < _MAX_REFUSED:
             self._refused.add(name)
             self._ignored[name] = reason
 

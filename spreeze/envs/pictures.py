@@ -18,7 +18,7 @@ from spreeze.types import EnvSpec, PictureSpec
 
 MIN_SIDE = 36
 """Least height and width of bytes that count as a picture: a board or a map of cells is smaller."""
-_MOST_OF_UNIT = 1.5
+_MAX_OF_UNIT = 1.5
 """Largest value of floats in 0 .. 1, with some overshoot by interpolation; in 0 .. 255 such pictures would be black."""
 
 
@@ -157,7 +157,7 @@ class DrawnPictures:
         kind = array.dtype.kind
         values = np.nan_to_num(array.astype(np.float32), posinf=255.0, neginf=0.0)
         self._most = max(self._most, float(values.max()))
-        if kind == "b" or (kind == "f" and self._most <= _MOST_OF_UNIT):
+        if kind == "b" or (kind == "f" and self._most <= _MAX_OF_UNIT):
             values *= 255.0
         elif array.dtype == np.uint16 and self._most > 255.0:
             values /= 257.0

@@ -60,11 +60,11 @@ START_S: float = SamplingConfig().start_deadline_s
 TIMED_STEPS = 2000
 """Number of timed steps; fewer if they take more than 1.5 s."""
 _TIMING_S = 1.5
-_LEAST_RUNNING = 0.01
+_MIN_RUNNING = 0.01
 """Least share of a step's time in which it runs."""
 _SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
 """Modules that step environments of other packages."""
-_MOST_IDS = 200
+_MAX_IDS = 200
 _GRACE_S = 5.0
 _POLL_S = 0.1
 _STACK_S = 0.3
@@ -187,9 +187,9 @@ def _registered_by(name: str) -> list[str]:
     if found:
         top = module.__name__.partition(".")[0]
         found.sort(key=lambda spec: (not str(spec.entry_point).startswith((f"{top}.", f"{top}:")), spec.id))
-        return [spec.id for spec in found[:_MOST_IDS]]
+        return [spec.id for spec in found[:_MAX_IDS]]
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, gymnasium.Env)]
-    return [f"{name}:{kind.__name__}" for kind in kinds if kind.__module__ == module.__name__][:_MOST_IDS]
+    return [f"{name}:{kind.__name__}" for kind in kinds if kind.__module__ == module.__name__][:_MAX_IDS]
 
 
 def in_child(
@@ -427,7 +427,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
         # Most long steps are interrupted by a wait for a core; short ones wait between them.
         step_us_median=None
         if timed is None
-        else float(min(np.median(timed), timed.mean() * max(1.0 - waited_s / elapsed_s, _LEAST_RUNNING))),
+        else float(min(np.median(timed), timed.mean() * max(1.0 - waited_s / elapsed_s, _MIN_RUNNING))),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
         # A step that only waits for a core has no voluntary context switch.
         step_cpu_share=min(used_s / elapsed_s, 1.0) if timed is not None and voluntary >= len(times) / 2 else 1.0,

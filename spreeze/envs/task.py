@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _FLOAT32 = np.dtype(np.float32)
 """NumPy has a single object for it, and ``is`` takes a tenth of the time of a comparison."""
-_LONGEST_HOLD, _HOLD_EXPONENT, _MOST_HELD = 64, 1.5, 2
+_LONGEST_HOLD, _HOLD_EXPONENT, _MAX_HELD = 64, 1.5, 2
 """Longest hold of a random action [env steps], exponent of the distribution of lengths, and the largest number of
 action components for which actions are held."""
 CHANGED_ARGS = "env_args.json"
 """File of a run directory with all changed ``key=value`` texts."""
 _NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of nearly all rewards."""
-_LEAST = -FLOAT32_MAX
+_MIN = -FLOAT32_MAX
 
 
 class ActionScaling:
@@ -164,7 +164,7 @@ class Task:
             reward = float(reward) if type(reward) in _NUMBERS else number_of(reward)
         except (ValueError, OverflowError) as error:
             raise self._bad("reward", str(error)) from None
-        if not _LEAST <= reward <= FLOAT32_MAX:  # NaN fails, too
+        if not _MIN <= reward <= FLOAT32_MAX:  # NaN fails, too
             raise self._bad("reward", str(reward))
         checked = self._checked_obs(obs)
         if terminated is not False and terminated is not True:
@@ -455,7 +455,7 @@ class RandomActions:
     def __init__(self, spec: EnvSpec, rng: np.random.Generator) -> None:
         self._spec, self._rng = spec, rng
         joints = 0 if spec.box is None else spec.box.dim
-        self._holds = not spec.action_mask and spec.team is None and joints <= _MOST_HELD
+        self._holds = not spec.action_mask and spec.team is None and joints <= _MAX_HELD
         chances = np.arange(1.0, _LONGEST_HOLD + 1.0) ** -_HOLD_EXPONENT
         self._chances = chances / chances.sum()
         self._left = np.zeros(0, np.int64)

@@ -24,7 +24,7 @@ REWARD_CLIP = 10.0
 _LARGEST, _JUDGED = 3, 10
 _STEPS = 64
 """Number of rewards whose returns are computed by one matmul."""
-_LEAST_SHARE = 1e-9
+_MIN_SHARE = 1e-9
 """Share of the mean square below which a variance is rounding error, so that all returns count as equal."""
 SPIKE, SPIKES = 1000.0, 0.1
 """Distance of a spike, in standard deviations of at least 1; largest share of a batch that may be left out as spikes.
@@ -161,7 +161,7 @@ class ReturnMoments:
         if self.count < 2.0:
             return 1.0
         variance = self.m2 / self.count
-        return math.sqrt(variance) if variance > _LEAST_SHARE * (variance + self.mean**2) else 1.0
+        return math.sqrt(variance) if variance > _MIN_SHARE * (variance + self.mean**2) else 1.0
 
     def sums(self) -> tuple[float, float, float]:
         """Count, sum and sum of squares, which can be summed over processes."""

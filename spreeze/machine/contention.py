@@ -33,7 +33,7 @@ from spreeze.machine.utilisation import busy_s
 
 _WAITING_CORES = 0.25
 """Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 """Other processes are examined again after 1, 2, 4, then every 8 rounds: they may not have had their name yet."""
 _PARENT, _GROUP, _NICE = 1, 2, 16  # Fields of ``/proc/PID/stat`` after the name.
 
@@ -72,7 +72,7 @@ class Siblings:
             if due > self._round:
                 self._postponed[pid] = due, pause
             elif not self._add(pid, found):
-                pause = min(max(1, 2 * pause), _MOST_ROUNDS)
+                pause = min(max(1, 2 * pause), _MAX_ROUNDS)
                 self._postponed[pid] = self._round + pause, pause
         found.parents.difference_update(ours, found.roots)
         return found

@@ -114,7 +114,7 @@ class Log(NamedTuple):
         return last_words(self.path, self.since)
 
 
-MOST_BYTES = 8 * 2**20
+MAX_BYTES = 8 * 2**20
 """Size of a log at most; then its older half is dropped."""
 _IN_MEMORY_BYTES = 2**20  # Size up to which moved output stays in memory.
 _PIECE_BYTES, _TAIL_BYTES = 2**20, 2**14
@@ -155,7 +155,7 @@ class KeptLog:
             size = os.fstat(self._fd).st_size
             if size < self._read:  # another process has truncated it
                 self._read = 0
-            skipped = max(0, size - self._read - MOST_BYTES)
+            skipped = max(0, size - self._read - MAX_BYTES)
             self._lost_bytes += skipped
             self._read += skipped
             found = skipped
@@ -172,7 +172,7 @@ class KeptLog:
     def _put(self, data: bytes) -> None:
         self._waiting.append(data)
         self._waiting_bytes += len(data)
-        while self._waiting_bytes > MOST_BYTES:
+        while self._waiting_bytes > MAX_BYTES:
             dropped = len(self._waiting.pop(0))
             self._waiting_bytes, self._lost_bytes = self._waiting_bytes - dropped, self._lost_bytes + dropped
 
@@ -191,7 +191,7 @@ class KeptLog:
                 while written < len(data):
                     written += file.write(data[written:])
                 size = os.fstat(file.fileno()).st_size
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 _shorten(self.path)
         except OSError:
             with self._lock:
@@ -211,7 +211,7 @@ def _opened(path: Path) -> int:
 def _shorten(path: Path) -> None:
     """Keeps the newer half of a log; rewrites the file in place, since the disk may be full."""
     with open(path, "r+b") as file:
-        file.seek(-MOST_BYTES // 2, os.SEEK_END)
+        file.seek(-MAX_BYTES // 2, os.SEEK_END)
         file.readline()
         kept = b"[what stood here was dropped: a log keeps the newest output]\n" + file.read()
         file.seek(0)

@@ -27,7 +27,7 @@ from typing import IO, Any, TextIO, cast
 from spreeze.formatting import printable
 
 _STANDARD_FDS = (0, 1, 2)
-_MOST_WAITING_BYTES = 2**18
+_MAX_WAITING_BYTES = 2**18
 _CHUNK_BYTES = 4096
 _TERMINAL_S, _PIPE_S = 2.0, 60.0
 """Longest time without progress for writing the last lines: a terminal is read at once or not at all, while a pipe's
@@ -109,7 +109,7 @@ class BackgroundWriter:
         with self._changed:
             if self._silenced or self._ended:
                 return len(text)
-            if self._waiting_bytes > _MOST_WAITING_BYTES and not keep:
+            if self._waiting_bytes > _MAX_WAITING_BYTES and not keep:
                 self._dropped += text.count("\n")
                 return len(text)
             self._report_dropped()
@@ -159,7 +159,7 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def _report_dropped(self) -> None:
-        if self._dropped and self._waiting_bytes <= _MOST_WAITING_BYTES:
+        if self._dropped and self._waiting_bytes <= _MAX_WAITING_BYTES:
             lines = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
             self._dropped = 0
             self._put(f"[{lines} dropped: nobody read the output]\n".encode())

@@ -76,9 +76,9 @@ class Rules:
             raise ConfigError(f"--limit-s {self.limit_s:g}: more than 0")
 
 
-FEWEST_RUNS = 3
-_MOST_NAME, _NAMED = 100, 3
-MOST_SEEDS = 50
+MIN_RUNS = 3
+_MAX_NAME, _NAMED = 100, 3
+MAX_SEEDS = 50
 """Most additional seeds that are advised."""
 
 
@@ -202,8 +202,8 @@ class Standing(NamedTuple):
     def more(self) -> int | None:
         """Additional seeds of each needed to tell them apart; 0 if the present ones suffice, None if unknown."""
         seeds = min(self.best.seeds, self.next_best.seeds)
-        if seeds < FEWEST_RUNS:
-            return FEWEST_RUNS - seeds
+        if seeds < MIN_RUNS:
+            return MIN_RUNS - seeds
         return 0 if self.apart else None if self.seeds_needed is None else max(1, self.seeds_needed - seeds)
 
 
@@ -263,7 +263,7 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
     if not values:
         return None
     low, high = None, None
-    if len(values) >= FEWEST_RUNS:
+    if len(values) >= MIN_RUNS:
         low, high = bootstrap_interval(values, rules.level, rules.resamples, robust=rules.robust)
     return Spread(float(iqm(np.array(values))) if rules.robust else sum(values) / len(values), low, high, len(values))
 
@@ -454,7 +454,7 @@ def _evidence(
         return None, False, None
     chance, low, high = improvement(mine, theirs, rules.level, rules.resamples, paired=paired)
     seeds = min(len(mine), len(theirs))
-    known = Spread(chance, low, high, seeds) if seeds >= FEWEST_RUNS else Spread(chance, None, None, seeds)
+    known = Spread(chance, low, high, seeds) if seeds >= MIN_RUNS else Spread(chance, None, None, seeds)
     return known, paired, seeds_needed(mine, theirs, paired=paired)
 
 
@@ -502,13 +502,13 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
     )
 
 
-_MOST_CONFIG = 1_000_000
+_MAX_CONFIG = 1_000_000
 
 
 def sources_in(run: Path) -> dict[str, str]:
     """The sources of a run's settings, from the comments in ``config.toml``; empty if it is missing."""
     with contextlib.suppress(OSError), open(run / "config.toml", encoding="utf-8", errors="replace") as file:
-        return sources_of(file.read(_MOST_CONFIG))
+        return sources_of(file.read(_MAX_CONFIG))
     return {}
 
 
@@ -648,8 +648,8 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
         f"{spread_text(best)}, {_short(found.second)} {spread_text(next_best)}"
     )
     seeds = min(best.seeds, next_best.seeds)
-    if seeds < FEWEST_RUNS:
-        return f"{text}; fewer than {FEWEST_RUNS} seeds each cannot tell them apart"
+    if seeds < MIN_RUNS:
+        return f"{text}; fewer than {MIN_RUNS} seeds each cannot tell them apart"
     if found.improvement is not None and found.improvement.centre == 1.0:  # the interval of a bootstrap is then 1 alone
         evidence = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
     else:
@@ -664,8 +664,8 @@ def _standing_text(found: Standing, at_limit: bool) -> str:
     text = f"{text}; {evidence}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
     if found.more is None:
         return text
-    if found.more > MOST_SEEDS:
-        return f"{text}; for so small a difference more than {MOST_SEEDS} others each would be needed"
+    if found.more > MAX_SEEDS:
+        return f"{text}; for so small a difference more than {MAX_SEEDS} others each would be needed"
     return f"{text}; {found.more} more each would, if the difference is what it seems"
 
 
@@ -696,14 +696,14 @@ def _verdict(env: str, index: int, groups: Sequence[GroupReport], found: Report)
         for label, time_s in others[len(level) :]
     ]
     sentence = "; ".join([sentence, *later, *late])
-    if min(group.runs for group in groups) < FEWEST_RUNS:
-        sentence += f". With fewer than {FEWEST_RUNS} seeds each this may be chance"
+    if min(group.runs for group in groups) < MIN_RUNS:
+        sentence += f". With fewer than {MIN_RUNS} seeds each this may be chance"
     return sentence
 
 
 def _short(group: RunGroup) -> str:
     """Name of a group in a sentence, shortened so that it does not hide the rest."""
-    return clean(group.label, _MOST_NAME)
+    return clean(group.label, _MAX_NAME)
 
 
 def _seconds_text(seconds: float) -> str:
@@ -779,7 +779,7 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
     for k in np.flatnonzero(counts):
         column = values[np.isfinite(values[:, k]), k]
         centre[k] = iqm(column) if robust else column.mean()
-        if len(column) >= FEWEST_RUNS:
+        if len(column) >= MIN_RUNS:
             low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, robust=robust)
     return Band(x, centre, low, high, counts)
 

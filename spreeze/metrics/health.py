@@ -16,12 +16,12 @@ from spreeze.metrics.recorded_episodes import can_fall
 SETTLED_UPDATES = 20_000
 """Updates after which values are judged: 1 / (tau (1 - gamma)) with tau = 0.005 and gamma = 0.99, in which an error of
 a value falls to about a third. Values start at 0."""
-MOST_BIAS = 0.5
+MAX_BIAS = 0.5
 """Bias of a value as a share of the return's size."""
-MOST_AT_BOUND = 0.8
-LARGEST_UPDATE, LEAST_UPDATE = 5e-2, 1e-7
-MOST_DEAD = 0.9
-MOST_FALLS = 0.5
+MAX_AT_BOUND = 0.8
+LARGEST_UPDATE, MIN_UPDATE = 5e-2, 1e-7
+MAX_DEAD = 0.9
+MAX_FALLS = 0.5
 
 
 class Health(StrEnum):
@@ -48,7 +48,7 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
             values,
             "Actions at bound",
             "eval_actions_at_bound",
-            MOST_AT_BOUND,
+            MAX_AT_BOUND,
             "of the action's numbers are at a bound",
             ", where little gradient passes; if the return stands still, lower the actor's learning rate or explore "
             "more",
@@ -59,7 +59,7 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
             values,
             "Dead units",
             "dead_units",
-            MOST_DEAD,
+            MAX_DEAD,
             "of the hidden units are 0 on the whole batch",
             ", and no gradient revives them; start again with a lower learning rate, layer normalisation or another "
             "activation",
@@ -75,7 +75,7 @@ def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
         values,
         "Terminated",
         "eval_terminated",
-        MOST_FALLS,
+        MAX_FALLS,
         "of the evaluation's episodes terminated before their time limit"
         + ("" if falls else "; whether that is good depends on the task"),
         ": the robot falls in most of them; a click on the return shows how the worst one fell; train on"
@@ -117,8 +117,8 @@ def _bias(values: Mapping[str, float]) -> _Found:
     fact = f"The value at the start is {number(value)}, the discounted return that came {number(actual)}"
     # A return near 0 has no scale of its own: the scale of the rewards replaces it.
     size = max(abs(actual), values.get("return_scale", 0.0))
-    if abs(bias) <= MOST_BIAS * size:
-        near = "less than half of it apart" if abs(bias) <= MOST_BIAS * abs(actual) else (
+    if abs(bias) <= MAX_BIAS * size:
+        near = "less than half of it apart" if abs(bias) <= MAX_BIAS * abs(actual) else (
             f"little apart beside the scale of the rewards, {number(size)}"
         )  # fmt: skip
         return text, Health.GOOD, f"{fact}: {near}, as is usual."
@@ -138,6 +138,6 @@ def _update(size: float | None) -> _Found:
     fact = f"An update changes the parameters by {text} of their norm"
     if size > LARGEST_UPDATE:
         return text, Health.AMBER, f"{fact}: too much to be stable; lower the learning rate."
-    if size < LEAST_UPDATE:
+    if size < MIN_UPDATE:
         return text, Health.AMBER, f"{fact}: next to nothing is learned; raise the learning rate, or end the run."
     return text, Health.GOOD, f"{fact}."

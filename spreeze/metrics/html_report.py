@@ -36,10 +36,10 @@ def _minute(started: object) -> str:
     return clean(started, 40)[:16].replace("T", " ")
 
 
-MOST_RUNS = 60
-_MOST_ROWS = 400
-_MOST_EVENTS = 100
-_MOST_PICTURE_BYTES = 400_000
+MAX_RUNS = 60
+_MAX_ROWS = 400
+_MAX_EVENTS = 100
+_MAX_PICTURE_BYTES = 400_000
 _POINTS = 240
 _RATES = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "cpu_use", "samples_per_insert", "policy_lag")
 """Metrics that get a chart over wall time, where a run has them."""
@@ -102,8 +102,8 @@ def make(
         ConfigError: too many runs.
         RunError: the metrics of a run cannot be read.
     """
-    if not 0 < len(paths) <= MOST_RUNS:
-        raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MOST_RUNS} fit on a page")
+    if not 0 < len(paths) <= MAX_RUNS:
+        raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MAX_RUNS} fit on a page")
     runs = [_read(path) for path in paths]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
     parts = [
@@ -156,7 +156,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, wide: Seque
         kinds = (' class="wide"' if column in wide else "" for column in range(len(cells)))
         return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
 
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in list(rows)[:_MOST_ROWS])
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in list(rows)[:_MAX_ROWS])
     return (
         body
         and f'<div class="scroll"><table><thead><tr>{line(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -191,7 +191,7 @@ def _overview(runs: Sequence[_Run]) -> str:
 def _picture(run: _Run) -> str:
     path = run.path / "live.jpg"
     try:
-        if path.is_symlink() or path.stat().st_size > _MOST_PICTURE_BYTES:
+        if path.is_symlink() or path.stat().st_size > _MAX_PICTURE_BYTES:
             return ""
         data = path.read_bytes()
     except OSError:
@@ -342,7 +342,7 @@ def _tuner(path: Path) -> list[str]:
     chosen = ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items())
     parts.append(_table(("setting", "chosen", "why"), chosen, wide=(2,)))
     for title, rows in tuning.stages:
-        cells = tuning.table(rows[:_MOST_ROWS])
+        cells = tuning.table(rows[:_MAX_ROWS])
         parts.append(f"<h3>{_text(title)}</h3>" + _table(list(cells[0]), (list(line.values()) for line in cells)))
     return parts
 
@@ -377,7 +377,7 @@ def _machine(run: _Run) -> str:
 
 
 def _events(path: Path) -> str:
-    events = MetricsReader(path / "metrics.db").events(_MOST_EVENTS)
+    events = MetricsReader(path / "metrics.db").events(_MAX_EVENTS)
     rows = ([duration(event.t), event.level, event.source, event.text] for event in events)
     return _table(("wall time", "level", "from", "what"), rows, wide=(3,))
 
@@ -386,7 +386,7 @@ def _events(path: Path) -> str:
 
 _WIDTH, _HEIGHT = 480, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 40
-_MOST = 1e100  # larger values are drawn as this one
+_MAX = 1e100  # larger values are drawn as this one
 _COLOURS = 6  # number of colours in _STYLE; they come round again
 
 
@@ -486,7 +486,7 @@ def _axes(plot: _Plot, x_title: str) -> str:
 def _range(arrays: Sequence[np.ndarray], *, from_zero: bool = False) -> tuple[float, float]:
     """Smallest and largest finite value, with a small margin, so that they always differ."""
     values = np.concatenate([np.asarray(array, np.float64) for array in arrays])
-    values = np.clip(values[np.isfinite(values)], -_MOST, _MOST)
+    values = np.clip(values[np.isfinite(values)], -_MAX, _MAX)
     if len(values) == 0:
         return 0.0, 1.0
     low, high = (0.0 if from_zero else float(values.min())), float(values.max())

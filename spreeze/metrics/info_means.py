@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-MOST_NUMBERS = 32
+MAX_NUMBERS = 32
 """Number of names that become metrics: the first ones of a run."""
 SUCCESS = "is_success"
 INFO = "info"
@@ -55,7 +55,7 @@ class InfoMeans:
         return self._values
 
     def _admits(self, name: str) -> bool:
-        if name not in self._names and name != SUCCESS and len(self._names) < MOST_NUMBERS:
+        if name not in self._names and name != SUCCESS and len(self._names) < MAX_NUMBERS:
             self._names.add(name)
         return name in self._names or name == SUCCESS
 
@@ -69,7 +69,7 @@ class InfoMeans:
         if not new:
             return None
         names = ", ".join(f"'{name}' ({reason})" for name, reason in new.items())
-        return f"info: no metrics of {names}; numbers become metrics, the first {MOST_NUMBERS} of them"
+        return f"info: no metrics of {names}; numbers become metrics, the first {MAX_NUMBERS} of them"
 
 
 def metric_of(name: str) -> str:

@@ -33,7 +33,7 @@ _FALLEN_SHARE = 0.5
 """Share of the gain below which the return has fallen; the latest returns are then no plateau."""
 _CLEARLY = 3.0
 """Standard errors that a gain has to exceed."""
-MOST_ROLLBACKS = 5
+MAX_ROLLBACKS = 5
 """Times that a session may go back to its best checkpoint: learning rates are then a 32nd of the settings."""
 
 
@@ -107,26 +107,26 @@ def level_of(rows: Sequence[EvaluationRow]) -> Level:
     return Level(float(returns.mean()), float(returns.std(ddof=1)) / math.sqrt(len(rows)), rows[-1].t)
 
 
-_LEAST_S = 600.0
+_MIN_S = 600.0
 """Training time below which no plateau counts."""
-_FEWEST = 30
+_MIN = 30
 """Evaluations in the last third of the time below which no plateau counts."""
 _GAIN = 0.02
 """Share of the gain so far by which the best mean has to rise in the last third."""
 _Z_95 = 1.96
-_FEWEST_OF_A_TREND = 6
-_LEAST_OF_A_TREND_S = 30.0
+_MIN_OF_A_TREND = 6
+_MIN_OF_A_TREND_S = 30.0
 """Training time that a trend covers at least: a slope over seconds says little about a minute."""
 
 
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     """True if the returns of a run have risen, and have not risen further in the last third of its time."""
-    if not curve or curve[-1].t - curve[0].t < _LEAST_S:
+    if not curve or curve[-1].t - curve[0].t < _MIN_S:
         return False
     since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
     begin = next(index for index, record in enumerate(curve) if record.t >= since)
     latest = curve[begin:]
-    if len(latest) < _FEWEST or begin < max(FIRST, POLICIES):
+    if len(latest) < _MIN or begin < max(FIRST, POLICIES):
         return False
     first, last = level_of(curve[:FIRST]), level_of(latest)
     if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
@@ -184,12 +184,12 @@ class Trend(NamedTuple):
 
 def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:
     """The trend in the last third of the time, or the last 30 s; None where that has fewer than six evaluations."""
-    if not curve or curve[-1].t - curve[0].t < _LEAST_OF_A_TREND_S:
+    if not curve or curve[-1].t - curve[0].t < _MIN_OF_A_TREND_S:
         return None
-    since = curve[-1].t - max((curve[-1].t - curve[0].t) / 3.0, _LEAST_OF_A_TREND_S)
+    since = curve[-1].t - max((curve[-1].t - curve[0].t) / 3.0, _MIN_OF_A_TREND_S)
     latest = [record for record in curve if record.t >= since]
     times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
-    if len(latest) < _FEWEST_OF_A_TREND or times[0] == times[-1]:
+    if len(latest) < _MIN_OF_A_TREND or times[0] == times[-1]:
         return None
     slope, half = (
         round(float(value), 12) + 0.0 for value in slope_of(times, returns)
@@ -210,7 +210,7 @@ class Ending:
     def sentence(self) -> str:
         """A sentence on when it ends."""
         target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
-        least = f"(after {_LEAST_S / 60.0:g} min or more)"
+        least = f"(after {_MIN_S / 60.0:g} min or more)"
         return f"ends by itself: {target}once returns no longer rise {least}, or after {self.budget_s / 60.0:g} min"
 
     def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> StopReason | None:

@@ -31,9 +31,9 @@ FORMAT = 1
 KINDS = ("best", "median", "worst")
 FRAMES, UNFINISHED = ".frames", ".drawing"
 """Suffixes of files of pictures: complete, and still being drawn."""
-MOST_FRAME_BYTES = 64_000_000
+MAX_FRAME_BYTES = 64_000_000
 """Length of one episode's pictures."""
-_MOST_BYTES = 128_000_000
+_MAX_BYTES = 128_000_000
 _NAME = re.compile(r"e(\d{1,13})-(\d{1,16})-(\d{1,16})-(\d{1,4})")
 _FRAME = struct.Struct("<II")
 NOTE = 2**32 - 1
@@ -169,8 +169,8 @@ def _arrays(path: Path) -> Iterator[Any]:
     with _opened(path) as file:
         with zipfile.ZipFile(file) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > _MOST_BYTES:
-            raise RunError(f"{path} unpacks to {size} bytes, more than {_MOST_BYTES}: it is not a recording")
+        if size > _MAX_BYTES:
+            raise RunError(f"{path} unpacks to {size} bytes, more than {_MAX_BYTES}: it is not a recording")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             yield arrays

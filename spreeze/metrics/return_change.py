@@ -20,12 +20,12 @@ from spreeze.metrics.table import TABLE, MetricTable
 
 _EARLIER = 12
 """Number of earlier evaluations that show how much a metric usually changes from one to the next."""
-_LEAST_EARLIER = 5
+_MIN_EARLIER = 5
 _UNUSUAL = 4.0
 """A metric is mentioned if its change is at least this multiple of its usual change."""
-_LEAST_CHANGE = 0.1
+_MIN_CHANGE = 0.1
 """Least share of its value by which such a metric changes."""
-_MOST_METRICS, _MOST_EVENTS = 3, 4
+_MAX_METRICS, _MAX_EVENTS = 3, 4
 _NEWEST_EVENTS = 2000
 _GROUPS = ("Learning", "Balance", "Speed")
 """Groups of charts whose metrics are examined."""
@@ -52,7 +52,7 @@ def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABL
         times = [row.t for row in rows[max(0, index - 1 - _EARLIER) : index + 1]]
         metric_changes = _metric_changes(reader, times, table)
     few = "; there are too few evaluations before to tell which metrics changed unusually."
-    nothing = ", and no metric of learning changed unusually." if len(times) > _LEAST_EARLIER + 2 else few
+    nothing = ", and no metric of learning changed unusually." if len(times) > _MIN_EARLIER + 2 else few
     other_changes = [*_event_sentences(events), *metric_changes]
     time_text = duration(before.t)
     if time_text == duration(now.t):
@@ -119,7 +119,7 @@ def _which_episodes(before: EvaluationRow, now: EvaluationRow, recording: Record
 
 
 def _event_sentences(events: Sequence[Event]) -> list[str]:
-    chosen = sorted(events, key=lambda event: event.level == "info")[:_MOST_EVENTS]
+    chosen = sorted(events, key=lambda event: event.level == "info")[:_MAX_EVENTS]
     chosen.sort(key=lambda event: event.t)
     sentences = [f"{duration(event.t)}, {event.source}: {event.text}" for event in chosen]
     more = len(events) - len(chosen)
@@ -140,7 +140,7 @@ def _metric_changes(reader: MetricsReader, times: Sequence[float], table: Metric
             text = f"{metric.chart.title} went from {_pair(scale * means[-2], scale * means[-1])}{unit}"
             usual = "which had not changed before" if math.isinf(score) else f"{score:.0f} times its usual change"
             found.append((score, f"{text}, {usual}."))
-    return [text for _, text in sorted(found, reverse=True)[:_MOST_METRICS]]
+    return [text for _, text in sorted(found, reverse=True)[:_MAX_METRICS]]
 
 
 def _means(series: Series, times: Sequence[float]) -> np.ndarray:
@@ -156,10 +156,10 @@ def _score(means: np.ndarray) -> float:
     """The last change over the usual one, by their median absolute deviation; 0 with too little data."""
     changes = np.diff(means)
     earlier = changes[:-1][np.isfinite(changes[:-1])]
-    if len(changes) == 0 or not math.isfinite(changes[-1]) or len(earlier) < _LEAST_EARLIER:
+    if len(changes) == 0 or not math.isfinite(changes[-1]) or len(earlier) < _MIN_EARLIER:
         return 0.0
     last = abs(changes[-1] - float(np.median(earlier)))
-    if last < _LEAST_CHANGE * float(np.max(np.abs(means[-2:]))):
+    if last < _MIN_CHANGE * float(np.max(np.abs(means[-2:]))):
         return 0.0
     usual = 1.4826 * float(np.median(np.abs(earlier - np.median(earlier))))  # the deviation, if they are normal
     if usual == 0.0:

@@ -30,7 +30,7 @@ RAW_S = 3600.0
 TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), ("rollup_60s", 60.0, math.inf))
 """(table, bucket width in s, how long it is kept in s), finest first."""
 
-MOST_SERIES = 4096
+MAX_SERIES = 4096
 """Series whose values a sample can hold; others would be points."""
 US = 1e6
 """Microseconds in a second."""
@@ -128,7 +128,7 @@ class RawValues:
             return
         rows, size_bytes, next_us = list[tuple[Any, ...]](), 0, begin_us
         sql = "SELECT us, step, data FROM samples WHERE us >= ? AND length(data) <= ? ORDER BY us LIMIT ?"
-        while found := self._query(sql, next_us, 8 * MOST_SERIES, _SLICE_ROWS):
+        while found := self._query(sql, next_us, 8 * MAX_SERIES, _SLICE_ROWS):
             rows += found
             next_us, size_bytes = int(found[-1][0]) + 1, size_bytes + sum(len(data) for *_, data in found)
             if size_bytes > _MAX_RAW_BYTES:

@@ -20,7 +20,7 @@ PROGRESS = "tune-progress.jsonl"
 ALGORITHMS = "algorithms.json"
 """Algorithms that were compared on the task, in the runs of all of them."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
-_MOST = 1e18  # larger numbers are not plausible and count as unknown
+_MAX = 1e18  # larger numbers are not plausible and count as unknown
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
 """Stage of a row -> numbers that it needs to be drawn."""
 _OFTEN_ALIKE = ("learner.device", "learner.precision")
@@ -165,7 +165,7 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     """Parses an untrusted entry; None if its stage or a needed number is missing."""
     stage, values = str(entry.get("stage")), _dict(entry.get("setting"))
     setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
-    if stage not in _NEEDED or any(finite_number(setting.get(key), _MOST) is None for key in _NEEDED[stage]):
+    if stage not in _NEEDED or any(finite_number(setting.get(key), _MAX) is None for key in _NEEDED[stage]):
         return None
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
     spreads = [found for found in (spread(updates), spread(steps)) if found is not None]
@@ -176,13 +176,13 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
         _middle(steps),
         max(spreads, default=None),
         _middle(busy),
-        finite_number(entry.get("score"), _MOST),
+        finite_number(entry.get("score"), _MAX),
         entry["failure"] if isinstance(entry.get("failure"), str) else None,
     )
 
 
 def _rates(value: Any) -> list[float]:
-    return [float(x) for x in value if finite_number(x, _MOST) is not None] if isinstance(value, list | tuple) else []
+    return [float(x) for x in value if finite_number(x, _MAX) is not None] if isinstance(value, list | tuple) else []
 
 
 def setting_text(value: Any) -> str:

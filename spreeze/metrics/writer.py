@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.formatting import clean
-from spreeze.metrics.store import FORMAT, MOST_SERIES, RAW_S, TIERS, US, EvaluationRow, RawValues, format_number
+from spreeze.metrics.store import FORMAT, MAX_SERIES, RAW_S, TIERS, US, EvaluationRow, RawValues, format_number
 from spreeze.metrics.table import TABLE, MetricTable
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
@@ -28,7 +28,7 @@ _BUSY_S = 3.0  # time that another program may lock the file before it is report
 _UPKEEP_S = 600.0  # time between two writes of roll-ups, each followed by the removal of old rows
 _CHECKPOINT_S = 3600.0
 _CHECK_S = 2.0  # longest check of an existing file for damage
-_MOST_DAMAGED = 9  # most damaged files that are kept beside the file
+_MAX_DAMAGED = 9  # most damaged files that are kept beside the file
 _ROLLUP = (
     "(series INTEGER, bucket INTEGER, t REAL, step INTEGER, min REAL, max REAL, mean REAL, last REAL, n INTEGER, "
     "PRIMARY KEY (series, bucket)) WITHOUT ROWID"
@@ -213,7 +213,7 @@ class MetricsWriter:
                 _add_series(connection, series, [name for name, *_ in row], self._table)
                 rows = ((series[name], *rest) for name, *rest in row)
                 us = round(row[0][1] * US)
-                if us > newest_us and max(series.values()) <= MOST_SERIES:
+                if us > newest_us and max(series.values()) <= MAX_SERIES:
                     newest_us, rows = us, ((us, row[0][2], _packed(series, row)),)
                 else:
                     statement = _INSERT_POINT
@@ -323,7 +323,7 @@ class MetricsWriter:
             return False
         self._disconnect()
         first = f"{self._path.name}.damaged"
-        names = (first, *(f"{first}-{count}" for count in range(2, _MOST_DAMAGED + 1)))
+        names = (first, *(f"{first}-{count}" for count in range(2, _MAX_DAMAGED + 1)))
         free = next((name for name in names if not os.path.lexists(self._path.with_name(name))), None)
         if free is None:
             return False

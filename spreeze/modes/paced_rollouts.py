@@ -43,7 +43,7 @@ from spreeze.workers.roles import Address, RestartLimit
 
 _LIMIT = RestartLimit(failures=20, window_s=60.0, quarantine_s=None, backoff_s=0.05, max_delay_s=1.0)
 """The others continue without a learner that fails, so it may fail more often than a single learner."""
-_MOST_LR = 4e-3  # Learning rate up to which the number of learners may raise it.
+_MAX_LR = 4e-3  # Learning rate up to which the number of learners may raise it.
 
 
 class RolloutData(Data):
@@ -181,7 +181,7 @@ def _mixing(
     )
     if gala.scale_lr and mix.mixing == "gossip":
         learners, lr = plan.learners if hosts is None else hosts.learners, float(algorithm["lr"])
-        algorithm["lr"] = min(lr * math.sqrt(learners), max(lr, _MOST_LR))
+        algorithm["lr"] = min(lr * math.sqrt(learners), max(lr, _MAX_LR))
     if mix.mixing == "all_reduce" and "target_kl" in algorithm:
         algorithm["target_kl"] = None  # else each would take steps of its own size
     return dataclasses.replace(job, mix=mix, algorithm=algorithm)

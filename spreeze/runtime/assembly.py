@@ -28,7 +28,7 @@ from spreeze.types import EnvSpec
 from spreeze.workers.jobs import EvaluatorJob, Job, LearnerBridgeJob, VisualizerJob
 from spreeze.workers.roles import Address, RestartLimit
 
-_LEAST_LIMIT_BYTES = 2**30
+_MIN_LIMIT_BYTES = 2**30
 
 
 _T = TypeVar("_T")
@@ -265,7 +265,7 @@ def assembled(assemble: Assemble, plan: RunPlan, run_dir: Path, started_s: float
 
 def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
     """Memory that each of ``samplers`` may take on this machine."""
-    return asked_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
+    return asked_bytes or max(_MIN_LIMIT_BYTES, available_bytes() // (2 * samplers))
 
 
 def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> EvaluatorJob:

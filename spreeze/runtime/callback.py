@@ -30,7 +30,7 @@ from spreeze.run_directory import send_request
 
 CHANGEABLE = ("env.args", "tuning.leave_free")
 """Settings that may change while a run goes on."""
-MOST_TEXT = 900
+MAX_TEXT = 900
 DECLARED = "CALLBACKS"
 """Name by which a module of ``--import`` lists its callbacks."""
 
@@ -120,6 +120,6 @@ class BaseCallback:
         if not isinstance(value, Mapping) or not all(str(name).isidentifier() for name in value):
             raise UsageError(f"env.args = {value!r}: expected a mapping such as {{'length': 20}}")
         text = json.dumps([f"{name}={value_text(entry)}" for name, entry in value.items()])
-        if len(text) > MOST_TEXT:
-            raise UsageError(f"env.args of {len(text)} characters: at most {MOST_TEXT} fit")
+        if len(text) > MAX_TEXT:
+            raise UsageError(f"env.args of {len(text)} characters: at most {MAX_TEXT} fit")
         send_request(self.run_dir, "env-args", text)

@@ -16,7 +16,7 @@ from spreeze.errors import ConfigError, SpreezeError
 from spreeze.files import replace_bytes
 from spreeze.formatting import clean
 from spreeze.inference.user_modules import is_script
-from spreeze.metrics.info_means import MOST_NUMBERS
+from spreeze.metrics.info_means import MAX_NUMBERS
 from spreeze.run_directory import RunDir
 from spreeze.runtime.callback import DECLARED
 from spreeze.runtime.loggers import OPEN_S, Sink, end_all, setting_values
@@ -113,7 +113,7 @@ class CallbackLinks:
         end_all(self._links, self._on_event, failed=False, hurry=hurry)
 
     def _value(self, name: str, value: float) -> None:
-        if name in self._names or len(self._names) < MOST_NUMBERS:
+        if name in self._names or len(self._names) < MAX_NUMBERS:
             self._names.add(name)
             self._on_value(name, float(value))
 

@@ -17,7 +17,7 @@ from spreeze.runtime.socket_process import Send, TakeRow
 from spreeze.workers.context import is_power_of_ten
 
 _NICE = 5
-_MOST_TEXT = 500
+_MAX_TEXT = 500
 
 
 def open_callbacks(text: str) -> list[BaseCallback]:
@@ -85,12 +85,12 @@ class _Hooked:
             if is_power_of_ten(self._failures[name]):
                 traceback.print_exc()
                 times = "" if self._failures[name] == 1 else f" ({self._failures[name]} times so far)"
-                self._send(event=("warning", f"{name} raised {described(error, _MOST_TEXT)}{times}"))
+                self._send(event=("warning", f"{name} raised {described(error, _MAX_TEXT)}{times}"))
 
 
 def main(argv: list[str]) -> None:
     """The process of one callback; ``argv`` has the descriptor of its socket."""
-    socket_process.run(argv, opened, nice=_NICE, describe=lambda error: described(error, _MOST_TEXT))
+    socket_process.run(argv, opened, nice=_NICE, describe=lambda error: described(error, _MAX_TEXT))
 
 
 if __name__ == "__main__":

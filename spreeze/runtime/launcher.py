@@ -24,7 +24,7 @@ from spreeze.run_directory import new_nonce
 from spreeze.transport.shared_memory import inherited_fds, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import Job
-from spreeze.workers.main import MOST_FDS
+from spreeze.workers.main import MAX_FDS
 from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -356,7 +356,7 @@ class Prewarm(Launcher):
             return super()._begin(argument, spec, run_context, fds, output)
         taken = None
         wanted = spec.threads, run_context.nonce, run_context.gives_way
-        fits = wanted == (self._threads, self.nonce, self._gives_way) and len(set(fds)) + 2 <= MOST_FDS
+        fits = wanted == (self._threads, self.nonce, self._gives_way) and len(set(fds)) + 2 <= MAX_FDS
         if fits and self._process is not None and self._line is not None:
             with contextlib.suppress(OSError):  # it may have ended
                 places = {1: output.fileno(), 2: output.fileno(), **{fd: fd for fd in fds}}

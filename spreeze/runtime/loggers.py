@@ -44,8 +44,8 @@ CLOSE_S = 10.0
 """Patience at the end of the run, where the run waits for it; three times that if the sink is not open yet."""
 _LONGEST_CLOSE_S = 60.0
 _REPORT_AFTER_S = 2.0
-MOST_ROWS = 1000
-_SHARE_OF_RUN, _MOST_BETWEEN_S = 1e-3, 10.0
+MAX_ROWS = 1000
+_SHARE_OF_RUN, _MAX_BETWEEN_S = 1e-3, 10.0
 _REST = "More"  # Group of the series that no chart of the page has.
 
 
@@ -122,7 +122,7 @@ class Sink:
             return
         if self._put == self._done:
             self._answered_s = AWAKE()  # no answer was due
-        if len(self._rows) >= MOST_ROWS:
+        if len(self._rows) >= MAX_ROWS:
             del self._rows[1]  # the first row may be the one that opens it
             self._put -= 1
             self.dropped += 1
@@ -244,7 +244,7 @@ class Loggers:
         """One sample of all metrics, if one is due; ``t`` is wall time of the run."""
         self._now = (t, step)
         if self._sinks and t >= self._next_s:
-            self._next_s = t + min(t * _SHARE_OF_RUN, _MOST_BETWEEN_S)
+            self._next_s = t + min(t * _SHARE_OF_RUN, _MAX_BETWEEN_S)
             self.write(t, step, values)
         self.poll()
 

@@ -29,8 +29,8 @@ from spreeze.runtime.socket_process import Send, TakeRow
 NICE = 15
 """Niceness, equal to the visualizer's: the imports take seconds of a core."""
 _CLIP_LOOK_S = 5.0
-_MOST_CLIP_BYTES = 20_000_000
-_MOST_EVENTS = 500  # Most events of one session, in a sink that rewrites them all at each one.
+_MAX_CLIP_BYTES = 20_000_000
+_MAX_EVENTS = 500  # Most events of one session, in a sink that rewrites them all at each one.
 _WANDB_OPEN_S = 20.0
 """After this time the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
 _WANDB_HOST = "api.wandb.ai"
@@ -226,7 +226,7 @@ class MlflowSink:
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def event(self, moment: Moment, level: str, text: str) -> None:
-        if len(self._events) < _MOST_EVENTS:
+        if len(self._events) < _MAX_EVENTS:
             self._events.append(f"{moment.wall_s:.1f} s  {level}: {text}\n")
             self._client.log_text(self._run_id, "".join(self._events), f"events-{os.getpid()}.txt")
 
@@ -333,7 +333,7 @@ class _Clips:
         self._next_s = wall_s + _CLIP_LOOK_S
         new = [path for path in self._found() if path not in self._seen]
         self._seen.update(new)
-        return [path for path in new if not path.is_symlink() and path.stat().st_size <= _MOST_CLIP_BYTES]
+        return [path for path in new if not path.is_symlink() and path.stat().st_size <= _MAX_CLIP_BYTES]
 
 
 def opened(first: dict[str, Any], send: Send) -> TakeRow:

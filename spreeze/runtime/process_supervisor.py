@@ -247,7 +247,7 @@ class ProcessSupervisor:
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             if role.on_loss is FailurePolicy.ANY:
                 _check_each(handles)
-            elif role.on_loss is FailurePolicy.MOST:
+            elif role.on_loss is FailurePolicy.MAX:
                 for group in {handle.spec.address.group for handle in handles}:
                     _check_most([handle for handle in handles if handle.spec.address.group == group])
 

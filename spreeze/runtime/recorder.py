@@ -37,7 +37,7 @@ from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
 _HOLD_S = 0.02  # between two checks for the end of a pause
-_LEAST_SLEEP_S = 1.0  # shorter stops are not reported
+_MIN_SLEEP_S = 1.0  # shorter stops are not reported
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
@@ -240,7 +240,7 @@ class Recorder:
         self.event("info", f"resumed after a pause of {self._paused_s - before_s:.1f} s")
 
     def _report_sleep(self) -> None:
-        if (slept_s := self._slept_s - self._slept_reported_s) >= _LEAST_SLEEP_S:
+        if (slept_s := self._slept_s - self._slept_reported_s) >= _MIN_SLEEP_S:
             self._slept_reported_s = self._slept_s
             self.event("info", f"resumed after {slept_s:.0f} s of suspension, which do not count as training time")
 

@@ -14,7 +14,7 @@ from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.formatting import clean, percent
 from spreeze.machine.logs import LogKeeper
 from spreeze.machine.watcher import OrphanWatch
-from spreeze.metrics.progress import MOST_ROLLBACKS, FallWatch
+from spreeze.metrics.progress import MAX_ROLLBACKS, FallWatch
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled
@@ -355,7 +355,7 @@ class _RunLoop:
         if (text := self._falls.fallen(curve)) is None:
             return
         self._recorder.event("warning", text)
-        if self._assembly.plan.rollback_enabled and header[status_table.ROLLBACKS] < MOST_ROLLBACKS:
+        if self._assembly.plan.rollback_enabled and header[status_table.ROLLBACKS] < MAX_ROLLBACKS:
             header[status_table.ROLLBACKS] += 1
             self._falls.rolled_back(curve)
 

@@ -17,7 +17,7 @@ from spreeze.transport.status_table import StatusTable
 LENGTH_S = 0.25
 FIRST_S = 10.0
 """Learning time [s] after which the first one is recorded without a request."""
-_MOST_PARTS = 400  # Parts of one worker that are kept: the latest.
+_MAX_PARTS = 400  # Parts of one worker that are kept: the latest.
 
 
 class Timeline:
@@ -80,4 +80,4 @@ def parts(events: Any, began_ns: int, end_ns: int, before: Phase) -> list[list[A
             found[-1][1] = end
         else:
             found.append([start, end, phase])
-    return found[-_MOST_PARTS:]
+    return found[-_MAX_PARTS:]

@@ -28,7 +28,7 @@ _STOP_S = 6.0  # Time for an environment to return after a request to stop [s], 
 _GRACE_S = 2.0  # Time for its code to end after an error was raised in it [s].
 RUN = "run"
 """Name of the one process, in metrics and of its log."""
-_LEAST_SILENT_S = 30.0
+_MIN_SILENT_S = 30.0
 """Shortest time after which a process counts as hung in code that lets no other thread run: imports take seconds."""
 _MARGIN_S = 5.0  # For the deadline to be met in the usual way before.
 _IN_ENVIRONMENT = (Phase.INIT, Phase.RESET, Phase.STEP, Phase.EVALUATE, Phase.DONE)
@@ -122,7 +122,7 @@ class TurnLauncher(Launcher):
 
     def __init__(self, run_dir: RunDir, interrupts: Interrupts, part: SamplingConfig) -> None:
         self.interrupts = interrupts
-        self.silent_s = max(_LEAST_SILENT_S, part.step_deadline_s) + _MARGIN_S
+        self.silent_s = max(_MIN_SILENT_S, part.step_deadline_s) + _MARGIN_S
         self.watch = HangWatch(
             interrupts, run_dir.path, part.step_deadline_s, lambda: run_dir.requested("stop"), part.start_deadline_s
         )

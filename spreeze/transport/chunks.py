@@ -29,10 +29,10 @@ from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import RowLayout
 
-LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 20, 1 << 22
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 1 << 22
 """A chunk is sent at the first size, or after a while; it never exceeds the second."""
 _PROOF_BYTES = 32
-_MOST_FACTS_BYTES = 1 << 16
+_MAX_FACTS_BYTES = 1 << 16
 _HEAD = struct.Struct("<8sqqII")  # magic, epoch, number of the first row, rows, bytes of facts
 _MAGIC = b"SPCHUNK\x01"
 _ALIGNMENT = 16  # Rows start at a multiple of it in a message, since facts end in as many blanks as that takes.
@@ -89,7 +89,7 @@ def sign_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[
     """A chunk as one message; a TransportError if the facts are too long."""
     facts_json = json.dumps({**facts, "segments": taken.segments}).encode()
     facts_json += b" " * (-len(facts_json) % _ALIGNMENT)
-    if len(facts_json) > _MOST_FACTS_BYTES:
+    if len(facts_json) > _MAX_FACTS_BYTES:
         raise TransportError(f"the facts of a chunk have {len(facts_json)} bytes")
     head = _HEAD.pack(_MAGIC, epoch, first, sum(rows for rows, _ in taken.segments), len(facts_json))
     return sign(secret, b"chunk", head, facts_json, *taken.data)
@@ -102,7 +102,7 @@ def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
         raise TransportError(f"a chunk of {len(body)} bytes is too short: it was cut on its way")
     magic, epoch, first, rows, facts_bytes = _HEAD.unpack_from(body)
     begins = _HEAD.size + facts_bytes
-    if magic != _MAGIC or first < 0 or facts_bytes > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
+    if magic != _MAGIC or first < 0 or facts_bytes > _MAX_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
         raise TransportError(
             f"a chunk of {rows} rows in {len(body)} bytes, but a row has {layout.row_bytes}; install the same "
             f"version of Spreeze on all hosts"
@@ -128,7 +128,7 @@ class Taken(NamedTuple):
 def outlet_spec(layout: RowLayout, samplers: int, envs_per_sampler: int) -> RingSpec:
     """The ring of a host: every sampler's shard has room for all rows that may wait."""
     slack = 2 * samplers * envs_per_sampler
-    return RingSpec(layout, samplers, max(2 * slack, MOST_CHUNK_BYTES // layout.row_bytes + slack))
+    return RingSpec(layout, samplers, max(2 * slack, MAX_CHUNK_BYTES // layout.row_bytes + slack))
 
 
 def outlet_limiter(samplers: int, envs_per_sampler: int) -> RateLimiter:
@@ -145,7 +145,7 @@ class RowReader:
         self.taken = 0
         """Rows taken so far: the number of the next one."""
         self._ring, self._heads = ring, [0] * ring.spec.num_shards
-        self._room = MOST_CHUNK_BYTES // ring.spec.layout.row_bytes
+        self._room = MAX_CHUNK_BYTES // ring.spec.layout.row_bytes
         self._allowed = 0
         ring.begin_learning()
 
@@ -162,7 +162,7 @@ class RowReader:
     @property
     def fills_a_chunk(self) -> bool:
         """True if the waiting rows have the least size of a chunk."""
-        return self.waiting * self._ring.spec.layout.row_bytes >= LEAST_CHUNK_BYTES
+        return self.waiting * self._ring.spec.layout.row_bytes >= MIN_CHUNK_BYTES
 
     @property
     def quota_used(self) -> bool:

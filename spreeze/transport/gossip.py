@@ -33,15 +33,15 @@ SILENT_S = 3.0
 _HANDLE_VARIABLE = "SPREEZE_GOSSIP"
 """Environment variable by which a run inherits memory for messages from the process that started it."""
 _PARAMETERS = "parameters"
-_MOST_SLOTS = 9  # Each is a descriptor in every learner.
-_MOST_HEAD_BYTES = 1 << 16
+_MAX_SLOTS = 9  # Each is a descriptor in every learner.
+_MAX_HEAD_BYTES = 1 << 16
 _ALIGNMENT = 16
 _TYPES = ("<f4", "<f8")
 
 
 def messages_kept(learners: int) -> int:
     """Messages kept of each learner: in lockstep, one of a small ring gets almost that far ahead of its reader."""
-    return min(learners + 1, _MOST_SLOTS)
+    return min(learners + 1, _MAX_SLOTS)
 
 
 class GossipMessage(NamedTuple):
@@ -269,7 +269,7 @@ def unseal_messages(secret: bytes, kind: bytes, data: bytes) -> list[GossipMessa
     """Inverse of ``seal_messages``; a TransportError if the bytes are of another kind or secret, or are damaged."""
     body = verify(secret, kind, data)
     begin = 4 + int.from_bytes(body[:4], "little")
-    if begin > min(len(body), _MOST_HEAD_BYTES):
+    if begin > min(len(body), _MAX_HEAD_BYTES):
         raise TransportError(f"{len(body)} bytes hold no messages of learners")
     messages = []
     try:

@@ -18,8 +18,8 @@ import numpy as np
 from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import Drawn, ReplayReader, ReplayRing
 
-_FAN_OUT, _MOST_AT_ROOT = 32, 1024
-_LEAST_ERROR = 1e-6
+_FAN_OUT, _MAX_AT_ROOT = 32, 1024
+_MIN_ERROR = 1e-6
 """Added to each error, so that a row without one is still drawn at times."""
 
 
@@ -59,7 +59,7 @@ class PrioritisedReader(ReplayReader):
         self.refresh()
 
     def _priority(self, error: np.ndarray | float) -> np.ndarray | float:
-        return (error + _LEAST_ERROR) ** self._exponent
+        return (error + _MIN_ERROR) ** self._exponent
 
     def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
         total = self._tree.total
@@ -102,7 +102,7 @@ class PrioritisedReader(ReplayReader):
 class SumTree:
     """Priorities, each 0 or more, and their sums: draws in proportion to them, in logarithmic time.
 
-    A node has ``_FAN_OUT`` children, the root up to ``_MOST_AT_ROOT``: in NumPy a level costs a handful of calls, so
+    A node has ``_FAN_OUT`` children, the root up to ``_MAX_AT_ROOT``: in NumPy a level costs a handful of calls, so
     few wide levels are faster than many narrow ones. A change computes the sums above it anew from their children, so
     no rounding errors add up.
     """
@@ -111,7 +111,7 @@ class SumTree:
         """``size`` priorities of 0; 8 bytes each."""
         self._levels = [np.zeros(_whole(size))]
         """From the leaves up, float64."""
-        while len(self._levels[-1]) > _MOST_AT_ROOT:
+        while len(self._levels[-1]) > _MAX_AT_ROOT:
             self._levels.append(np.zeros(_whole(len(self._levels[-1]) // _FAN_OUT)))
         self._nodes = [level.reshape(-1, _FAN_OUT) for level in self._levels]
 

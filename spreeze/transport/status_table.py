@@ -15,15 +15,15 @@ from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
-MOST_GROUPS = 16  # a group is a learner with its own samplers
+MAX_GROUPS = 16  # a group is a learner with its own samplers
 _GROUP_WORDS, _CONTROL_WORDS = 24, 16
-MOST_EVENTS = 1007
-_HEADER_WORDS, _LINE_WORDS = MOST_GROUPS * _GROUP_WORDS, 8
+MAX_EVENTS = 1007
+_HEADER_WORDS, _LINE_WORDS = MAX_GROUPS * _GROUP_WORDS, 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATION_REQUESTS, CHECKPOINT_REQUESTS = 9, 10
 PAUSED_MS, RECORDING, SLOTS, EPISODES_WANTED, ENV_ARGS = 11, 12, 13, 14, 15
-ROLLBACKS, RETUNED, BATCH_SIZE, LEARNER_THREADS, LEAST_PER_INSERT, MOST_PER_INSERT = 16, 17, 18, 19, 20, 21
+ROLLBACKS, RETUNED, BATCH_SIZE, LEARNER_THREADS, MIN_PER_INSERT, MAX_PER_INSERT = 16, 17, 18, 19, 20, 21
 KEPT_PER_INSERT = 22
 """Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_WANTED`` is 1 where samplers report each
 episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``ROLLBACKS`` falls of the return after which
@@ -55,7 +55,7 @@ class RetunedSettings(NamedTuple):
 
 def _row_words(slots: int) -> int:
     """Whole cache lines for control words, slots and events."""
-    return -(-(_CONTROL_WORDS + slots + 1 + MOST_EVENTS) // _LINE_WORDS) * _LINE_WORDS
+    return -(-(_CONTROL_WORDS + slots + 1 + MAX_EVENTS) // _LINE_WORDS) * _LINE_WORDS
 
 
 class StatusTable:
@@ -77,7 +77,7 @@ class StatusTable:
         np.frombuffer(block.view, np.int64)[SLOTS] = slots
         status = cls(block, num_rows)
         status.header[1] = num_rows
-        for group in range(MOST_GROUPS):
+        for group in range(MAX_GROUPS):
             status.group(group)[[ACTIVE_SAMPLERS, SAMPLERS]] = 2**31
         status.header[0] = _MAGIC
         return status
@@ -117,8 +117,8 @@ class StatusTable:
         return self._rows[row, _CONTROL_WORDS : self._slots_end].view(np.float64)
 
     def events(self, row: int) -> np.ndarray:
-        """int64 [1 + MOST_EVENTS]: number of events that the worker noted while ``RECORDING``, then a ring of these."""
-        return self._rows[row, self._slots_end : self._slots_end + 1 + MOST_EVENTS]
+        """int64 [1 + MAX_EVENTS]: number of events that the worker noted while ``RECORDING``, then a ring of these."""
+        return self._rows[row, self._slots_end : self._slots_end + 1 + MAX_EVENTS]
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""

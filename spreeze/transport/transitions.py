@@ -13,7 +13,7 @@ import numpy as np
 
 from spreeze.transport.replay_ring import FrameColumns, ShardWriter
 
-_MOST = float(np.finfo(np.float32).max)
+_MAX = float(np.finfo(np.float32).max)
 """Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
 
 
@@ -57,7 +57,7 @@ class NStep:
         returns, total = [0.0] * length, 0.0
         for index in range(length - 1, -1, -1):
             total = self._window[index][2] + self.gamma * total
-            returns[index] = min(max(total, -_MOST), _MOST)
+            returns[index] = min(max(total, -_MAX), _MAX)
         after, rows = np.array(next_obs), []
         for index in range(finished):
             start, first_action, _ = self._window.popleft()
@@ -124,7 +124,7 @@ class NStepBatch:
         first = np.cumsum(finished) - finished
         ages = self._length[envs] - 1 - (np.arange(len(envs)) - first[envs])
         slots = slot - ages
-        sums = np.minimum(np.maximum(returns[ages, envs], -_MOST), _MOST).astype(np.float32)
+        sums = np.minimum(np.maximum(returns[ages, envs], -_MAX), _MAX).astype(np.float32)
         obs, action, steps = self._obs[slots, envs], self._action[slots, envs], (ages + 1).astype(np.float32)
         rows = NStepRows(obs, action, sums, terminated[envs], next_obs[envs], steps)
         self._length[ended] = 0

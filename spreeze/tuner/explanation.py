@@ -23,7 +23,7 @@ from spreeze.tuner.problem import (
 if TYPE_CHECKING:
     from spreeze.tuner.search import Search
 
-_MOST_RUNNERS = 3
+_MAX_RUNNERS = 3
 _ROOM = 2.0  # The upper bound is this many times the measured value, so that chance does not slow the learner.
 
 
@@ -194,7 +194,7 @@ class Explanation:
 
 def best_runners(scored: Iterable[tuple[Any, float]]) -> tuple[tuple[Any, float], ...]:
     """The other values of a knob with the best scores, best first."""
-    return tuple(sorted(scored, key=lambda runner: -runner[1])[:_MOST_RUNNERS])
+    return tuple(sorted(scored, key=lambda runner: -runner[1])[:_MAX_RUNNERS])
 
 
 def _percent(after: float, before: float) -> str:

@@ -14,7 +14,7 @@ from spreeze.config.modes import DataFlow, declared_by
 from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
-from spreeze.tuner.model import MOST_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
+from spreeze.tuner.model import MAX_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -46,15 +46,15 @@ from spreeze.tuner.problem import (
 
 HEADROOM = 0.9
 """Share of free memory that a plan may use: memory use grows after a measurement."""
-LEAST_BATCH = 128
+MIN_BATCH = 128
 """Objective ``return`` takes no smaller batch unless it is pinned or the profile has one (``assets/figures.md``)."""
-_LEAST_FITTED_BATCH = 32
+_MIN_FITTED_BATCH = 32
 SHORTEST_INTERVAL = 16
 """Env steps of a rollout at least: shorter ones cut returns short and swap too often."""
 _RATIO_STEP = 4.0
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_MOST_MEASURED = 8  # Numbers of samplers measured on one machine.
-_MOST_KINDS = 6  # Kinds of learner (device, precision, threads) measured at most.
+_MAX_MEASURED = 8  # Numbers of samplers measured on one machine.
+_MAX_KINDS = 6  # Kinds of learner (device, precision, threads) measured at most.
 _ROWS_OFF = 0.25  # A rollout's rows may differ by this share from the configured ones, if these do not divide.
 
 
@@ -105,7 +105,7 @@ def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
         for device in _devices(problem)
         for count in _threads(problem, Setting({DEVICE: device.name}))
     ]
-    return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MOST_KINDS]
+    return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MAX_KINDS]
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:
@@ -121,7 +121,7 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
     # A profile with a smaller batch was made for its task.
-    least = min(LEAST_BATCH, configured) if problem.objective == "return" else _LEAST_FITTED_BATCH
+    least = min(MIN_BATCH, configured) if problem.objective == "return" else _MIN_FITTED_BATCH
     return sorted(batch for batch in ladder if least <= batch <= most) or [most]
 
 
@@ -130,8 +130,8 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
         return f"smallest power of two with {100 * problem.targets.gpu_target:.0f} % of the highest frame rate"
     if problem.objective in ("sampling", "updates"):
         return "as configured; this objective keeps the batch size"
-    if setting[BATCH] == LEAST_BATCH:
-        return f"below {LEAST_BATCH} batch sizes are only used if set explicitly"
+    if setting[BATCH] == MIN_BATCH:
+        return f"below {MIN_BATCH} batch sizes are only used if set explicitly"
     return ""
 
 
@@ -150,7 +150,7 @@ def most_samplers(problem: TuningProblem, threads: int) -> int:
 
 def _sharing(problem: TuningProblem) -> int:
     """Samplers for which one core may suffice."""
-    return max(1, min(round(_STEPPING / max(problem.step_cpu_share, 0.01)), _MOST_SHARING))
+    return max(1, min(round(_STEPPING / max(problem.step_cpu_share, 0.01)), _MAX_SHARING))
 
 
 def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -171,7 +171,7 @@ def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
     """Numbers of samplers to measure, at most eight: the fewest, the most, then those between."""
     counts = sampler_counts(problem, setting)
     last = len(counts) - 1
-    steps = sorted({counts[round(last * one / (_MOST_MEASURED - 1))] for one in range(_MOST_MEASURED)})
+    steps = sorted({counts[round(last * one / (_MAX_MEASURED - 1))] for one in range(_MAX_MEASURED)})
     return [*steps[:1], *steps[1:][-1:], *steps[1:-1]]
 
 
@@ -206,11 +206,11 @@ _SMALLEST_BATCH = 64
 _INFERENCE_US, _INFERENCE_SHARE = 15.0, 0.04
 """Time of one batched inference of a sampler, and the share of the env steps it may take."""
 _SLOW_STEP_US = 5000.0
-_STEPPING, _MOST_SHARING = 0.8, 12
+_STEPPING, _MAX_SHARING = 0.8, 12
 """Share of a core that samplers on it may take together by stepping alone, and their number at most."""
-_MOST_SAMPLERS = 512
-MOST_LEARNERS = 16
-_MOST_HOST_SAMPLERS = 64
+_MAX_SAMPLERS = 512
+MAX_LEARNERS = 16
+_MAX_HOST_SAMPLERS = 64
 
 
 def memory_plan(problem: TuningProblem) -> MemoryPlan:
@@ -250,7 +250,7 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
             f"after {starts}, {count * envs.value} environments); free some memory or shared memory, or set fewer"
         )
     most = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
-    most = problem.pin(SAMPLERS) or max(1, min(most, _MOST_SAMPLERS))
+    most = problem.pin(SAMPLERS) or max(1, min(most, _MAX_SAMPLERS))
     return MemoryPlan(
         capacity=choice,
         envs_per_sampler=envs,
@@ -397,7 +397,7 @@ def learner_counts(problem: TuningProblem, current: Setting) -> Iterable[int]:
     """Numbers of learners that mix: at least two, around what the cores hold, more where environments wait."""
     cores = max(2, math.floor(problem.cores + 1e-9))
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
-    most = cores if _keeps_free(problem) else MOST_LEARNERS
+    most = cores if _keeps_free(problem) else MAX_LEARNERS
     return [count for count in (cores, 2 * cores, cores // 2, *more) if 2 <= count <= most]
 
 
@@ -416,9 +416,9 @@ def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
 
 
 def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
-    more = setting[problem.full_name(USES) or USES] > MOST_USES
+    more = setting[problem.full_name(USES) or USES] > MAX_USES
     tail = "; more uses need more updates" if more else " (images: 2), updates are equally useful"
-    return f"as configured: up to {MOST_USES}, the paper's value for continuous actions{tail}"
+    return f"as configured: up to {MAX_USES}, the paper's value for continuous actions{tail}"
 
 
 # --- the table ---
@@ -570,7 +570,7 @@ def ordered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
 def _host_samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
     cores = max(1, math.floor(problem.cores + 1e-9))
     more = [cores * many for many in (2, 4, 8) if many <= _sharing(problem)]
-    return [count for count in (cores, cores - 1, cores + 1, cores // 2, *more) if 1 <= count <= _MOST_HOST_SAMPLERS]
+    return [count for count in (cores, cores - 1, cores + 1, cores // 2, *more) if 1 <= count <= _MAX_HOST_SAMPLERS]
 
 
 def fit_host(problem: TuningProblem, setting: Setting) -> Setting | None:

@@ -24,7 +24,7 @@ from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, OnResult, Se
 from spreeze.tuner.trials import HOST, REPLAY, ROLLOUTS, ROWS, ROWS_BYTES, Stopping, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
-_MOST_GROUPS = 4  # Trials that take turns.
+_MAX_GROUPS = 4  # Trials that take turns.
 _CORES_OF_START = 4
 """Cores for each trial that starts at the same time: a start is mostly imports, which keep a core busy per process."""
 _GROUP_START_S = 5.0  # Time to start a group, about.
@@ -75,7 +75,7 @@ class Measurer:
         self._open = functools.partial(
             Trial, self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes, interrupts=interrupts
         )
-        self._groups = max(1, min(_MOST_GROUPS, memory_cap_bytes // max(1, group_bytes)))
+        self._groups = max(1, min(_MAX_GROUPS, memory_cap_bytes // max(1, group_bytes)))
         self._starts = max(1, int(usable_cores / _CORES_OF_START))
         self.step_us: float | None = None
         """Time of one env step, None if not known; windows are long enough for some."""

@@ -36,7 +36,7 @@ BATCH_HALF_WORTH = 96.0
 
 It depends on the task and on the stage of training: fits give 7 for early returns of easy tasks and some hundred for
 late ones of Walker2D (``tests/slow``). It cannot be known before a run, so this is the value that loses least when
-wrong. With ``knobs.LEAST_BATCH``, whatever the truth between 7 and 250: nothing where an update's
+wrong. With ``knobs.MIN_BATCH``, whatever the truth between 7 and 250: nothing where an update's
 time grows with its batch (a processor: a < 100 b), and at most a factor of 1.2 where it hardly does (a GPU). A B0 of 16
 loses up to 1.9 there, one of 250 up to 1.4.
 """
@@ -53,9 +53,9 @@ FORMULAS = {
 """Objective -> its formula in one line; U updates/s, E env steps/s, B batch size, learner and samplers together."""
 ROLLOUT_FORMULA = "env steps/s of the whole run; rollout and minibatch size as configured"
 HOST_FORMULA = "env steps/s of a host without a learner"
-MOST_USES = 20
+MAX_USES = 20
 """Uses of a rollout of any age up to which an update is worth the same (``assets/figures.md``). The paper's K is 20."""
-BUFFER_FORMULA = f"updates/s of the whole run, with rollouts used up to {MOST_USES} times, at the configured rows"
+BUFFER_FORMULA = f"updates/s of the whole run, with rollouts used up to {MAX_USES} times, at the configured rows"
 UPDATES_PER_STEP_BOUND = 8.0
 """Samples per insert are never allowed above this many updates per env step (times the batch)."""
 
@@ -149,7 +149,7 @@ def worth(
         if problem.full_name(USES) is not None:
             minibatches = problem.full_name(MINIBATCHES)
             rows = setting[ROLLOUT_ENVS] * setting[INTERVAL] / (setting[minibatches] if minibatches else 1)
-            score = min(updates_per_s * rows, MOST_USES * env_steps_per_s)
+            score = min(updates_per_s * rows, MAX_USES * env_steps_per_s)
         return Scored(setting, score, updates_per_s, env_steps_per_s, in_a_run)
     batch = setting[BATCH]
     updates = min(updates_per_s, ratio_bound(problem, batch) * env_steps_per_s / batch)

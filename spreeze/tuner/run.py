@@ -31,7 +31,7 @@ from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import take_lock, versions
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knob_names, knobs_of, ordered
+from spreeze.tuner.knobs import MAX_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import formula, watcher_cores
 from spreeze.tuner.problem import (
@@ -73,7 +73,7 @@ _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
 no more than the second share of what they kept then."""
 _LOAD_CHECK_S = 1.0  # Time to check whether the machine is quieter now [s].
-_MOST_TRIES, _TRY_AGAIN_S = 3, 86_400.0
+_MAX_TRIES, _TRY_AGAIN_S = 3, 86_400.0
 """A result that is provisional for another reason than load is measured again this often, then once a day."""
 _SAME_STEP, _OWN_STEP_US = 2.0, 20.0
 """A result holds while the time of an env step is within this factor of the stored one, including the sampler's share:
@@ -306,7 +306,7 @@ def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts
         now_cores = load.cores()
         return "the machine is quieter now" if now_cores <= _QUIETER * record["other_programs_cores"] else None
     tries, age_s = record["tries"] or 1, time.time() - (record["measured_s"] or 0.0)
-    if causes and (tries < _MOST_TRIES or age_s > _TRY_AGAIN_S):
+    if causes and (tries < _MAX_TRIES or age_s > _TRY_AGAIN_S):
         return f"that result is provisional ({clean(record['provisional'][ROWS], 200)})"
     return None
 
@@ -380,11 +380,11 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
 
 def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dict[str, Any]:
     """The values for a mode whose number of learners is chosen: at least two at first, each with a sampler."""
-    cores, samplers = max(2, min(int(usable), MOST_LEARNERS)), values[ROLLOUT_SAMPLERS]
+    cores, samplers = max(2, min(int(usable), MAX_LEARNERS)), values[ROLLOUT_SAMPLERS]
     learners = values[LEARNERS]
     if LEARNERS not in pins:
         fitting = [count for count in range(2, cores + 1) if samplers % count == 0]
-        learners = cores if ROLLOUT_SAMPLERS not in pins else max(fitting, default=min(samplers, MOST_LEARNERS))
+        learners = cores if ROLLOUT_SAMPLERS not in pins else max(fitting, default=min(samplers, MAX_LEARNERS))
     if ROLLOUT_SAMPLERS not in pins:
         samplers = learners * max(1, int(usable) // learners)
     return values | {LEARNERS: learners, ROLLOUT_SAMPLERS: samplers}

@@ -42,17 +42,17 @@ LEARNER_SHARE, SWEEP_SHARE = 0.45, 0.5
 """Share of the budget for learners alone, and share of what is left then for the number of samplers."""
 MAX_UPDATE_S = 1.0
 """A batch whose update takes longer is never chosen."""
-_MOST_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
+_MAX_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
-_LEAST_GAIN = 0.05  # Only a setting that measures this much better replaces the choice.
+_MIN_GAIN = 0.05  # Only a setting that measures this much better replaces the choice.
 _ROLLOUT_GAIN = 0.10
 """Least gain of a setting that changes the rollouts, for which the profile was made."""
 _DISTURBED = 0.8  # A setting below this share of its earlier rate is measured again: other programs were active.
-_MOST_SPREAD = 0.75
+_MAX_SPREAD = 0.75
 """A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
 _KIND_GAIN = 0.10  # ``paper``: share of update frames/s that a less plain learner has to add.
-_LEAST_S = 4.0  # Less time than this is not worth a round with everything running,
+_MIN_S = 4.0  # Less time than this is not worth a round with everything running,
 _CLIMB_S = 1.0  # this not a measurement of learners alone,
 _AGAIN_S = 8.0  # and this not another round of scattered rows.
 _STRIDE = 2  # A line needs few points: only every second batch of the ladder is measured.
@@ -118,7 +118,7 @@ class Rounds:
 
 def is_steady(row: TrialResult) -> bool:
     """True if a row can be used: it ran, and its repeats agree."""
-    return row.ran and (row.spread or 0.0) <= _MOST_SPREAD
+    return row.ran and (row.spread or 0.0) <= _MAX_SPREAD
 
 
 class Search:
@@ -225,7 +225,7 @@ class Search:
         gain, spread = self.gain_over(rounds, current, other)
         if self._changes_learning(current, other):
             return gain > max(least_gain, spread) and not self.busy()
-        return gain > least_gain and spread <= _MOST_SPREAD
+        return gain > least_gain and spread <= _MAX_SPREAD
 
     def gain_over(self, rounds: Rounds, current: Setting, other: Setting) -> tuple[float, float]:
         """(gain, spread of the rows) of another setting, both as shares; infinitely bad if not measured together."""
@@ -245,7 +245,7 @@ class Search:
             unclear = least_gain < gain <= spread and (
                 self._changes_learning(current, other) or self._changes_learning(other, current)
             )
-            if other != current and rounds.pair(current, other) and (spread > _MOST_SPREAD or unclear):
+            if other != current and rounds.pair(current, other) and (spread > _MAX_SPREAD or unclear):
                 found.append(other)
         return found
 
@@ -510,7 +510,7 @@ class Search:
             1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
         )
         most = max((row.setting[SAMPLERS] for row in self.results if row.trial == JOINT and row.ran), default=1)
-        if within_s < _LEAST_S:
+        if within_s < _MIN_S:
             self.limits.append("out of time before the neighbours of the choice were measured")
             expected = [scored for scored in expected if scored.setting[SAMPLERS] <= most] or expected
             self.chosen = self._pick(expected)
@@ -520,9 +520,9 @@ class Search:
         unmoved = [scored for scored in expected if self._learned(scored.setting) == learned]
         plain = model.pick(problem, unmoved) if unmoved else before
         # Such a change needs proof: for it, time is left for a second round.
-        neighbours = self._neighbours(before)[: _MOST_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
+        neighbours = self._neighbours(before)[: _MAX_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
         wanted = list(dict.fromkeys([plain.setting, before.setting, *neighbours]))
-        rounds, best = self._compare("choice", self._joint, wanted, within_s - 1.0, _LEAST_GAIN, before.setting)
+        rounds, best = self._compare("choice", self._joint, wanted, within_s - 1.0, _MIN_GAIN, before.setting)
         rows, self.checked = rounds.newest(), rounds
         if best is not None:
             self.chosen, self.measured = model.measured_worth(problem, best), True
@@ -627,7 +627,7 @@ class Search:
         promising = [
             scored for scored in promising if scored.setting.without(RATIO) != same or scored[2:] != current[2:]
         ]
-        return [scored.setting for scored in sorted(promising, key=lambda each: -each.score)[:_MOST_NEIGHBOURS]]
+        return [scored.setting for scored in sorted(promising, key=lambda each: -each.score)[:_MAX_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
 
@@ -685,7 +685,7 @@ class Search:
         current = self.chosen.setting
         steps = {knob: knob.neighbours(self.problem, current)[:1] for knob in rollout}
         wanted, within_s = [current, *itertools.chain(*steps.values())], self.measure.seconds_left() / 3
-        if len(wanted) < 3 or within_s < _LEAST_S:
+        if len(wanted) < 3 or within_s < _MIN_S:
             return True
         rounds, best = self._compare("the choice", self._joint, wanted, within_s, _ROLLOUT_GAIN)
         if best is None:
@@ -700,14 +700,14 @@ class Search:
         wanted = knob.neighbours(self.problem, current)
         if not wanted and self.results:
             return None
-        if within_s < _LEAST_S:
+        if within_s < _MIN_S:
             known = {row.setting[knob.name] for row in self.results if row.ran and knob.name in row.setting}
             more = "more values of " if known - {current.get(knob.name)} else ""
             self.limits.append(f"out of time before {more}{knob.name} could be measured")
             return None
         measure = self._measure_alone if knob.trial == LEARNER else self._joint
         same_rollouts = knob.varied_last or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
-        least_gain = _LEAST_GAIN if same_rollouts else _ROLLOUT_GAIN
+        least_gain = _MIN_GAIN if same_rollouts else _ROLLOUT_GAIN
         rounds, best = self._compare(knob.column, measure, [current, *wanted], within_s, least_gain)
         if best is not None:
             self._note_runners(knob, current, wanted, rounds, best)

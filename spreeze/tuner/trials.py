@@ -38,7 +38,7 @@ from spreeze.tuner.problem import (
     TrialResult,
 )
 
-_MOST_FAILURES = 1
+_MAX_FAILURES = 1
 _FROM_OUTSIDE = ("silent for", "ended by SIGKILL")
 """Prefixes of worker failures that a lack of time or memory also causes."""
 _WATCH_S = 0.05
@@ -327,7 +327,7 @@ class Trial(contextlib.ExitStack, Windows):
             raise self._failed(str(error)) from None
         failures = [len(one.failures) for one in self._workers.handles.values() if not one.spec.role.learns]
         learners = [len(one.failures) for one in self._workers.handles.values() if one.spec.role.learns]
-        if sum(learners) or sum(failures) > _MOST_FAILURES:
+        if sum(learners) or sum(failures) > _MAX_FAILURES:
             raise self._failed(self._why())
         if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
             self._looked_s = time.monotonic()

@@ -30,7 +30,7 @@ from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronise
 
 _CHECK_S = 0.02  # Time between two checks of the memory of a measurement.
-_LEAST_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
+_MIN_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
 """Updates that are not timed: at least the first, which allocates, and the second; a third if there is time."""
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")
 
@@ -164,7 +164,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
             parallel=parallel,
         )
         # The recording of a graph is never timed, however long it takes.
-        warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
+        warm_s, least = time.perf_counter(), max(_MIN_WARM_UPDATES, learning.updates_before_replay)
         while learning.updates < least or (learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S):
             learning.update()
         synchronise(device)

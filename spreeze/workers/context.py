@@ -26,7 +26,7 @@ from spreeze.workers.roles import ROLES, Address
 
 _REST_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time
 _MAX_MESSAGE_BYTES = 4096  # A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all
-_MOST_UNREAD_BYTES = 16_384
+_MAX_UNREAD_BYTES = 16_384
 """Unread bytes in the pipe, of at least 64 KiB, above which no metrics are sent: events and results have to fit."""
 _INFO_S = 1.0
 _ENVELOPE_BYTES = 200  # longest text of a message without its entries
@@ -84,7 +84,7 @@ class WorkerContext:
         self._control[status_table.HEARTBEAT] += 1
         if self.status.header[status_table.RECORDING]:
             noted = int(self._events[0])
-            self._events[1 + noted % status_table.MOST_EVENTS] = time.monotonic_ns() << status_table.PHASE_BITS | int(
+            self._events[1 + noted % status_table.MAX_EVENTS] = time.monotonic_ns() << status_table.PHASE_BITS | int(
                 phase
             )
             self._events[0] = noted + 1
@@ -201,7 +201,7 @@ class WorkerContext:
         with contextlib.suppress(OSError):
             if self._message_fd is not None:
                 fcntl.ioctl(self._message_fd, termios.FIONREAD, unread)
-        return int.from_bytes(unread, sys.byteorder) < _MOST_UNREAD_BYTES
+        return int.from_bytes(unread, sys.byteorder) < _MAX_UNREAD_BYTES
 
     def named(self, slots: np.ndarray) -> dict[str, float]:
         return {name: float(slots[i]) for name, i in self._slot_index.items()}

@@ -97,9 +97,9 @@ class Record(TypedDict, total=False):
 T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
-FEWEST_EPISODES = 10
+MIN_EPISODES = 10
 """Fewest episodes whose lower bound alone can reach a target return."""
-CONFIRMING_EPISODES, MOST_CONFIRMING = 20, 100
+CONFIRMING_EPISODES, MAX_CONFIRMING = 20, 100
 """Episodes of a round of the evaluation that confirms a target return, and of all rounds together."""
 _FIRST, _RETEST, _CONFIRM = range(3)  # purposes of an evaluation: each plays seeds of its own
 
@@ -307,7 +307,7 @@ class Evaluation:
         if target is None or self._target_reached or stats.mean < target:
             return stats, None
         decides = stats
-        if stats.episodes < FEWEST_EPISODES or stats.lower_bound(Z_99) < target:
+        if stats.episodes < MIN_EPISODES or stats.lower_bound(Z_99) < target:
             confirming = self._confirm(target, weights, group)
             if confirming is None:
                 return stats, None
@@ -318,7 +318,7 @@ class Evaluation:
     def _confirm(self, target: float, weights: Weights, group: int) -> ReturnStats | None:
         """The returns of a second evaluation, continued while its result is undecided; None if it was cut."""
         found: list[Episode] = []
-        for number in range(MOST_CONFIRMING // CONFIRMING_EPISODES):
+        for number in range(MAX_CONFIRMING // CONFIRMING_EPISODES):
             seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, number)
             episodes, lost = self._play(weights, seeds)
             if len(episodes) + lost < len(seeds) or lost > len(episodes):

@@ -449,7 +449,7 @@ def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Prog
 
 _PACE_S = 20.0
 """Time over which the pace is measured, once."""
-_LEAST_BACKUPS_PER_S = 2.0
+_MIN_BACKUPS_PER_S = 2.0
 """Target backups a second, below which values may need minutes to be of the right size."""
 
 
@@ -483,7 +483,7 @@ def slow_targets(share: float, updates_per_s: float, settles: float) -> str | No
     Values have the time constant ``1 / (share settles)`` updates, where ``settles`` is 1 - gamma^n.
     """
     backups_per_s = share * updates_per_s
-    if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _LEAST_BACKUPS_PER_S:
+    if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _MIN_BACKUPS_PER_S:
         return None
     return (
         f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {share:g} an update, "

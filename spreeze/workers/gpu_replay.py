@@ -29,12 +29,12 @@ from spreeze.types import RowLayout
 _CHUNK_ROWS = 4096
 _SHARE = 0.8
 """Share of a device's free memory that GPU replay may take; updates need the rest."""
-_LEAST_BATCHES = 16
+_MIN_BATCHES = 16
 """GPU replay of fewer batches than this is not worth its memory."""
 _LONGEST_PERIOD = 16
 """Longest period of Python decisions that a graph may hold, in updates."""
 _SINGLES = 3
-_MOST_IN_FLIGHT = 2
+_MAX_IN_FLIGHT = 2
 """Launches in flight at once: the device never waits for the host, and the host is never far ahead."""
 
 
@@ -221,7 +221,7 @@ def fitted_gpu_replay(
     spec = reader.ring.spec
     whole, needed = spec.rows_per_shard, gpu_replay_bytes(spec.layout, spec.num_shards, spec.rows_per_shard)
     rows = min(whole, int(_SHARE * free_bytes) // gpu_replay_bytes(spec.layout, spec.num_shards, 1))
-    least = -(-_LEAST_BATCHES * batch_size // spec.num_shards)
+    least = -(-_MIN_BATCHES * batch_size // spec.num_shards)
     while rows >= min(whole, least):
         try:
             gpu_replay = GpuReplay(reader, batch_size, device, seed, rows)
@@ -400,7 +400,7 @@ class GraphedUpdates:
         Returns before they are done, but waits until at most one earlier launch is in flight, so that the count is
         never far ahead of the device.
         """
-        if len(self._in_flight) >= _MOST_IN_FLIGHT:
+        if len(self._in_flight) >= _MAX_IN_FLIGHT:
             self._in_flight.popleft().wait()
         done = self._launch(most)
         self._in_flight.append(self._stream.mark())

@@ -31,7 +31,7 @@ from spreeze.workers.context import WorkerContext, write_error
 from spreeze.workers.jobs import Job, LearnerJob
 from spreeze.workers.roles import ROLES, Address
 
-MOST_FDS = 250
+MAX_FDS = 250
 """Descriptors that one message can carry (Linux: 253)."""
 
 
@@ -108,7 +108,7 @@ def _job_of_waiting(fd: int) -> str | None:
 
 def receive(line: socket.socket) -> tuple[bytes, list[int]]:
     """One line and the descriptors sent with it; the line is empty if the other end was closed before its end."""
-    data, fds, _, _ = socket.recv_fds(line, 65536, MOST_FDS)
+    data, fds, _, _ = socket.recv_fds(line, 65536, MAX_FDS)
     while data and not data.endswith(b"\n"):
         more = line.recv(65536)
         if not more:

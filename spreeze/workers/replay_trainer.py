@@ -53,12 +53,12 @@ from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory,
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
-_LEAST_NEW_ROWS = 256
+_MIN_NEW_ROWS = 256
 """New rows that the normaliser waits for: adding this many takes no longer than adding a few."""
 _RAW_CLIP = 1e15
 """Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 _AVERAGE = "policy_average"
-_LEAST_BATCH = 32
+_MIN_BATCH = 32
 _PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
 """Parts of an update that ``torch.compile`` fuses; the optimizers between them are one kernel each already."""
 
@@ -328,7 +328,7 @@ class ReplayTrainer:
         """Adds rows that are new in replay to the normaliser, each once; False while there are few."""
         self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
         waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.steps
-        if waiting < _LEAST_NEW_ROWS and normalizer.count:
+        if waiting < _MIN_NEW_ROWS and normalizer.count:
             return False
         for shard, begin in enumerate(self._rows_counted):
             obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.numbers)
@@ -404,7 +404,7 @@ class ReplayTrainer:
             try:
                 return self.update(most)
             except (RuntimeError, MemoryError) as error:
-                can_shrink = self.has_gpu_replay or (self.batch_size // 2 >= _LEAST_BATCH and self.batch_rows > 1)
+                can_shrink = self.has_gpu_replay or (self.batch_size // 2 >= _MIN_BATCH and self.batch_rows > 1)
                 if not out_of_memory(error) or not can_shrink:
                     raise
             # Outside the handler, so that the traceback no longer holds what the update allocated.

@@ -26,7 +26,7 @@ class FailurePolicy(Enum):
     """The losses of a role's workers that end the run."""
 
     ANY = "any of them"
-    MOST = "more than half of them"
+    MAX = "more than half of them"
     NEVER = "never"
 
 
@@ -119,7 +119,7 @@ _ALL = (
         steps=True,
         pausable=True,
         oom_score=500,
-        on_loss=FailurePolicy.MOST,
+        on_loss=FailurePolicy.MAX,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
     ),
     # The learner waits for each of them.

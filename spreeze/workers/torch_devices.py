@@ -21,7 +21,7 @@ from spreeze.types import EnvSpec
 
 _TF32_CAPABILITY = 8
 """Ampere: first compute capability with TF32."""
-_LEAST_FOR_ONEDNN = 2**22
+_MIN_FOR_ONEDNN = 2**22
 """Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 64 with
 256 units, or 256 with 128."""
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
@@ -205,7 +205,7 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     try:
         for setting, wanted in zip(settings, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
             setting.fp32_precision = wanted
-        if precision == "float32" and not gpus and largest >= _LEAST_FOR_ONEDNN and mkl_lacks_avx512():
+        if precision == "float32" and not gpus and largest >= _MIN_FOR_ONEDNN and mkl_lacks_avx512():
             # Permission to round sends matmuls to oneDNN. It does not make use of it where it has no such kernel.
             backends.mkldnn.matmul.fp32_precision = "bf16"
             if _matmuls_round():

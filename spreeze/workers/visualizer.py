@@ -32,7 +32,7 @@ from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
 
 _POLL_S = 0.2
-_FIRST_CLIP_S, _LEAST_CLIP_S = 5.0, 1.0
+_FIRST_CLIP_S, _MIN_CLIP_S = 5.0, 1.0
 """When the first clip begins, and the playing time from which one that a stop cuts short is kept."""
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
@@ -133,7 +133,7 @@ class _Show:
 
     def close(self) -> None:
         """Finishes an unfinished clip early: in a short run it is the only one."""
-        if self._clip is not None and self._clip.frames >= _LEAST_CLIP_S * self._clip_fps:
+        if self._clip is not None and self._clip.frames >= _MIN_CLIP_S * self._clip_fps:
             try:
                 self._finish_clip(self._clip)
             except Exception as error:

@@ -12,8 +12,8 @@ from sources import PACKAGE as ROOT
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import modes
 
-MOST_TOP_ENTRIES = 22
-MOST_FILES_A_FOLDER = 20
+MAX_TOP_ENTRIES = 22
+MAX_FILES_A_FOLDER = 20
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
 SAME_FILE_NAMES = {"export.py", "gpu.py", "runs.py", "train.py", "impact.py", "learner.py", "main.py"}
 """A verb, page or bench of the same thing, a registry for each table, what begins a program."""
@@ -39,7 +39,7 @@ def _functions():
 
 def test_the_top_of_the_package_fits_on_a_screen():
     entries = [path.name for path in ROOT.iterdir() if not path.name.startswith("__")]
-    assert len(entries) <= MOST_TOP_ENTRIES, sorted(entries)
+    assert len(entries) <= MAX_TOP_ENTRIES, sorted(entries)
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda path: path.name)
@@ -47,7 +47,7 @@ def test_a_folder_holds_siblings_that_can_be_overlooked(folder):
     if folder == ROOT:
         pytest.skip("the top has a bound of its own")
     names = sorted(path.name for path in folder.glob("*.py") if not path.name.startswith("__"))
-    assert len(names) <= MOST_FILES_A_FOLDER, names
+    assert len(names) <= MAX_FILES_A_FOLDER, names
 
 
 def test_no_two_files_have_the_same_name_without_cause():

@@ -10,7 +10,7 @@ from sources import TEST_FILES, TESTS, parsed
 DEFAULT_S = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["timeout"]
 WAITS = {"poll": 1, "wait_for": 1, "until_updates": 1, "end": 0, "wait": 0, "join": 0}
 """Functions that wait -> place of their time limit."""
-LEAST_S = 2.0
+MIN_S = 2.0
 """Shorter literals are meant to run out: of what must not come, or of what a test holds back."""
 
 
@@ -22,7 +22,7 @@ def too_short(source):
         limits = [keyword.value for keyword in call.keywords if keyword.arg in ("timeout", "timeout_s")]
         limits += call.args[WAITS[name] : WAITS[name] + 1] if name in WAITS else []
         seconds = [limit.value for limit in limits if isinstance(limit, ast.Constant)]
-        if any(isinstance(s, int | float) and LEAST_S <= s < PATIENCE_S for s in seconds):
+        if any(isinstance(s, int | float) and MIN_S <= s < PATIENCE_S for s in seconds):
             found.append(call.lineno)
         marked = name == "timeout" and call.args and isinstance(call.args[0], ast.Constant)
         if marked and call.args[0].value < DEFAULT_S:

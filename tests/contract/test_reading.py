@@ -18,7 +18,7 @@ from spreeze.types import RowLayout, TeamSpec
 FOLDER = Path(spreeze.algorithms.__file__).parent
 LIBRARY = {"fused_mlp", "optimizers"}
 """What stands for torch.nn, autograd and torch.optim: an update is read without opening them, as with those."""
-MOST_FILES, MOST_LINES = 4, 500
+MAX_FILES, MAX_LINES = 4, 500
 
 
 def told():
@@ -65,8 +65,8 @@ def one_update(name):
 def test_an_update_is_read_in_the_files_that_the_package_names(name):
     lines = followed(one_update(name))
     assert lines.keys() == told()[name]
-    assert len(lines) <= MOST_FILES
-    assert sum(lines.values()) <= MOST_LINES, lines
+    assert len(lines) <= MAX_FILES
+    assert sum(lines.values()) <= MAX_LINES, lines
 
 
 def test_every_algorithm_is_in_the_list():

@@ -197,7 +197,7 @@ def test_drawing_has_low_priority_after_its_first_seconds(run, monkeypatch, urge
 
 
 def test_pictures_come_in_bounded_pieces(run, monkeypatch):
-    monkeypatch.setattr(episode_api, "_MOST_FRAME_BYTES", 5000)
+    monkeypatch.setattr(episode_api, "_MAX_FRAME_BYTES", 5000)
     key = kept_evaluations(run)[0]
     assert draw(run, key, "median") == ""
     whole, got, done = frames_path(run, key, "median").read_bytes(), b"", False

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(web.missing() is not None, reason=str(web.missing())),
 ]
 
-MOST_POINTS = "return Math.max(...[...document.querySelectorAll('.sz-plot')].map(d => d.__chart?.points ?? 0))"
+MAX_POINTS = "return Math.max(...[...document.querySelectorAll('.sz-plot')].map(d => d.__chart?.points ?? 0))"
 SHOWN_S = "return window.__spreeze.shown_s"
 
 
@@ -28,7 +28,7 @@ def test_the_first_chart_of_a_day_s_run_comes_soon(tmp_path):
         told = {"fresh server, empty browser cache": seen.open(), "again": min(seen.open() for _ in range(3))}
         seen.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
         told["running server, empty browser cache"] = seen.open()
-        points = seen.driver.execute_script(MOST_POINTS)
+        points = seen.driver.execute_script(MAX_POINTS)
     print("\n" + "\n".join(f"first chart, {name}: {value:.2f} s" for name, value in told.items()))
     assert 100 < points <= 2 * MAX_BUCKETS + 1, "of a day's run only what a chart can show is sent"
 

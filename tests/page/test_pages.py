@@ -374,7 +374,7 @@ def test_the_runs_of_a_sweep_are_parted_by_what_it_varies_and_compared_by_its_ow
 
 
 def test_a_sweep_of_more_runs_than_a_report_takes_says_so_instead_of_failing(world, monkeypatch):
-    monkeypatch.setattr("spreeze.dashboard.compare.MOST_RUNS", 2)
+    monkeypatch.setattr("spreeze.dashboard.compare.MAX_RUNS", 2)
     folder, page = compared(world, a=256, b=32, c=32)
     (folder / "batches.sweep.json").write_text(json.dumps({"finished": ["a", "b", "c"], "runs": []}))
     page.run()

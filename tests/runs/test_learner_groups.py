@@ -17,7 +17,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.status_table import MOST_GROUPS, StatusTable
+from spreeze.transport.status_table import MAX_GROUPS, StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import ROLES, Address, role_of
@@ -116,13 +116,13 @@ def test_a_name_has_the_group_unless_it_is_the_first_and_the_index_where_there_a
 
 @pytest.fixture
 def status():
-    made = StatusTable.create(MOST_GROUPS)
+    made = StatusTable.create(MAX_GROUPS)
     yield made
     made.close()
 
 
 def test_a_published_policy_is_told_to_its_own_group_only(status):
-    learners = [WorkerContext(Address("learner", group), status, group, None) for group in range(MOST_GROUPS)]
+    learners = [WorkerContext(Address("learner", group), status, group, None) for group in range(MAX_GROUPS)]
     learners[1].weights_published()
     learners[15].weights_published()
     assert [learner.weights_hint for learner in learners] == [0, 1, *13 * [0], 1]

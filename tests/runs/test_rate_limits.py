@@ -2,7 +2,7 @@
 
 from harness import BATCH_SIZE, FAULT, PENDULUM, Run
 
-LEAST_INSERTS = 500
+MIN_INSERTS = 500
 """From here on a batch or a turn more or less is below the 5 %."""
 
 
@@ -17,7 +17,7 @@ def _held_in_band(run, bound, waiting):
     def held():
         numbers = run.numbers()
         within = 0.95 * bound <= numbers.get("samples_per_insert", 0.0) <= 1.05 * bound
-        return within and numbers.get(waiting, 0.0) > 0.3 and _inserts_since_learning_began(numbers) > LEAST_INSERTS
+        return within and numbers.get(waiting, 0.0) > 0.3 and _inserts_since_learning_began(numbers) > MIN_INSERTS
 
     run.wait_for(held, what=f"{bound} samples per insert, {waiting} above 0.3")
     code, document = run.stop()

@@ -29,7 +29,7 @@ pytestmark = [
 _LOOK_S = 10.0
 _SETTLE_S = 1800.0
 """Left out, but at most half of the time: caches and replay fill."""
-_LEAST_LOOKS = 4
+_MIN_LOOKS = 4
 """For a slope; where looks take long, so does the soak."""
 _SAY_S = 600.0
 _WORK_VALUES, _WORK_PASSES = 32_768, 200
@@ -92,7 +92,7 @@ def soak_rows(
         run.wait(lambda: run.ring is not None and run.ring.sampled > 0, 2 * LIMIT_S, "the first update")
         begin_s = next_word_s = time.monotonic()
         settled_s = begin_s + min(_SETTLE_S, 1800.0 * hours)
-        while time.monotonic() < begin_s + 3600.0 * hours or len(_kept(looks, settled_s)) < _LEAST_LOOKS:
+        while time.monotonic() < begin_s + 3600.0 * hours or len(_kept(looks, settled_s)) < _MIN_LOOKS:
             looks.append(_look(run))
             if looks[-1].t_s >= next_word_s + _SAY_S:
                 next_word_s += _SAY_S

@@ -25,7 +25,7 @@ from spreeze.machine.processes import end_with_parent
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _ADDRESSES = ("10.93.0.1", "10.93.0.2")
-_MOST_PACKET_BYTES = 65536
+_MAX_PACKET_BYTES = 65536
 _QUEUE_PACKETS = 20_000
 """Packets under way at most; more are dropped, as a router does."""
 
@@ -120,7 +120,7 @@ def carry(first: int, second: int, delay_s: float, loss: float, until: int) -> N
         for fd in {*readable} - {until}:
             with contextlib.suppress(BlockingIOError):
                 for _ in range(64):
-                    packet = os.read(fd, _MOST_PACKET_BYTES)
+                    packet = os.read(fd, _MAX_PACKET_BYTES)
                     if not cut and dice.random() >= loss and len(waiting) < _QUEUE_PACKETS:
                         number += 1
                         heapq.heappush(waiting, (now + delay_s, number, other[fd], packet))

@@ -68,7 +68,7 @@ SAMPLE_S = 0.1
 """Between two samples of all metrics, in place of 0.5 s: until then what a test waits for goes on at full speed."""
 _VARIABLES = dict(os.environ)
 _SUBREAPER = 36
-_MOST_FDS = 250
+_MAX_FDS = 250
 _FAR = 400
 """The descriptor of the line to a nursery has such a number: those of a run are what they would be without it."""
 _ANSWER_S = 240.0
@@ -125,7 +125,7 @@ def _serve(line: socket.socket) -> Request:
 
 
 def _received(line: socket.socket) -> tuple[bytes, list[int]]:
-    data, fds, _, _ = socket.recv_fds(line, 65536, _MOST_FDS)
+    data, fds, _, _ = socket.recv_fds(line, 65536, _MAX_FDS)
     while data and not data.endswith(b"\n"):
         data += line.recv(65536)
     return data, list(fds)
@@ -381,7 +381,7 @@ def _asked(
         return None
     places = {0: max(p2cread, 0), 1: c2pwrite if c2pwrite >= 0 else 1, 2: errwrite if errwrite >= 0 else 2}
     places |= {int(fd): int(fd) for fd in pass_fds if fd != errpipe_write}
-    if len(places) > _MOST_FDS:
+    if len(places) > _MAX_FDS:
         return None
     numbers = (
         signal.SIGINT,

@@ -25,7 +25,7 @@ _LEFT_OUT = 0.2
 _BUSY_S = 6.0
 _AGES_S = 3.0
 _HIDDEN_S = 10.0
-_LEAST_LOOKS = 5
+_MIN_LOOKS = 5
 """Of which those that count give a slope."""
 _AGE_PERIOD_S = 0.2
 
@@ -145,14 +145,14 @@ def watched_rows(
     seen.open()
     looks: list[Look] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end or len(looks) < _LEAST_LOOKS:
+    while time.monotonic() < end or len(looks) < _MIN_LOOKS:
         look = seen.look(busy_s, ages_s)
         if state_of(seen.run) != "running":
             break
         looks.append(look)
     kept = looks[int(_LEFT_OUT * len(looks)) :]
-    if len(looks) < _LEAST_LOOKS:
-        raise SpreezeError(f"the run ended after {len(looks)} looks: {_LEAST_LOOKS} are needed for a slope")
+    if len(looks) < _MIN_LOOKS:
+        raise SpreezeError(f"the run ended after {len(looks)} looks: {_MIN_LOOKS} are needed for a slope")
     seen.hide(True)
     time.sleep(2.0)
     hidden = seen.requests(hidden_s)

@@ -343,7 +343,7 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
         width = 1.6 if len(lines) == 1 else 0.8
         for number, line in enumerate(lines):
             axis.plot(*line, linewidth=width, color=colour, alpha=0.9, label="" if number else label)
-        if len(lines) >= _FEWEST_FOR_MEDIAN:
+        if len(lines) >= _MIN_FOR_MEDIAN:
             # Up to where the shortest run ends: a median of fewer would jump.
             x = np.linspace(max(one[0][0] for one in lines), min(one[0][-1] for one in lines), _TRAINING_POINTS)
             axis.plot(x, np.median([np.interp(x, *one) for one in lines], 0), linewidth=2.2, color=colour)
@@ -351,7 +351,7 @@ def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: st
         _draw_spread(axes, paths[0], curves[0], colour)
 
 
-_FEWEST_FOR_MEDIAN = 3
+_MIN_FOR_MEDIAN = 3
 _LEGEND_WIDTH = 42  # characters that fit into one of three axes
 
 

@@ -64,7 +64,7 @@ _WARMUP_PARTS, _WARMUP_TRIALS = 4, 4
 """Parts of each run, and trials, in which none is ended."""
 _RANDOM_TRIALS = 10
 _LOOK_S = 0.5
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 _IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
 """Failed trials without a finished one after which the search ends: its settings do not work."""
 _UNBORN_S = 60.0
@@ -292,7 +292,7 @@ class SettingSearch:
         counted = self._study.get_trials(deepcopy=False)
         states = [trial.state for trial in counted]
         failed = sum("failed" in trial.user_attrs for trial in counted)
-        if failed >= _MOST_FAILURES and self._states.COMPLETE not in states:
+        if failed >= _MAX_FAILURES and self._states.COMPLETE not in states:
             return False
         taken = (self._states.COMPLETE, self._states.PRUNED, self._states.RUNNING)
         return bool(sum(states.count(state) for state in taken) + failed < self._plan["trials"])

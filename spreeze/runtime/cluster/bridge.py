@@ -23,7 +23,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     parse_address,
 )
 from spreeze.transport.chunks import (
-    MOST_CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
     RowChunk,
     SequenceTracker,
     shares,
@@ -36,8 +36,8 @@ from spreeze.transport.replay_ring import ShardWriter
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import BridgeJob
 
-_MOST_PULLS = 2  # Pulls in progress to one host: one is filled while the other travels.
-_LINGER_EACH_S, _MOST_LINGER_S = 0.05, 0.5
+_MAX_PULLS = 2  # Pulls in progress to one host: one is filled while the other travels.
+_LINGER_EACH_S, _MAX_LINGER_S = 0.05, 0.5
 """A chunk costs the driver CPU time, whatever its size. So with more hosts each waits longer to fill one."""
 _PACE = 0.8
 """Least time between two pulls of one host, as a share of that time: if the rate limiter binds, answers are quick."""
@@ -174,7 +174,7 @@ class Bridge:
                 self._take_answer(host, method, *host.calls.pop(method))
         working = [host for host in self._hosts if host.gateway is not None]
         self._allow(working)
-        self._linger_s = min(_MOST_LINGER_S, max(LINGER_S, _LINGER_EACH_S * len(working)))
+        self._linger_s = min(_MAX_LINGER_S, max(LINGER_S, _LINGER_EACH_S * len(working)))
         for host in working:
             self._request(host, time.monotonic())
             self._report(host)
@@ -226,7 +226,7 @@ class Bridge:
         """Divides the rows that the run's limiter allows among the hosts."""
         known = [host for host in hosts if host.ledger.epoch]
         room = self._job.limiter.room(*self._sinks[0].counts())
-        most = 2 * MOST_CHUNK_BYTES // self._layout.row_bytes
+        most = 2 * MAX_CHUNK_BYTES // self._layout.row_bytes
         for host, more in zip(known, shares(room, [host.outstanding for host in known], most), strict=True):
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
@@ -235,7 +235,7 @@ class Bridge:
         assert host.gateway is not None
         if now < host.resume_s:
             return
-        if len(host.pulls) < _MOST_PULLS and now - host.requested_s >= _PACE * self._linger_s:
+        if len(host.pulls) < _MAX_PULLS and now - host.requested_s >= _PACE * self._linger_s:
             host.requested_s = now
             request = sign_json(
                 self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed, "linger_s": self._linger_s}

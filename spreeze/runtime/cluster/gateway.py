@@ -22,7 +22,7 @@ PULL, CONTROL = "pull", "control"
 GROUPS = {PULL: 1, CONTROL: 1}
 LINGER_S = 0.1
 """Default time that a pull waits for a chunk to reach its least size; also the longest wait for a first row."""
-_MOST_LINGER_S = 1.0
+_MAX_LINGER_S = 1.0
 _POLL_S = 0.004
 _END_S = 3.0
 
@@ -78,7 +78,7 @@ class GatewayActor:
             return self._no_rows(samplers.facts())
         if request.get("epoch") == outlet.epoch:
             outlet.allow(int(request["allowed"]))
-        end = time.monotonic() + min(_MOST_LINGER_S, max(0.0, float(request.get("linger_s", LINGER_S))))
+        end = time.monotonic() + min(_MAX_LINGER_S, max(0.0, float(request.get("linger_s", LINGER_S))))
         while not outlet.fills_a_chunk and time.monotonic() < end:
             if outlet.waiting and outlet.quota_used:
                 break

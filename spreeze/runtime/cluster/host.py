@@ -49,8 +49,8 @@ from spreeze.workers.jobs import HostJob, SamplerJob
 from spreeze.workers.roles import Address
 
 _LOOK_S = 0.05
-_MOST_SAMPLERS = 64
-_MOST_EVENTS = 20
+_MAX_SAMPLERS = 64
+_MAX_EVENTS = 20
 _TUNER = ("-m", "spreeze", "tune", "--json", "--no-learner")
 _TUNE_S = 180.0
 """Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
@@ -62,7 +62,7 @@ its run is paused. They start again at the next request."""
 _TURN_S, _AGAIN_S = 0.2, 3.0
 _END_S = 1.0
 """For the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long."""
-_MOST_FAILURES, _WINDOW_S = 4, 120.0
+_MAX_FAILURES, _WINDOW_S = 4, 120.0
 
 
 class HostSamplers(threading.Thread):
@@ -83,7 +83,7 @@ class HostSamplers(threading.Thread):
         """Time of the latest request."""
         self.outlet: RowReader | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
-        self._events: deque[str] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[str] = deque(maxlen=_MAX_EVENTS)
         self._folder = Path()
         self._status: StatusTable | None = None
         self._workers: ProcessSupervisor | None = None
@@ -162,7 +162,7 @@ class HostSamplers(threading.Thread):
                 return int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"])
             except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self._note("warning", f"not tuned here: {clean(error, 200)}")
-        return max(1, min(int(core_facts().usable), _MOST_SAMPLERS)), job.envs_per_sampler
+        return max(1, min(int(core_facts().usable), _MAX_SAMPLERS)), job.envs_per_sampler
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         """The choice of this host's tuner, which keeps its results in this host's cache."""
@@ -318,7 +318,7 @@ class HostRun(threading.Thread):
 
     def _keep(self, folder: Path, nonce: str) -> None:
         messages = self.memory.handle(joined=True)
-        failed_s: deque[float] = deque(maxlen=_MOST_FAILURES)
+        failed_s: deque[float] = deque(maxlen=_MAX_FAILURES)
         while not self._ending.is_set():
             if self._unrequested:
                 self._ending.wait(_TURN_S)
@@ -343,7 +343,7 @@ class HostRun(threading.Thread):
             last_line = (output_path.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]
             self._events.append(f"its run ended with code {process.returncode}: {clean(last_line, 200)}")
             failed_s.append(time.monotonic())
-            if len(failed_s) == _MOST_FAILURES and failed_s[-1] - failed_s[0] < _WINDOW_S:
+            if len(failed_s) == _MAX_FAILURES and failed_s[-1] - failed_s[0] < _WINDOW_S:
                 self.failure = clean(last_line, 300)
                 return
             self._ending.wait(_AGAIN_S)

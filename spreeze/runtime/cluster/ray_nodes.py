@@ -23,7 +23,7 @@ from spreeze.runtime.cluster.gateway import CONTROL, GROUPS, PULL, GatewayActor
 from spreeze.transport.chunks import sign_json
 
 LOCAL = "local"
-_MOST_LOCAL = 64
+_MAX_LOCAL = 64
 _KNOCK_S = 3.0
 _END_TURN_S = 0.1  # Between two beats while gateways end.
 _LOOPBACK = "127.0.0.1"  # Ray's servers listen on this address alone where a node has it as its own.
@@ -60,8 +60,8 @@ def parse_address(text: str) -> ClusterAddress:
     """``HOST:PORT``, ``auto``, ``local`` (two simulated hosts) or ``local:N``; a ConfigError for anything else."""
     kind, colon, count = text.partition(":")
     if kind == LOCAL:
-        if (colon and not count.isdecimal()) or not 1 <= int(count or 2) <= _MOST_LOCAL:
-            raise ConfigError(f"--cluster {clean(text, 80)}: expected local:N with N from 1 to {_MOST_LOCAL}")
+        if (colon and not count.isdecimal()) or not 1 <= int(count or 2) <= _MAX_LOCAL:
+            raise ConfigError(f"--cluster {clean(text, 80)}: expected local:N with N from 1 to {_MAX_LOCAL}")
         return ClusterAddress("", int(count or 2))
     if text == "auto":
         return ClusterAddress(text)

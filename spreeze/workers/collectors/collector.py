@@ -27,7 +27,7 @@ _ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _TRANSITIONS_REJECTED, 
 _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
     SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
 )
-_MOST_ERRORS, _WINDOW_STEPS = 20, 1000
+_MAX_ERRORS, _WINDOW_STEPS = 20, 1000
 """This many errors within this many env steps end the process."""
 _RETURNS = SLOTS["sampler"].index("returns")
 """Slot of the number of returns; their sum and sum of squares follow it."""
@@ -100,7 +100,7 @@ class Collector:
         self.info = InfoNumbers()
         """Sums of the numbers in ``info``; engines that step several environments at once give none."""
         self._on_error, self._on_progress = on_error, on_progress
-        self._error_steps: deque[int] = deque(maxlen=_MOST_ERRORS)
+        self._error_steps: deque[int] = deque(maxlen=_MAX_ERRORS)
         self._errors = 0
         self._tasks: list[Task] = []
         self._versions: list[int] = []
@@ -172,9 +172,9 @@ class Collector:
             self._on_error(where, error, self._errors)
         self._error_steps.append(counts.env_steps)
         within = counts.env_steps - self._error_steps[0]
-        if len(self._error_steps) == _MOST_ERRORS and within < _WINDOW_STEPS:
+        if len(self._error_steps) == _MAX_ERRORS and within < _WINDOW_STEPS:
             raise WorkerError(
-                f"{_MOST_ERRORS} environment errors within {within} env steps; the last: {where}: {described(error)}"
+                f"{_MAX_ERRORS} environment errors within {within} env steps; the last: {where}: {described(error)}"
             ) from error
 
     def _replace(self, index: int) -> None:

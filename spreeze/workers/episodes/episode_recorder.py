@@ -43,10 +43,10 @@ from spreeze.workers.context import open_values
 from spreeze.workers.episodes.episode_redraw import clip_stride, jpeg, replay
 from spreeze.workers.episodes.lockstep import EnvStep, Episode, new_task
 
-MOST_OBS = 64
+MAX_OBS = 64
 """Columns of an observation that are stored."""
-_MOST_INFO, _MOST_NAME = 16, 60
-_MOST_HELD_BYTES = 64_000_000
+_MAX_INFO, _MAX_NAME = 16, 60
+_MAX_HELD_BYTES = 64_000_000
 """Memory for the numbers of one evaluation; further episodes are not recorded."""
 _DRAWING_SHARE = 0.2
 """Share of an evaluation's time for pictures where they cannot be drawn later."""
@@ -104,7 +104,7 @@ class EpisodeRecorder:
             self._fps = task.render_fps
             self._tapes[position] = _Tape()
         tape = self._tapes.get(position)
-        if tape is None or self._held_bytes > _MOST_HELD_BYTES:
+        if tape is None or self._held_bytes > _MAX_HELD_BYTES:
             self._tapes.pop(position, None)
             return
         numbers = _numbers(step.obs, self._spec)
@@ -178,7 +178,7 @@ class EpisodeRecorder:
         chosen: dict[int, list[str]] = {}
         for kind, index in zip(KINDS, (len(found) - 1, (len(found) - 1) // 2, 0), strict=True):
             chosen.setdefault(index, []).append(kind)
-        names = sorted({name for index in chosen for info in found[index][1].infos for name in info})[:_MOST_INFO]
+        names = sorted({name for index in chosen for info in found[index][1].infos for name in info})[:_MAX_INFO]
         key = EvaluationKey(record["wall_s"], record["env_steps"], record["updates"], record["group"])
         kept = [self._recorded(*found[index], kinds, names) for index, kinds in chosen.items()]
         if tries and not self._tried:
@@ -205,7 +205,7 @@ class EpisodeRecorder:
             success=episode.success,
             reward=np.array(tape.rewards, np.float64),
             action=actions,
-            obs=obs[:, :MOST_OBS].astype(np.float32),
+            obs=obs[:, :MAX_OBS].astype(np.float32),
             info=info.reshape(steps, len(names)),
             value=self._values_of(obs[:-1], actions),
             kinds=tuple(kinds),
@@ -233,7 +233,7 @@ class EpisodeRecorder:
             "actions": [f"action {column}" for column in actions],
             "options": options,
             "bounds": [] if spec.box is None else np.stack(spec.box.float32_bounds(), 1).astype(float).tolist(),
-            "obs": _obs_names(spec)[:MOST_OBS],
+            "obs": _obs_names(spec)[:MAX_OBS],
             "info": list(names),
             "repeats": self.repeats,
             "drawn": drawn,
@@ -281,7 +281,7 @@ def _obs_names(spec: EnvSpec) -> list[str]:
         columns, _, text = line.partition(" ")
         start, _, stop = columns.partition(":")
         if start.isdigit() and stop.isdigit():
-            part = text.split(" ")[0][:_MOST_NAME]
+            part = text.split(" ")[0][:_MAX_NAME]
             count = int(stop) - int(start)
             names[int(start) : int(stop)] = [part if count == 1 else f"{part} {index}" for index in range(count)]
     return names
@@ -297,7 +297,7 @@ def _info_numbers(info: Any) -> dict[str, float]:
         parts = [(f"{key}/{inner}", part) for inner, part in value.items()] if nested else [(key, value)]
         for name, number in parts:
             if isinstance(number, _KINDS):
-                found[str(name)[:_MOST_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
+                found[str(name)[:_MAX_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
     return found
 
 

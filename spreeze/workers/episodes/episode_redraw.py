@@ -28,7 +28,7 @@ from spreeze.files import read_json
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import LOW_PRIORITY, close_in_time, leave, lower_priority
 from spreeze.metrics.recorded_episodes import (
-    MOST_FRAME_BYTES,
+    MAX_FRAME_BYTES,
     NOTE,
     UNFINISHED,
     EvaluationKey,
@@ -44,7 +44,7 @@ from spreeze.workers.episodes.lockstep import new_task
 _SIDE = 400
 """Pixels of a picture's longer side."""
 _QUALITY = 75
-_MOST_FRAMES = 600
+_MAX_FRAMES = 600
 """Most pictures of one episode; a longer episode has more env steps per picture."""
 _LONGEST_S = 300.0
 _URGENT_S = 10.0
@@ -122,7 +122,7 @@ def draw(run_dir: Path, key: EvaluationKey, kind: str, make_task: Callable[[Path
         try:
             task = make_task(run_dir)
             try:
-                stride = max(clip_stride(task.render_fps), -(-episode.length // _MOST_FRAMES))
+                stride = max(clip_stride(task.render_fps), -(-episode.length // _MAX_FRAMES))
                 for data in _pictures(task, episode, stride):
                     file.write(data)
             finally:
@@ -174,8 +174,8 @@ def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[byt
         if urgent and time.monotonic() - started_s > _URGENT_S:
             urgent = False
             lower_priority(LOW_PRIORITY)
-        if size > MOST_FRAME_BYTES or time.monotonic() - started_s > _LONGEST_S:
-            most = f"{MOST_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
+        if size > MAX_FRAME_BYTES or time.monotonic() - started_s > _LONGEST_S:
+            most = f"{MAX_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
             raise _Ended(f"the pictures end at step {step:,}: they take more than {most}")
         yield data
 

@@ -19,7 +19,7 @@ from spreeze.formatting import size
 from spreeze.types import RowLayout
 from spreeze.workers.torch_devices import out_of_memory
 
-_MOST = torch.finfo(torch.float32).max
+_MAX = torch.finfo(torch.float32).max
 _COUNTED = 1024
 """Newest rows that a normaliser counts each time: a small copy, however many environments there are."""
 
@@ -146,7 +146,7 @@ class DeviceRows:
             for age in range(1, n):
                 returns.append(returns[-1] * self._gamma + self._reward[order[age]])
             stored = ((self._ages < self._length) & (ended | (self._ages == n - 1))).flatten()
-            sums = torch.cat(returns).clamp_(-_MOST, _MOST).float()
+            sums = torch.cat(returns).clamp_(-_MAX, _MAX).float()
             self._length = (self._length * ~ended).clamp_(max=n - 1)
             obs, actions = (torch.cat([part[at] for at in order]) for part in (self._obs, self._action))
         columns = [obs, actions, sums.unsqueeze(1), step.terminated.float().repeat(n).unsqueeze(1),

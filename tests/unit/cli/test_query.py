@@ -74,5 +74,5 @@ def test_a_question_without_an_end_is_ended(run, capsys, monkeypatch):
     assert code == 2
     assert "interrupted" in told.err
     monkeypatch.setattr(query, "_LONGEST_S", 60.0)
-    monkeypatch.setattr(query, "_MOST_ROWS", 2)
+    monkeypatch.setattr(query, "_MAX_ROWS", 2)
     assert "more than 2 rows; add LIMIT" in asked(run, "SELECT * FROM metrics", capsys)[1].err

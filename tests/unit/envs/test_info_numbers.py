@@ -7,7 +7,7 @@ from info_env import LENGTH, Talkative
 from spreeze.envs.info_numbers import STEPS, InfoNumbers, success_of
 from spreeze.envs.make import describe
 from spreeze.envs.task import Task
-from spreeze.metrics.info_means import EPISODES, MOST_NUMBERS, WINDOW_S, InfoMeans
+from spreeze.metrics.info_means import EPISODES, MAX_NUMBERS, WINDOW_S, InfoMeans
 from spreeze.workers.context import _MAX_MESSAGE_BYTES, _in_messages
 
 
@@ -84,8 +84,8 @@ def test_names_beyond_the_cap_are_told_once():
     numbers = InfoNumbers()
     played(numbers, Talkative(more=50), 2)
     found = numbers.take()
-    assert len(found["steps"]) + len(found["episodes"]) == MOST_NUMBERS + 1  # and success
-    assert set(found["ignored"].values()) == {"ndarray", "str", f"beyond the first {MOST_NUMBERS} numbers"}
+    assert len(found["steps"]) + len(found["episodes"]) == MAX_NUMBERS + 1  # and success
+    assert set(found["ignored"].values()) == {"ndarray", "str", f"beyond the first {MAX_NUMBERS} numbers"}
     played(numbers, Talkative(more=50), 2)
     assert numbers.take()["ignored"] == {}
     means = InfoMeans()
@@ -118,6 +118,6 @@ def test_a_run_has_no_more_numbers_than_the_cap_whatever_samplers_send():
         means.add(
             {"steps": {f"{sampler}-{index}": [1.0, 1] for index in range(20)}, "episodes": {"is_success": [1.0, 1]}}
         )
-    assert len(means.means(10.0)) == MOST_NUMBERS + 1
+    assert len(means.means(10.0)) == MAX_NUMBERS + 1
     for message in ({}, {"steps": 3}, {"steps": {"x": [float("nan"), 1], "y": [1.0, 0]}}):
         assert means.add(message) is None

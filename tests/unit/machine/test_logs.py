@@ -8,7 +8,7 @@ import pytest
 from harness import PATIENCE_S, fill, poll, small_disk
 
 from spreeze.machine import logs
-from spreeze.machine.logs import MOST_BYTES, LogKeeper
+from spreeze.machine.logs import MAX_BYTES, LogKeeper
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="output goes to the files themselves")
 _PRINTS = """
@@ -74,7 +74,7 @@ def test_what_a_process_has_printed_appears_while_it_runs(tmp_path, keeper):
 
 def test_the_stack_of_a_crash_is_in_the_log_and_told_at_once_whatever_was_printed_before(tmp_path, keeper):
     log = keeper.log(tmp_path / "log")  # no thread moves anything
-    write(log, b"x" * (2 * MOST_BYTES))
+    write(log, b"x" * (2 * MAX_BYTES))
     assert ended(run(log, _CRASHES)) < 0
     assert "before the end" in log.last_words
     assert "Segmentation fault" not in log.last_words, "the exit code says so"
@@ -89,17 +89,17 @@ def test_the_stack_of_a_crash_is_in_the_log_and_told_at_once_whatever_was_printe
 def test_a_log_keeps_the_newest_and_neither_disk_nor_memory_hold_much_more(tmp_path, keeper):
     log, path = keeper.log(tmp_path / "log"), tmp_path / "log"
     line, number = b"%09d" + b"." * 190 + b"\n", 0
-    while number * 200 < 5 * MOST_BYTES:
+    while number * 200 < 5 * MAX_BYTES:
         write(log, b"".join(line % at for at in range(number, number + 2000)))
         number += 2000
         log.read()
         log.write()
-        assert path.stat().st_size <= MOST_BYTES
+        assert path.stat().st_size <= MAX_BYTES
         assert os.fstat(log._fd).st_size < 2 * logs._IN_MEMORY_BYTES
     first, *lines = path.read_bytes().splitlines(keepends=True)
     assert first.startswith(b"[what stood here was dropped")
     assert lines == [line % at for at in range(number - len(lines), number)], "whole lines, none missing among them"
-    assert len(lines) * 200 > 0.4 * MOST_BYTES
+    assert len(lines) * 200 > 0.4 * MAX_BYTES
 
 
 def test_a_full_disk_costs_output_and_nothing_else(tmp_path, keeper):

@@ -83,7 +83,7 @@ def array_bytes(array):
 
 
 def test_files_that_are_damaged_too_large_or_run_code_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorded_episodes, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(recorded_episodes, "_MAX_BYTES", 10_000)
     whole = packed(Recording(key=KEY, facts={}, episodes=(episode(),)))
     facts = array_bytes(np.frombuffer(json.dumps({"episodes": [{}]}).encode(), np.uint8))
     for data, words in (

@@ -226,7 +226,7 @@ def test_a_sink_that_fails_is_an_event_and_the_others_get_everything(made, scala
 @pytest.mark.parametrize("limit", ["OPEN_S", "CLOSE_S"])
 def test_a_sink_that_hangs_is_switched_off_and_its_rows_are_counted(made, monkeypatch, limit):
     monkeypatch.setattr(loggers, limit, 0.05)
-    monkeypatch.setattr(loggers, "MOST_ROWS", 3)
+    monkeypatch.setattr(loggers, "MAX_ROWS", 3)
     logged = made.start(wandb="hanging")
     (sink,) = logged._sinks
     monkeypatch.setattr(sink, "_send", lambda: None)  # as if the socket were full

@@ -20,10 +20,10 @@ MS = 1_000_000
 
 def events(*noted):
     """A worker's row of events from (ms, phase)."""
-    row = np.zeros(1 + status_table.MOST_EVENTS, np.int64)
+    row = np.zeros(1 + status_table.MAX_EVENTS, np.int64)
     row[0] = len(noted)
     for at, (ms, phase) in enumerate(noted):
-        row[1 + at % status_table.MOST_EVENTS] = round(ms * MS) << status_table.PHASE_BITS | int(phase)
+        row[1 + at % status_table.MAX_EVENTS] = round(ms * MS) << status_table.PHASE_BITS | int(phase)
     return row
 
 
@@ -35,10 +35,10 @@ def test_a_phase_lasts_until_the_next_event_and_one_that_goes_on_is_one_part():
 
 def test_of_more_events_than_there_is_room_for_the_latest_are_kept():
     phases = (Phase.STEP, Phase.WAIT)
-    row = events(*((1 + at, phases[at % 2]) for at in range(status_table.MOST_EVENTS + 7)))
-    found = parts(row, 0, (status_table.MOST_EVENTS + 8) * MS, Phase.WAIT)
-    assert found[-1] == [status_table.MOST_EVENTS + 7, status_table.MOST_EVENTS + 8, "wait"]
-    assert len(found) == timeline._MOST_PARTS
+    row = events(*((1 + at, phases[at % 2]) for at in range(status_table.MAX_EVENTS + 7)))
+    found = parts(row, 0, (status_table.MAX_EVENTS + 8) * MS, Phase.WAIT)
+    assert found[-1] == [status_table.MAX_EVENTS + 7, status_table.MAX_EVENTS + 8, "wait"]
+    assert len(found) == timeline._MAX_PARTS
 
 
 @pytest.fixture

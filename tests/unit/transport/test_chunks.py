@@ -12,8 +12,8 @@ from numbered_rows import put
 
 from spreeze.errors import TransportError
 from spreeze.transport.chunks import (
-    LEAST_CHUNK_BYTES,
-    MOST_CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
     RowReader,
     SequenceTracker,
     Taken,
@@ -109,10 +109,10 @@ def test_samplers_stop_where_the_driver_says_and_before_a_row_would_be_overwritt
         seen = 0
         while there.outlet.waiting:
             data = there.pull(allowed=0)
-            assert len(data) <= MOST_CHUNK_BYTES + 2000
+            assert len(data) <= MAX_CHUNK_BYTES + 2000
             chunk = verify_chunk(SECRET, WIDE, data)
             seen += len(chunk.rows)
-        assert seen == there.outlet.taken > MOST_CHUNK_BYTES // WIDE.row_bytes
+        assert seen == there.outlet.taken > MAX_CHUNK_BYTES // WIDE.row_bytes
 
 
 @settings(max_examples=60)
@@ -219,7 +219,7 @@ def test_rows_of_another_layout_are_refused():
 
 def test_json_goes_there_and_back():
     assert verify_json(SECRET, b"job", sign_json(SECRET, b"job", {"a": [1, None, "b"]})) == {"a": [1, None, "b"]}
-    assert LEAST_CHUNK_BYTES < MOST_CHUNK_BYTES
+    assert MIN_CHUNK_BYTES < MAX_CHUNK_BYTES
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-MOST_STEPS, MAX_CRASHES = 6, 2
+MAX_STEPS, MAX_CRASHES = 6, 2
 LOOK, COUNT, FIRST, SECOND, CHECK = range(5)
 
 
@@ -27,7 +27,7 @@ class State(NamedTuple):
 
 def writer_moves(state):
     slots = len(state.slots)
-    if state.half < 2 and state.steps < MOST_STEPS:
+    if state.half < 2 and state.steps < MAX_STEPS:
         pair = list(state.slots[state.steps % slots])
         pair[state.half] = state.steps
         changed = list(state.slots)
@@ -88,7 +88,7 @@ def counted(state):
 
 def search(slots, uses_allowed, mutant=None):
     """Returns (states visited, bad rollouts given, most uses of a good one)."""
-    start = State(((-1, -1),) * slots, 0, 0, ((-1, 0),) * slots, (0,) * MOST_STEPS, 0, LOOK, 0, 0)
+    start = State(((-1, -1),) * slots, 0, 0, ((-1, 0),) * slots, (0,) * MAX_STEPS, 0, LOOK, 0, 0)
     seen, todo, bad, most = {start}, [start], 0, 0
     while todo:
         state = todo.pop()

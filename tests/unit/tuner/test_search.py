@@ -15,7 +15,7 @@ from machine_simulator import CONFIGURED, Bench, Machine, best_score, changed, c
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.knobs import LEAST_BATCH
+from spreeze.tuner.knobs import MIN_BATCH
 from spreeze.tuner.model import FORMULAS, SUPERVISOR_CORES, fit_cost, paper_batch, share_in_a_run, watcher_cores, worth
 from spreeze.tuner.problem import (
     BATCH,
@@ -93,7 +93,7 @@ def test_the_pick_is_within_five_per_cent_of_the_best_of_the_whole_grid(objectiv
     assert statistics.median(found) >= 0.98
 
 
-_MOST_LOST = 0.75
+_MAX_LOST = 0.75
 """Windows that another program slows by a quarter hide a gain of about as much."""
 
 
@@ -112,7 +112,7 @@ def test_noise_of_three_per_cent_does_not_change_the_answer(objective, share):
             # A gain below the spread of the rows that show it moves nothing.
             learning += noisy[BATCH] == steady[BATCH] or noisy[BATCH] == CONFIGURED[BATCH]
             kept = any(noisy[name] == CONFIGURED[name] != steady[name] for name in (BATCH, RATIO))
-            least = _MOST_LOST if kept else 0.95
+            least = _MAX_LOST if kept else 0.95
             worth += true_score(machine, knobs, noisy) >= least * true_score(machine, knobs, steady)
     assert learning >= share * count
     assert worth >= 0.95 * count
@@ -328,7 +328,7 @@ def test_odd_machines_get_a_choice(machine):
     if machine.a < 1.0:
         _feasible(machine, knobs, setting, tuning)
     else:
-        assert setting[BATCH] == LEAST_BATCH
+        assert setting[BATCH] == MIN_BATCH
         assert any("longer than 1 s" in limit for limit in tuning.limits)
 
 
@@ -384,9 +384,9 @@ FLAT = Machine(cores=2.0, physical=2, a=1e-3, b=2e-5)
 def test_the_default_objective_takes_no_small_batch_and_says_why():
     tuning, bench, _ = _tuned(FLAT)
     choice = tuning.choices["learner.batch_size"]
-    assert choice.value == LEAST_BATCH
-    assert f"below {LEAST_BATCH} batch sizes are only used if set explicitly" in choice.reason
-    assert min(one[BATCH] for one in bench.asked) == LEAST_BATCH
+    assert choice.value == MIN_BATCH
+    assert f"below {MIN_BATCH} batch sizes are only used if set explicitly" in choice.reason
+    assert min(one[BATCH] for one in bench.asked) == MIN_BATCH
 
 
 def test_a_pinned_or_profiled_batch_may_be_smaller():
