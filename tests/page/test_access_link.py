@@ -137,8 +137,8 @@ def test_before_it_is_open_nothing_gets_in(tmp_path):
         ("off", False, ""),
         (" OFF ", False, ""),
         ("no", True, "SPREEZE_DASHBOARD_TOKEN = no: must be on or off"),
-        ("0", True, "on and off"),
-        ("", True, "on and off"),
+        ("0", True, "on or off"),
+        ("", True, "on or off"),
     ],
 )
 def test_the_setting_is_on_or_off_and_anything_else_leaves_the_token(monkeypatch, capsys, value, asked, told):
