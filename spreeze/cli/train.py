@@ -535,7 +535,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
     reason = stop_reason(document["stopped_by"])
     why = f", because {reason.sentence}" if reason else ""
     return (
-        f"ended after {text('wall_s')} s of training{why}: {document['env_steps']} env steps "
+        f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
         f"({best}){''.join(more)}\n{unlearned}"

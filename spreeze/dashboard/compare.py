@@ -382,6 +382,7 @@ def _group_table(reports: list[Report]) -> None:
     }
     for title, (_, what) in comparison.TIMES.items():
         helps[title] = f"wall time until {what} reached the target [h:min:s], a dash until all seeds did"
+    helps["a run that its own target return ended"] = "its end counts where it had fewer evaluations"
     st.markdown(components.table(list(table[0]), [list(cells.values()) for cells in table]))  # its cells wrap
     st.caption("; ".join(f"{title}: {text}" for title, text in helps.items()) + ".")
 

@@ -109,7 +109,12 @@ _WHEN = "in the last seconds; of a run that has ended, the mean of its last sess
 _STATE = f"State of the run: {', '.join(LIVE_STATES)}; finished, stopped, failed; crashed or damaged."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
-    ("wall", "Wall time [h:min:s]", "", "Training time, including earlier sessions."),
+    (
+        "wall",
+        "Wall time [h:min:s]",
+        "",
+        "Time that the run has taken without pauses, with earlier sessions and closing.",
+    ),
     ("env_steps", "Env steps", "", ""),
     ("updates", "Updates", "", ""),
     ("env_steps_per_s", "Sampling", "steps/s", f"Env steps of all samplers, {_WHEN}"),

@@ -408,7 +408,7 @@ def show_table(folder: Path) -> None:
             "algorithm": st.column_config.TextColumn(width=100, help="Algorithm, mode, seed."),
             "started": st.column_config.TextColumn(width=84),
             "minutes": st.column_config.NumberColumn(
-                width=62, format="%.1f", help="Training time, all sessions [min]."
+                width=62, format="%.1f", help="Time of all sessions without pauses, with closing [min]."
             ),
             "env steps": st.column_config.NumberColumn(width=72, format="compact", help=meaning("env_steps")),
             "best": st.column_config.NumberColumn(width=58, format="%.4g", help=meaning("eval_return")),

@@ -19,6 +19,8 @@ CPU_FULL = 0.85
 _BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
 _HEAVY_CORES = 0.5  # load of other programs that is named with any bottleneck: it lowers the rates
 _WORTH_CORES = 0.25  # external load whose end would noticeably raise the rates
+_NOTHING_MOVES = 0.9
+"""Share of time that both sides wait where neither does anything."""
 GPU_IDLE = 0.50
 POWER_IDLE = 0.40
 """Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
@@ -81,6 +83,12 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck unknown: no times of the {missing} in the last seconds.", Side.UNKNOWN)
+    if min(learner_wait, sampler_wait) >= _NOTHING_MOVES:
+        return Bottleneck(
+            f"Nothing moves: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)} of their time, as "
+            "just after a restart; see the events.",
+            Side.UNKNOWN,
+        )
     if snapshot.updates and snapshot.updates_per_s == 0.0 and learner_wait < WAITS:
         return Bottleneck(
             "No update in the last seconds, although the learner does not wait for data: it is restarting, "
@@ -138,20 +146,20 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     if snapshot.lag == 0:
         more = "--mode hts does both at once" if snapshot.serial else "other learners use the cores in the meantime"
         return Bottleneck(f"Collecting and learning alternate: {waits}; {more}.", Side.BALANCED)
-    passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
-    if learner_wait >= max(WAITS, sampler_wait):
+    if abs(learner_wait - sampler_wait) < WAITS:
+        return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
+    if learner_wait > sampler_wait:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
         cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
-        remedy = f"{cores.removesuffix(',')}, more {passes}" if busy else "more samplers, more environments each"
+        remedy = cores.removesuffix(",") if busy else "more samplers, more environments each"
         return Bottleneck(
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
         )
-    if sampler_wait >= WAITS:
-        remedy = f"fewer {passes}, a smaller network or a GPU{_not_cores(snapshot)}"
-        if _used_elsewhere(snapshot) is not None:  # hardware would not help while other programs use the cores
-            remedy = f"{_less_load(snapshot)} fewer {passes} or a smaller network"
-        return Bottleneck(f"Learner is the limit: {waits}; {remedy} would help.", Side.LEARNER)
-    return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
+    passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
+    remedy = f"fewer {passes}, a smaller network or a GPU{_not_cores(snapshot)}"
+    if _used_elsewhere(snapshot) is not None:  # hardware would not help while other programs use the cores
+        remedy = f"{_less_load(snapshot)} fewer {passes} or a smaller network"
+    return Bottleneck(f"Learner is the limit: {waits}; {remedy} would help.", Side.LEARNER)
 
 
 def _on_device(snapshot: Snapshot) -> Bottleneck:

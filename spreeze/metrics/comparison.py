@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.config.algorithms import ALGORITHMS
+from spreeze.config.algorithms import ALGORITHMS, ON_POLICY
 from spreeze.config.layers import DEFAULT, USER, sources_of
+from spreeze.config.modes import data_flow_of
+from spreeze.config.schema import SHARED_SECTIONS
+from spreeze.config.section import unoffered
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.files import read_json
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
@@ -269,7 +272,7 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
 
 
 def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
-    """The settings in which runs differ, by name, without those of algorithms that none runs.
+    """The settings in which runs differ, by name, without those of algorithms that none runs or without effect.
 
     ``IGNORED`` settings count only if they are in ``also``.
     """
@@ -282,11 +285,11 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
             if name in also or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)
         }
     )
-    return [name for name in names if len({*_values(curves, name)}) > 1]
+    return [name for name in names if len({*_values(curves, name)} - {DASH}) > 1]
 
 
 def _values(curves: Sequence[Curve], name: str) -> list[str]:
-    """A setting in each run; a run of an older version, which lacks it, has the default of the others."""
+    """A setting in each run; one that lacks it, such as a run of an older version, has the default of the others."""
     defaults = (curve.settings.get(name) for curve in curves if curve.sources.get(name) == DEFAULT)
     default = next((value for value in defaults if value is not None), "not set")
     return [curve.settings.get(name, default) for curve in curves]
@@ -494,12 +497,28 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
         seed=seed if isinstance(seed, int) else None,
         end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t if evaluations else 0.0,
         evaluations=evaluations,
-        settings={
-            f"{part}.{name}": clean(value, 80) for part, found in config.items() for name, value in found.items()
-        },
+        settings=_settings(run, config),
         sources=sources_in(path),
         ended_at=finite_number(summary.get("target_return")) if by_target else None,
     )
+
+
+def _settings(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """``section.field`` -> its value; a dash where it has no effect with the run's mode and algorithm."""
+    data_flow = data_flow_of(run, on_policy=run.get("algo") in ON_POLICY)
+
+    def has_effect(part: str, name: str) -> bool:
+        section = SHARED_SECTIONS.get(part)
+        if section is None or data_flow is None or name not in section.__dataclass_fields__:
+            return True
+        condition = section.condition_of(name)
+        return condition is unoffered or condition(data_flow)
+
+    return {
+        f"{part}.{name}": clean(value, 80) if has_effect(part, name) else DASH
+        for part, found in config.items()
+        for name, value in found.items()
+    }
 
 
 _MAX_CONFIG = 1_000_000

@@ -13,6 +13,7 @@ from spreeze.metrics.comparison import (
     Rules,
     RunGroup,
     curve_of,
+    differing,
     final_metric,
     read_curve,
     report,
@@ -396,7 +397,9 @@ def test_a_run_directory_of_any_mode_is_read(runs_dir):
     found = read_curve(runs_dir / "s2")
     assert (found.name, found.group, found.seed, found.end_s) == ("s2", SERIAL, 2, 5.0)
     assert [record.return_mean for record in found.evaluations] == [2.0, 8.0]
-    assert found.settings == {"rollout.correction": "delayed"}
+    assert found.settings == {"rollout.correction": "-"}, "it has no effect in mode serial"
+    assert read_curve(runs_dir / "h1").settings == {"rollout.correction": "delayed"}
+    assert differing([read_curve(runs_dir / name) for name in ("h1", "s2")]) == []
 
 
 def test_the_verb_answers_with_one_document(runs_dir, capfd):
