@@ -254,7 +254,9 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
                 more = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, **band_of, **at}
                 chart.add_scatter(x=x.tolist(), y=y.tolist(), **more)
             known = np.isfinite(found.centre)
-            title = html.escape(f"{name} ({len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
+            drawn = int(found.runs.max(initial=0))
+            left_out = f"{drawn} of " if 0 < drawn < len(lines) else ""
+            title = html.escape(f"{name} ({left_out}{len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
             across, up = (values[known].tolist() for values in (found.x, found.centre))
             shape = "lines" if len(set(across)) > 1 else "markers"  # a single evaluation is no line
             more = {"mode": shape, "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}

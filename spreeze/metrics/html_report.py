@@ -399,11 +399,11 @@ class _Trace(NamedTuple):
 
 
 def _trace(name: str, lines: Sequence[Line], robust: bool) -> _Trace:
-    """One run as it is, several as their centre with its interval, as far as all of them reach."""
+    """One run as it is, several as their centre with its interval, as ``comparison.on_grid`` compares them."""
     if len(lines) == 1:
         return _Trace(name, *lines[0], None, None)
     found = comparison.band(*comparison.on_grid(lines, _POINTS), robust)
-    whole = found.runs == len(lines)
+    whole = found.runs > 0
     return _Trace(name, found.x[whole], found.centre[whole], found.low[whole], found.high[whole])
 
 

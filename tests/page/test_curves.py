@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard import compare, components, run_data
-from spreeze.metrics import comparison, tuning_record
+from spreeze.metrics import comparison, html_report, tuning_record
 from spreeze.metrics.evidence import iqm
 from spreeze.metrics.store import EvaluationRow
 
@@ -63,6 +63,17 @@ def test_a_run_with_one_evaluation_is_a_point_and_one_with_two_a_line():
     shown = compare.figure({"greedy return": {"one": [one], "two": [two]}}, "wall time [s]", robust=False).data
     assert [trace.mode for trace in shown] == ["markers", "lines"]
     assert set(shown[0].y) == {5.0}
+
+
+def test_a_legend_says_how_many_runs_of_a_group_are_drawn():
+    def run(*at):
+        return np.array(at), np.array(at)
+
+    groups = {"whole": [run(0.0, 4.0), run(0.0, 3.0)], "cut short": [run(0.0, 1.0), run(0.0, 4.0)]}
+    shown = compare.figure({"greedy return": groups}, "wall time [s]", robust=False).data
+    assert [trace.name for trace in shown] == ["whole (2 runs)", "cut short (1 of 2 runs)"]
+    drawn = html_report._trace("cut short", groups["cut short"], robust=False)
+    assert (drawn.x[-1], len(drawn.x) > 2) == (4.0, True), "the report draws the longer one too"
 
 
 def test_smoothing_averages_three_and_looks_back_only():
