@@ -114,8 +114,10 @@ _MIN = 30
 _GAIN = 0.02
 """Share of the gain so far by which the best mean has to rise in the last third."""
 _Z_95 = 1.96
-_MIN_OF_A_TREND = 6
-_MIN_OF_A_TREND_S = 30.0
+_MIN_TREND_POINTS = 6
+_MAX_TREND_POINTS = 200
+"""Points through which a trend is drawn; more of them are averaged in turn."""
+_MIN_TREND_S = 30.0
 """Training time that a trend covers at least: a slope over seconds says little about a minute."""
 
 
@@ -151,13 +153,29 @@ def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return slope, student_quantile(_Z_95, degrees) * math.sqrt(float((residual**2).sum()) / degrees / square)
 
 
+def robust_slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Theil-Sen slope and its 95 % interval (Sen 1968), which a few odd values hardly move; ``x`` ascends."""
+    if len(x) > _MAX_TREND_POINTS:  # there are as many slopes as pairs
+        blocks = np.linspace(0, len(x), _MAX_TREND_POINTS, endpoint=False).astype(int)
+        counts = np.diff(np.append(blocks, len(x)))
+        x, y = (np.add.reduceat(values, blocks) / counts for values in (x, y))
+    first, second = np.triu_indices(len(x), 1)
+    apart = x[second] > x[first]
+    slopes = np.sort((y[second] - y[first])[apart] / (x[second] - x[first])[apart])
+    count = len(x)
+    margin = _Z_95 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18.0)
+    low, high = round((len(slopes) - margin) / 2.0) - 1, round((len(slopes) + margin) / 2.0)
+    return float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)])
+
+
 class Trend(NamedTuple):
     """A line through the latest returns."""
 
     per_s: float
     """Its slope [return/s]."""
-    half: float
-    """Half of the slope's 95 % interval."""
+    low: float
+    high: float
+    """The slope's 95 % interval [return/s]."""
     span_s: float
     level: float
     """The return at which the line ends."""
@@ -167,7 +185,7 @@ class Trend(NamedTuple):
 
         A target up to the ``best`` return so far has been reached, and is left out.
         """
-        low, high = self.per_s - self.half, self.per_s + self.half
+        low, high = self.low, self.high
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
         text += ", which may be no change" if low <= 0.0 <= high else ""
@@ -184,17 +202,16 @@ class Trend(NamedTuple):
 
 def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:
     """The trend in the last third of the time, or the last 30 s; None where that has fewer than six evaluations."""
-    if not curve or curve[-1].t - curve[0].t < _MIN_OF_A_TREND_S:
+    if not curve or curve[-1].t - curve[0].t < _MIN_TREND_S:
         return None
-    since = curve[-1].t - max((curve[-1].t - curve[0].t) / 3.0, _MIN_OF_A_TREND_S)
+    since = curve[-1].t - max((curve[-1].t - curve[0].t) / 3.0, _MIN_TREND_S)
     latest = [record for record in curve if record.t >= since]
     times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
-    if len(latest) < _MIN_OF_A_TREND or times[0] == times[-1]:
+    if len(latest) < _MIN_TREND_POINTS or times[0] == times[-1]:
         return None
-    slope, half = (
-        round(float(value), 12) + 0.0 for value in slope_of(times, returns)
-    )  # else equal returns have a slope
-    return Trend(slope, half, float(times[-1] - times[0]), float(returns.mean() + slope * (times[-1] - times.mean())))
+    slope, low, high = (round(value, 12) + 0.0 for value in robust_slope(times, returns))  # equal returns: not 1e-17
+    level = float(np.median(returns - slope * (times - times[-1])))
+    return Trend(slope, low, high, float(times[-1] - times[0]), level)
 
 
 @dataclass

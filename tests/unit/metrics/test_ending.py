@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.progress import Ending, Trend, ending_of, has_stopped_rising, slope_of, trend_of
+from spreeze.metrics.progress import Ending, Trend, ending_of, has_stopped_rising, robust_slope, slope_of, trend_of
 from spreeze.metrics.published import Published
 from spreeze.metrics.store import EvaluationRow
 
@@ -54,21 +54,32 @@ def test_the_slope_s_interval_is_that_of_least_squares():
     assert half == pytest.approx(4.303 * (0.9 / 5.0) ** 0.5, rel=0.02), "Student's t of two degrees of freedom"
 
 
+def test_a_trend_s_slope_is_the_median_of_those_of_all_pairs_and_one_odd_value_does_not_move_it():
+    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 2.0, 1.0, 3.0])
+    # Slopes -1, 0.5, 0.5, 1, 2, 2; the margin of Sen's interval is 1.96 sqrt(4 * 3 * 13 / 18) = 5.8 of 6 ranks.
+    assert robust_slope(x, y) == (0.75, -1.0, 2.0)
+    flat = np.append(-500.0, np.full(19, 100.0))
+    assert robust_slope(np.arange(20.0), flat) == (0.0, 0.0, 0.0)
+    many = np.arange(1000.0)
+    assert robust_slope(many, 3.0 * many) == pytest.approx((3.0, 3.0, 3.0)), "more points are averaged"
+
+
 def test_the_trend_of_the_last_third_says_when_a_target_is_reached():
     assert trend_of([]) is None
     assert trend_of(curve(lambda t: t, until_s=80.0)[::8]) is None, "six evaluations are the fewest"
     assert trend_of(curve(lambda t: t, until_s=30.0)) is None, "it covers 28 s"
     assert trend_of(curve(lambda t: t, until_s=40.0)).span_s == 30.0, "more than a third of the time"
     rising = trend_of(curve(lambda t: 2.0 * t, until_s=300.0, noise=1.0))
-    assert abs(rising.per_s - 2.0) < rising.half < 0.05
+    assert 1.95 < rising.low < 2.0 < rising.high < 2.05
+    assert rising.low < rising.per_s < rising.high
     assert rising.level == pytest.approx(600.0, abs=2.0)
     assert rising.span_s == pytest.approx(100.0, abs=4.0)
     told = rising.sentence(720.0)
     assert told.startswith("Over the last 1:38: +120 a minute [+")
     assert told.endswith("720 in 1:00 to 1:01 at this slope")
     assert "reach" not in rising.sentence(500.0), "it is above that"
-    assert Trend(0.1, 0.2, 60.0, 0.0).sentence(6.0).endswith("6 in 1:00 at this slope, in 0:20 at the earliest")
-    assert Trend(-0.1, 0.2, 60.0, 0.0).sentence(6.0).endswith("6 is not reached at this slope")
+    assert Trend(0.1, -0.1, 0.3, 60.0, 0.0).sentence(6.0).endswith("6 in 1:00 at this slope, in 0:20 at the earliest")
+    assert Trend(-0.1, -0.3, 0.1, 60.0, 0.0).sentence(6.0).endswith("6 is not reached at this slope")
     still = trend_of(curve(lambda t: 500.0 / 3.0, until_s=300.0, noise=0.0))
     assert still.sentence() == "Over the last 1:38: 0 a minute [0 .. 0], which may be no change"
     assert "is not reached" in still.sentence(1000.0)
