@@ -227,7 +227,7 @@ def test_dqn_s_target_is_the_best_allowed_value_by_hand(double):
     constant(dqn.critics.target, [9.0, 2.0, 4.0])
     dqn.update(batch_of([[0, 1, 0], [0, 1, 1], [1, 1, 1]], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0]))
     # 1 + 0.5 * 2 with action 1 alone, 1 + 0.5 * 4 without action 0, 1 at the end of the task.
-    assert dqn.critics.goal.tolist() == [2.0, 3.0, 1.0]
+    assert dqn.critics.td_target.tolist() == [2.0, 3.0, 1.0]
 
 
 def soft(masks, terminated):
@@ -246,7 +246,7 @@ def test_soft_targets_entropy_and_temperature_count_the_allowed_actions_by_hand(
     sac = soft([[1, 1, 0], [0, 1, 0], [1, 0, 0]], [0.0, 0.0, 1.0])
     # pi = (1/4, 3/4) of the first two; E min Q' = (4 + 3 * 2) / 4 = 2.5; entropy h; then one action without entropy.
     h = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
-    np.testing.assert_allclose(sac.critics.goal, [1 + 0.5 * (2.5 + 0.5 * h), 1 + 0.5 * 2.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(sac.critics.td_target, [1 + 0.5 * (2.5 + 0.5 * h), 1 + 0.5 * 2.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(sac._buffers.negative_entropy, [-h, 0.0, 0.0], atol=1e-7)
     np.testing.assert_allclose(sac.critics.action_value, [(1 + 3 * 2) / 4, 2.0, 1.0], rtol=1e-6)
     # The greatest entropies are log 2, 0 and 0: half of their mean is asked for.

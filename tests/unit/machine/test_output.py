@@ -38,6 +38,10 @@ def writer_to(stream):
         writer.end()
 
 
+def _unread_bytes(reader):
+    return int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def read_until(reader, end):
     text = b""
     while not text.endswith(end):
@@ -48,7 +52,10 @@ def read_until(reader, end):
 def test_lines_that_nobody_reads_are_dropped_and_counted_once_somebody_does():
     with small_pipe() as (reader, stream), writer_to(stream) as writer:
         line = "x" * 1023 + "\n"
-        for _ in range(1000):
+        for _ in range(10):
+            writer.write(line)
+        poll(lambda: _unread_bytes(reader) == PIPE_BYTES, what="a full pipe: nothing more is taken from the queue")
+        for _ in range(990):
             writer.write(line)  # far more than waits: this would block
         assert writer.behind
         assert not writer.drain(within_s=0.0)
