@@ -44,7 +44,7 @@ _ROUNDS_S = (60.0, 120.0, 240.0)
 _MAX_S, _MIN_S = 300.0, 20.0
 """Most time that all candidates but the best may take, and least time of each."""
 _MIN_STEPS = 1_000
-"""Env steps of one core in the first round below which no candidate has learned anything."""
+"""Env steps in the first round below which no candidate has learned anything."""
 _CLEARLY = 2.0
 """A candidate is clearly worse if intervals of this many standard errors around the two levels do not overlap."""
 _CLOSING_S, _POLL_S = 60.0, 0.2
@@ -102,10 +102,10 @@ def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
     return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
 
 
-def too_slow(settings: Settings, names: Sequence[str], step_us: float | None) -> str | None:
+def too_slow(settings: Settings, names: Sequence[str], step_us: float | None, cores: float) -> str | None:
     """Why the first round shows nothing of an environment whose steps take so long; None if it may show something."""
-    first_s = rounds_of(settings, len(names))[0]
-    if step_us is None or first_s * 1e6 / step_us >= _MIN_STEPS:
+    first_s, samplers = rounds_of(settings, len(names))[0], max(1.0, cores - 1.0)
+    if step_us is None or samplers * first_s * 1e6 / step_us >= _MIN_STEPS:
         return None
     return (
         f"{', '.join(names)} are not compared: with {step_us / 1e3:.0f} ms an env step, {first_s:.0f} s each would "

@@ -189,7 +189,7 @@ def _compare(
     if not names:
         return base
     note = functools.partial(say, as_json=args.json)
-    if (reason := too_slow(settings, names, probe.step_us_median)) is not None:
+    if (reason := too_slow(settings, names, probe.step_us_median, machine.cores.usable)) is not None:
         note(f"{probe.spec.env_id}: {reason}")
         return base
     choice = AlgorithmChoice(command, args, settings, probe, machine, note)

@@ -288,7 +288,7 @@ def _for_slow_env(settings: Settings, step_us: float | None) -> Values:
     affordable = math.inf if step_us is None else 1e6 * _FIRST_UPDATE_S / step_us
     smaller = [size for size in sizes if size < usual]
     is_default = settings.source_of(f"{section}.{name}") in (DEFAULT, default_of(settings))
-    if usual <= affordable or not smaller or not is_default:
+    if usual <= affordable or not smaller or not is_default or settings.config.data_flow.on_device:
         return {}
     return {section: {name: next((size for size in smaller if size <= affordable), smaller[-1])}}
 

@@ -76,9 +76,10 @@ def test_all_but_the_best_may_take_a_tenth_of_the_run_at_most_five_minutes(words
 
 def test_an_environment_so_slow_that_a_round_would_show_nothing_is_not_compared():
     settings = command()[1]
-    assert too_slow(settings, ["dqn", "ppo"], None) is None
-    assert too_slow(settings, ["dqn", "ppo"], 59_000.0) is None
-    assert too_slow(settings, ["dqn", "ppo"], 700_000.0) == (
+    assert too_slow(settings, ["dqn", "ppo"], None, 2.0) is None
+    assert too_slow(settings, ["dqn", "ppo"], 59_000.0, 2.0) is None
+    assert too_slow(settings, ["dqn", "ppo"], 700_000.0, 17.0) is None, "16 samplers"
+    assert too_slow(settings, ["dqn", "ppo"], 700_000.0, 2.0) == (
         "dqn, ppo are not compared: with 700 ms an env step, 60 s each would show nothing; dqn is the default, "
         "--algo NAME chooses another"
     )
