@@ -224,13 +224,12 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
         env_notes.append(
             "rewards depend only on goals, so hindsight replay (HER) is on; turn it off with --set replay.her=off"
         )
-    first, count = (
-        ("replay.learning_starts", settings.config.replay.learning_starts)
-        if replays
-        else ("rollout.size", settings.config.rollout.size)
-    )
-    if settings.source_of(first) == SLOW_ENV:
-        env_notes.append(f"its steps are slow, so the first update comes after {count} of them ({first}, by --set)")
+    for name, count in (
+        ("replay.learning_starts", settings.config.replay.learning_starts),
+        ("rollout.size", settings.config.rollout.size),
+    ):
+        if settings.source_of(name) == SLOW_ENV:
+            env_notes.append(f"its steps are slow, so the first update comes after {count} of them (--set {name}=N)")
     if replays and probe.spec.frames is not None:
         rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
         env_notes.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")
