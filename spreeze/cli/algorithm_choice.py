@@ -95,11 +95,16 @@ def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) 
 def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
     """Training times of each candidate at which candidates are compared; empty where the run is too short."""
     stop, share = settings.config.stop, settings.config.tuning.algorithm_share
-    whole_s = stop.seconds or (stop.budget_s if stop.by_itself else math.inf)
+    whole_s = stop.limit_s or math.inf
     most_s = min(share * whole_s, _MAX_S) / (candidates - 1) if share else 0.0
     if most_s < _MIN_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
         return ()
     return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
+
+
+def step_us_of(settings: Settings, probe: Probe) -> float | None:
+    """Time of an env step [us], as set or else as measured; None if unknown."""
+    return settings.config.tuning.step_us or probe.step_us_median
 
 
 def too_slow(settings: Settings, names: Sequence[str], step_us: float | None, cores: float) -> str | None:
@@ -141,7 +146,7 @@ class AlgorithmChoice:
         say: Callable[[str], None],
     ) -> None:
         self._command, self._args, self._settings, self._say = list(command), args, settings, say
-        run, spec, self._step_us = settings.config.run, probe.spec, probe.step_us_median
+        run, spec, self._step_us = settings.config.run, probe.spec, step_us_of(settings, probe)
         self._folder, self._stem = (
             Path(run.runs_dir),
             run.name or new_name(spec.env_id, "", run.seed).replace("__", "_"),
@@ -254,8 +259,7 @@ class AlgorithmChoice:
         """
         command = [argument for argument in self._command if argument not in ("--auto", "--json")]
         saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []
-        known = self._settings.config.tuning.step_us is not None or self._step_us is None
-        timed = [] if known else ["--set", f"tuning.step_us={self._step_us:g}"]
+        timed = [] if self._step_us is None else ["--set", f"tuning.step_us={self._step_us:g}"]
         return [*command, *saved, *timed, "--algo", algo]
 
     def _run_training(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:

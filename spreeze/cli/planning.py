@@ -21,7 +21,7 @@ from spreeze.config.layers import (
     iterate,
 )
 from spreeze.config.profiles import applicable, chosen_profile, reached_with
-from spreeze.config.schema import FLAG_OF, MAX_DEFAULT_SAMPLERS, Config, marked
+from spreeze.config.schema import FLAG_OF, MAX_DEFAULT_SAMPLERS, Config, StopConfig, marked
 from spreeze.envs.make import default_env_id, parse_args, refuse_foreign
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError
@@ -96,7 +96,7 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
 def _without_met_condition(values: Values, resumed: Path, asked: Values) -> list[str]:
     """Takes the stop condition that ended the run out of its settings; a note on those that still hold."""
     stop = values["stop"]
-    flags = {name: FLAG_OF[f"stop.{name}"] for name in ("seconds", "env_steps", "updates", "target_return")}
+    flags = {name: FLAG_OF[f"stop.{name}"] for name in StopConfig.CONDITIONS}
     if (reason := read_run(resumed).get("exit_reason")) in flags:
         del stop[reason]
     kept = [name for name in flags if stop.get(name) is not None and name not in asked.get("stop", {})]

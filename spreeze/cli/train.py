@@ -22,7 +22,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.algorithm_choice import AlgorithmChoice, ComparedAlgorithm, candidates_for, continued, too_slow
+from spreeze.cli.algorithm_choice import (
+    AlgorithmChoice,
+    ComparedAlgorithm,
+    candidates_for,
+    continued,
+    step_us_of,
+    too_slow,
+)
 from spreeze.cli.arguments import build_parser, guarded
 from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
@@ -189,7 +196,7 @@ def _compare(
     if not names:
         return base
     note = functools.partial(say, as_json=args.json)
-    if (reason := too_slow(settings, names, probe.step_us_median, machine.cores.usable)) is not None:
+    if (reason := too_slow(settings, names, step_us_of(settings, probe), machine.cores.usable)) is not None:
         note(f"{probe.spec.env_id}: {reason}")
         return base
     choice = AlgorithmChoice(command, args, settings, probe, machine, note)

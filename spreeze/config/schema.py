@@ -11,7 +11,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from spreeze.config.algorithm_settings import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig, ReplayConfig
 from spreeze.config.algorithm_settings import uses_replay as _replay
@@ -517,6 +517,8 @@ class StopConfig(Section):
     """When training ends. Without a condition: at the published return, at a plateau, or after ``budget_s``."""
 
     read, personal = unoffered, True
+    CONDITIONS: ClassVar = ("seconds", "env_steps", "updates", "target_return")
+    """The settings of which any one may end the run."""
 
     seconds: float | None = setting(
         None, "stop after this training time; 0: train until Ctrl-C", unit="s", low=0.0, flag="--seconds"
@@ -550,7 +552,7 @@ class StopConfig(Section):
     @property
     def by_itself(self) -> bool:
         """True if no condition was set, so that the run itself decides when it ends."""
-        return self.seconds is self.env_steps is self.updates is self.target_return is None
+        return all(getattr(self, name) is None for name in self.CONDITIONS)
 
     @property
     def limit_s(self) -> float | None:

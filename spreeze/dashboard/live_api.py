@@ -275,7 +275,7 @@ def live_response(
             ended=run.get("exit_reason"),
             error=read_summary(path).get("error"),
             won=better_run(path),
-            restarting=alert[-1].partition(" ")[0] if alert is not None and _RESTARTING in alert[-1] else None,
+            restarting=alert[-1].partition(" ")[0] if alert is not None and _RESTARTING in alert[-1] else "",
         ),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
@@ -496,7 +496,7 @@ def _note(
     ended: str | None = None,
     error: object = None,
     won: str | None = None,
-    restarting: str | None = None,
+    restarting: str = "",
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
@@ -513,9 +513,9 @@ def _note(
         return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
-    if restarting is not None and restarting.startswith("learner"):
+    if restarting.startswith("learner"):
         return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
-    if restarting is not None and restarting.startswith("sampler"):
+    if restarting.startswith("sampler"):
         return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
     found = bottleneck(shown)
     text = found.sentence

@@ -17,7 +17,7 @@ from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_
 from spreeze.config.layers import Layer, toml_value
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
-from spreeze.config.schema import RunConfig, active_settings
+from spreeze.config.schema import RunConfig, StopConfig, active_settings
 from spreeze.dashboard import components, control
 from spreeze.envs.families import imports_only, refusal_on_device
 from spreeze.envs.make import default_env_id
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
 
 
-_STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
+_STOPS = tuple(f"stop.{name}" for name in StopConfig.CONDITIONS)
 _MACHINE = ("tuning.objective", "tuning.leave_free")
 _TUNER_HELP = (
     "Benchmarks this machine for up to a minute and chooses batch size, threads and processes; the "

@@ -83,7 +83,7 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck unknown: no times of the {missing} in the last seconds.", Side.UNKNOWN)
-    if min(learner_wait, sampler_wait) >= _NOTHING_MOVES:
+    if min(learner_wait, sampler_wait) >= _NOTHING_MOVES and not (snapshot.updates_per_s or snapshot.env_steps_per_s):
         return Bottleneck(
             f"Nothing moves: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)} of their time, as "
             "just after a restart; see the events.",

@@ -403,8 +403,8 @@ def _trace(name: str, lines: Sequence[Line], robust: bool) -> _Trace:
     if len(lines) == 1:
         return _Trace(name, *lines[0], None, None)
     found = comparison.band(*comparison.on_grid(lines, _POINTS), robust)
-    whole = found.runs > 0
-    return _Trace(name, found.x[whole], found.centre[whole], found.low[whole], found.high[whole])
+    known = found.runs > 0
+    return _Trace(name, found.x[known], found.centre[known], found.low[known], found.high[known])
 
 
 def _charts(title: str, charts: Sequence[str]) -> str:

@@ -610,10 +610,8 @@ def _progress(
     """Share of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
-    if stop.by_itself:
-        candidates.append((elapsed_s / stop.budget_s, max(stop.budget_s - elapsed_s, 0.0)))
-    if stop.seconds:
-        candidates.append((elapsed_s / stop.seconds, max(stop.seconds - elapsed_s, 0.0)))
+    if stop.limit_s is not None:
+        candidates.append((elapsed_s / stop.limit_s, max(stop.limit_s - elapsed_s, 0.0)))
     for limit, done, rate in (
         (stop.env_steps, metrics.get("env_steps"), metrics.get("env_steps_per_s")),
         (stop.updates and stop.updates * plan.learners, metrics.get("updates"), metrics.get("updates_per_s")),
