@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from spreeze.inference.lazy_torch import Tensor, torch
 
 if TYPE_CHECKING:
     from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
-    from spreeze.types import TransitionBatch
 
 LazySnapshot = tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]
 """Arrays, which another thread may fetch later, and metadata."""
@@ -152,39 +151,3 @@ class Algorithm(ABC):
 
 def finite(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
-
-
-class FlatNetworks(Protocol):
-    """Networks whose parameters are all in one vector."""
-
-    flat: Tensor
-
-    def initialise(self, generator: torch.Generator) -> None:
-        """Initialises the parameters."""
-
-
-class Encoder(Protocol):
-    """Networks before actor and critics, trained only by the critics' loss."""
-
-    size: int  # F: features, the inputs of actor and critics
-    meta: dict[str, Any]
-    adam: FlatAdam
-
-    @property
-    def online(self) -> FlatNetworks: ...
-
-    def encode(self, batch: Any, noise: torch.Generator) -> TransitionBatch:
-        """The batch with features instead of observations; stores the data for ``step``."""
-        ...
-
-    def step(self, grad_obs: Tensor) -> None: ...
-
-    def update_target(self, tau: float) -> None: ...
-
-    def row_errors(self, errors: Tensor) -> Tensor:
-        """Errors of rows of replay, from those of the transitions."""
-        ...
-
-    def arrays(self) -> dict[str, np.ndarray]: ...
-
-    def tensors(self) -> dict[str, Tensor]: ...

@@ -7,7 +7,7 @@ for other networks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from spreeze.algorithms.fused_mlp import (
     policy_arrays,
     uniform_,
 )
-from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.optimizers import Encoder
 from spreeze.config.algorithm_settings import ActorCriticConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import TrunkInputs
@@ -81,6 +81,16 @@ class Trunks:
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
         """``tensors`` as leaves of autograd that share this memory."""
         return [(weight.detach().requires_grad_(), bias.detach().requires_grad_()) for weight, bias in self.tensors()]
+
+    def set_gradient(
+        self, outputs: Iterable[Tensor], leaves: list[tuple[Tensor, Tensor]], grads: Iterable[Tensor]
+    ) -> None:
+        """Fills these parameters with the gradient of ``leaves``, summed over outputs with the gradients ``grads``."""
+        tensors = list(chain(*self.tensors()))
+        self.flat.zero_()
+        for output, grad in zip(outputs, grads, strict=True):
+            for tensor, gradient in zip(tensors, torch.autograd.grad(output, list(chain(*leaves)), grad), strict=True):
+                tensor.add_(gradient)
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of all layers."""
@@ -203,14 +213,9 @@ class ConvActorCritic:
         return out[: self._outputs], out[self._outputs]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
-        leaves = [tensor for pair in self._leaves for tensor in pair]
-        own = [tensor for pair in self._gradients.tensors() for tensor in pair]
-        grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
         outs, self._outs = self._outs, ()
-        self._gradients.flat.zero_()
-        for out, part in zip(outs, self._chunks(grad), strict=True):
-            for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
-                tensor.add_(found)
+        grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
+        self._gradients.set_gradient(outs, self._leaves, self._chunks(grad))
 
     def numbers(self, obs: Tensor) -> Tensor:
         """The newest numbers [M, V] of observations."""
@@ -251,8 +256,8 @@ def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
     return found.view(images.shape)
 
 
-class ImageEncoder:
-    """Trunks with their optimizer; converts batches of images to batches of features, for actor-critic algorithms.
+class ImageEncoder(Encoder):
+    """Trunks for actor-critic algorithms; converts batches of images to batches of features.
 
     DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, trained only by the critics' loss, and random shifts.
     Actor and critics read features, through which no gradient of the actor flows back; there is no target encoder.
@@ -265,12 +270,12 @@ class ImageEncoder:
     def __init__(self, frames: FrameSpec, config: ActorCriticConfig, seed: int, device: torch.device) -> None:
         inputs, cnn = TrunkInputs.of(frames), config.cnn
         self.size, self.meta = inputs.features(cnn), inputs.meta(cnn)
-        """Inputs of actor and critics; JSON values for samplers."""
-        self.online, self._gradient = (
-            Trunks(torch.zeros(Trunks.count(inputs, cnn), device=device), inputs, cnn) for _ in range(2)
+        super().__init__(
+            lambda: Trunks(torch.zeros(Trunks.count(inputs, cnn), device=device), inputs, cnn),
+            config.critic_lr,
+            torch.Generator().manual_seed(seed + 2),
+            target=False,
         )
-        self.online.initialise(torch.Generator().manual_seed(seed + 2))
-        self.adam = FlatAdam(self.online.flat, self._gradient.flat, config.critic_lr)
         self._leaves = self.online.leaves()
         self._max_shift = config.random_shift
         self._recorded: list[Tensor] = []
@@ -290,27 +295,13 @@ class ImageEncoder:
         return batch._replace(obs=obs, next_obs=next_obs, obs_action=torch.cat((obs, batch.action), 1))
 
     def step(self, grad_obs: Tensor) -> None:
-        """One gradient step, given the derivative [B, F + V] of the critics' loss with respect to the features."""
-        leaves = [tensor for pair in self._leaves for tensor in pair]
-        own = [tensor for pair in self._gradient.tensors() for tensor in pair]
-        self._gradient.flat.zero_()
         recorded, self._recorded = self._recorded, []
-        for out, part in zip(recorded, torch.split(grad_obs, self._chunk_rows or len(grad_obs)), strict=True):
-            for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
-                tensor.add_(found)
+        self.gradient.set_gradient(recorded, self._leaves, torch.split(grad_obs, self._chunk_rows or len(grad_obs)))
         self.adam.step()
 
     def update_target(self, tau: float) -> None:
         """Does nothing: there is no target."""
 
-    def row_errors(self, errors: Tensor) -> Tensor:
-        """The errors of the transitions [B], unchanged."""
-        return errors
-
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the trunks, as ``inference.convolution.Trunk`` reads them."""
         return host_copies(self.online.trunk())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
-        return {"online": self.online.flat} | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}

@@ -25,8 +25,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Algorithm, Encoder, FlatNetworks, LazySnapshot, finite
-from spreeze.algorithms.conv_networks import ConvParameters
+from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
+from spreeze.algorithms.conv_networks import ConvParameters, ImageEncoder
 from spreeze.algorithms.fused_mlp import (
     RELU,
     HiddenLayers,
@@ -40,13 +40,15 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
-from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.optimizers import Encoder, F, FlatAdam, TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams, TwoThreads
+from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
-from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig
+from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig, RecurrentReplayConfig
+from spreeze.config.algorithms import NetworkRow
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import TransitionBatch
+from spreeze.types import FrameSpec, TransitionBatch
 
 
 class ActorOutputs(NamedTuple):
@@ -320,36 +322,54 @@ class OffPolicyAlgorithm(Algorithm):
         }
 
 
-F = TypeVar("F", bound=FlatNetworks)
-N = TypeVar("N", bound=Parameters | ConvParameters)
-T = TypeVar("T")
+class ActorCritic(OffPolicyAlgorithm):
+    """Base class of algorithms with an actor: a perceptron, after an encoder of images or sequences."""
 
-
-class TrainedNetworks(Generic[F]):
-    """The networks of one side: online, gradient, optional target copy, and Adam."""
+    actor: TrainedNetworks[Parameters]
+    _config: ActorCriticConfig
 
     def __init__(
         self,
-        make: Callable[[], F],
-        lr: float,
-        generator: torch.Generator,
+        obs_dim: int,
+        outputs: int,
+        config: ActorCriticConfig,
+        seed: int,
+        device: str,
+        meta: dict[str, Any],
         *,
-        target: bool = True,
-        max_norm: float | None = None,
+        target_actor: bool,
+        overlap: bool = False,
+        network: NetworkRow | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
-        self.online, self.gradient = make(), make()
-        self.online.initialise(generator)
-        self.target = make() if target else self.online
-        self.target.flat.copy_(self.online.flat)
-        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr, max_norm=max_norm)
+        """``outputs`` and ``meta`` are those of the actor's head."""
+        devices = DeviceSplit.parse(device)
+        encoder: Encoder | None = None
+        if frames is not None:
+            encoder = ImageEncoder(frames, config, seed, devices.critics)
+        elif isinstance(config, RecurrentReplayConfig) and config.sequence is not None:
+            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, devices.critics, lr=config.critic_lr)
+        inputs = obs_dim if encoder is None else encoder.size
+        # Networks are initialised in this order from one generator, so that a seed always gives the same weights.
+        init, sizes = torch.Generator().manual_seed(seed), (inputs, *config.actor_sizes, outputs)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
+        actor = TrainedNetworks(
+            lambda: new_parameters(sizes, 1, devices.actor, layers=layers), config.actor_lr, init, target=target_actor
+        )
+        critic_layers = HiddenLayers(config.activation, config.critic_layer_norm, network)
+        critics = self._new_critics(config, inputs, init, devices.critics, critic_layers)
+        noise = torch.Generator(devices.actor).manual_seed(seed + 1)
+        meta = {"obs_dim": obs_dim, "hidden_sizes": list(config.actor_sizes), **layers.meta, **meta}
+        super().__init__(actor, critics, noise, meta, devices, overlap=overlap, encoder=encoder)
+        self._config = config
 
-    def update_target(self, tau: float) -> None:
-        losses.polyak_(self.target.flat, self.online.flat, tau)
+    @abstractmethod
+    def _new_critics(self, config: Any, inputs: int, *arguments: Any) -> CriticNetworks[Any]:
+        """Critics over ``inputs`` features; ``arguments`` are generator, device and hidden layers."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
-        own = {"online": self.online.flat} | ({} if self.target is self.online else {"target": self.target.flat})
-        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+
+N = TypeVar("N", bound=Parameters | ConvParameters)
+T = TypeVar("T")
 
 
 class CriticNetworks(TrainedNetworks[F]):
@@ -725,8 +745,8 @@ class DiscreteCritics(ActionValues[Parameters]):
         lr: float,
         generator: torch.Generator,
         device: torch.device,
-        *,
         layers: HiddenLayers = RELU,
+        *,
         dueling: bool = False,
         **options: Any,
     ) -> None:

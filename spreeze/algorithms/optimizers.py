@@ -1,4 +1,4 @@
-"""Adam and RMSProp on one flat vector, with a guard against non-finite updates.
+"""Adam and RMSProp on one flat vector, with a guard against non-finite updates, and networks with their Adam.
 
 Losses are not scaled: float16 would need it for small gradients, but float32, TF32 and bfloat16 all have an exponent of
 eight bits.
@@ -7,10 +7,15 @@ eight bits.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from spreeze.algorithms import losses
 from spreeze.inference.lazy_torch import Tensor, torch
+from spreeze.types import TransitionBatch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 _BLOCKS, _MIN_OF_A_BLOCK = 36, 2048
@@ -213,3 +218,65 @@ class FlatRMSProp(_Guarded):
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         return {"v": self._v, "refused": self._rejected}
+
+
+class FlatNetworks(Protocol):
+    """Networks whose parameters are all in one vector."""
+
+    flat: Tensor
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Initialises the parameters."""
+
+
+F = TypeVar("F", bound=FlatNetworks)
+
+
+class TrainedNetworks(Generic[F]):
+    """The networks of one side: online, gradient, optional target copy, and Adam."""
+
+    def __init__(
+        self,
+        make: Callable[[], F],
+        lr: float,
+        generator: torch.Generator,
+        *,
+        target: bool = True,
+        max_norm: float | None = None,
+    ) -> None:
+        self.online, self.gradient = make(), make()
+        self.online.initialise(generator)
+        self.target = make() if target else self.online
+        self.target.flat.copy_(self.online.flat)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr, max_norm=max_norm)
+
+    def update_target(self, tau: float) -> None:
+        losses.polyak_(self.target.flat, self.online.flat, tau)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat} | ({} if self.target is self.online else {"target": self.target.flat})
+        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+
+
+class Encoder(TrainedNetworks[Any]):
+    """Networks before actor and critics, trained only by the critics' loss."""
+
+    size: int  # F: features, the inputs of actor and critics
+    meta: dict[str, Any]  # JSON values for samplers
+
+    @abstractmethod
+    def encode(self, batch: Any, noise: torch.Generator) -> TransitionBatch:
+        """The batch with features instead of observations; stores the data for ``step``."""
+
+    @abstractmethod
+    def step(self, grad_obs: Tensor) -> None:
+        """One gradient step, given the derivative [B, F] of the critics' loss with respect to the features."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the weights, as samplers read them."""
+
+    def row_errors(self, errors: Tensor) -> Tensor:
+        """Errors of rows of replay, from those of the transitions."""
+        return errors

@@ -42,7 +42,7 @@ from spreeze.algorithms.fused_mlp import (
     parameters_over,
     policy_arrays,
 )
-from spreeze.algorithms.off_policy import TrainedNetworks
+from spreeze.algorithms.optimizers import Encoder
 from spreeze.config.algorithm_settings import RecurrentReplayConfig
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.recurrence import CELLS
@@ -428,8 +428,8 @@ def n_step_sums(
     return total, count, ended
 
 
-class RecurrentEncoder:
-    """A cell with its target and optimizer; converts batches of sequences to batches of its outputs."""
+class RecurrentEncoder(Encoder):
+    """A cell with its target; converts batches of sequences to batches of its outputs."""
 
     def __init__(
         self,
@@ -444,15 +444,13 @@ class RecurrentEncoder:
     ) -> None:
         kind, size = config.recurrent, config.recurrent_size
         self.size, self.meta = size, {"recurrent": kind, "recurrent_size": size}
-        """Inputs of actor and critics; JSON values for samplers."""
 
         def make_cell() -> RecurrentCell:
             return RecurrentCell(
                 obs_dim, kind, size, torch.zeros(RecurrentCell.count(obs_dim, kind, size), device=device)
             )
 
-        self._cell = TrainedNetworks(make_cell, lr, torch.Generator().manual_seed(seed + 2), max_norm=max_norm)
-        self.online, self.adam = self._cell.online, self._cell.adam
+        super().__init__(make_cell, lr, torch.Generator().manual_seed(seed + 2), max_norm=max_norm)
         self._burn_in, self._n_step = config.burn_in, n_step
         self._recorded: Gradients | None = None
         self._valid = torch.zeros(0)
@@ -461,15 +459,15 @@ class RecurrentEncoder:
         """The B T slots after the burn-in as transitions; stores the data for the gradient in ``step``."""
         first, count = self._burn_in, len(batch.obs)
         begins = batch.begins.cpu().numpy() > 0.0
-        target, (state, target_state) = self._cell.target, (batch.state, batch.state)
+        state = target_state = batch.state
         with torch.no_grad():
             if first:
                 x, packing = batch.obs[:, :first].flatten(0, 1), Packing(begins[:, :first])
                 _, state = self.online.run(x, packing, batch.state)
-                _, target_state = target.run(x, packing, batch.state)
+                _, target_state = self.target.run(x, packing, batch.state)
             x = batch.obs[:, first:].flatten(0, 1)
             packing = Packing(np.concatenate((begins[:, first:], np.zeros((count, 1), bool)), 1))
-            of_target, _ = target.run(x, packing, target_state)
+            of_target, _ = self.target.run(x, packing, target_state)
         features, self._recorded = self.online.record(x, packing, state)
         valid, action = batch.valid[:, first:], batch.action[:, first:].flatten(0, 1)
         total, steps, ended = n_step_sums(
@@ -499,13 +497,10 @@ class RecurrentEncoder:
         assert self._recorded is not None
         grad = grad_obs.new_zeros(len(self._valid), self._valid.shape[1] + 1, self.size)
         grad[:, :-1] = grad_obs.view(*self._valid.shape, self.size)
-        found, self._recorded = self._recorded(grad.flatten(0, 1)), None
-        for own, gradient in zip(self._cell.gradient.weights, found, strict=True):
-            own.copy_(gradient)
+        gradients, self._recorded = self._recorded(grad.flatten(0, 1)), None
+        for weight, gradient in zip(self.gradient.weights, gradients, strict=True):
+            weight.copy_(gradient)
         self.adam.step()
-
-    def update_target(self, tau: float) -> None:
-        self._cell.update_target(tau)
 
     def row_errors(self, errors: Tensor) -> Tensor:
         """Priorities [B] of sequences, from the errors [B T] of their steps."""
@@ -516,7 +511,3 @@ class RecurrentEncoder:
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the cell, as ``inference.recurrence.Cell`` reads them."""
         return self.online.arrays()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
-        return self._cell.tensors()

@@ -14,41 +14,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.algorithm import Encoder, finite
-from spreeze.algorithms.conv_networks import ImageEncoder, over_images
+from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import (
-    HiddenLayers,
-    MlpBuffers,
-    MlpPasses,
-    Parameters,
-    mlp_backward,
-    mlp_forward,
-    new_parameters,
-)
-from spreeze.algorithms.off_policy import (
-    ActorOutputs,
-    CriticNetworks,
-    Critics,
-    DeviceSplit,
-    DiscreteCritics,
-    OffPolicyAlgorithm,
-    TrainedNetworks,
-)
+from spreeze.algorithms.fused_mlp import MlpBuffers, MlpPasses, Parameters, mlp_backward, mlp_forward
+from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, CriticNetworks, Critics, DiscreteCritics
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
-from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
-from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
+from spreeze.types import EnvSpec, TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,47 +73,6 @@ class SACConfig(RecurrentReplayConfig, SoftActorCriticConfig):
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
         self.check_memory(spec, self.network)
-
-
-class _Base(NamedTuple):
-    """The actor, and the parts for making the critics; ``init`` draws the actor's weights first."""
-
-    devices: DeviceSplit
-    encoder: Encoder | None
-    inputs: int
-    """Width of the networks' input: the observation, after the encoder if there is one."""
-    init: torch.Generator
-    actor: TrainedNetworks[Parameters]
-    critic_layers: HiddenLayers
-    meta: dict[str, Any]
-    """Metadata common to all kinds of policies."""
-
-    @classmethod
-    def create(
-        cls,
-        obs_dim: int,
-        outputs: int,
-        config: SoftActorCriticConfig,
-        seed: int,
-        device: str,
-        network: NetworkRow | None,
-        frames: FrameSpec | None,
-    ) -> _Base:
-        devices = DeviceSplit.parse(device)
-        encoder: Encoder | None = None
-        if frames is not None:
-            encoder = ImageEncoder(frames, config, seed, devices.critics)
-        elif isinstance(config, SACConfig) and config.sequence is not None:
-            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, devices.critics, lr=config.critic_lr)
-        inputs = obs_dim if encoder is None else encoder.size
-        init, sizes = torch.Generator().manual_seed(seed), (inputs, *config.actor_sizes, outputs)
-        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(
-            lambda: new_parameters(sizes, 1, devices.actor, layers=layers), config.actor_lr, init, target=False
-        )
-        critic_layers = HiddenLayers(config.activation, config.critic_layer_norm, network)
-        meta = {"obs_dim": obs_dim, "hidden_sizes": list(config.actor_sizes), **layers.meta}
-        return cls(devices, encoder, inputs, init, actor, critic_layers, meta)
 
 
 class _Buffers:
@@ -177,39 +119,56 @@ class _GaussianBuffers(_Buffers):
         self.minus_mean = like.new_full((rows,), -1.0 / rows)
 
 
-class _SoftActorCritic(OffPolicyAlgorithm):
+class _SoftActorCritic(ActorCritic):
     """Base class with the entropy coefficient ``alpha`` [1], learned by its logarithm (eq. 18)."""
 
     name = "sac"
-    actor: TrainedNetworks[Parameters]
     _config: SoftActorCriticConfig
+    _policy: str
+    """Kind of the policy, as in ``inference.heads``."""
+    _action_values: type[DiscreteCritics]
+    """Class of the critics where there is a choice."""
     _log_alpha_max: float | Tensor | None = None
     """Upper bound of log alpha; None: no bound."""
-    _coefficients = 1
-    """Number of entropy coefficients."""
-    _masked = False
-    _num_actions = 0
-    """K, of a choice."""
 
     def __init__(
         self,
-        base: _Base,
-        critics: CriticNetworks[Any],
+        obs_dim: int,
+        action_dim: int,
+        num_actions: int,
         config: SoftActorCriticConfig,
         seed: int,
-        meta: dict[str, Any],
+        device: str,
         *,
-        overlap: bool = False,
+        masked: bool = False,
+        **options: Any,
     ) -> None:
-        noise = torch.Generator(base.devices.actor).manual_seed(seed + 1)
-        super().__init__(base.actor, critics, noise, meta, base.devices, overlap=overlap, encoder=base.encoder)
-        self._config, self.period = config, config.policy_delay
-        self.log_alpha = base.actor.online.flat.new_full((self._coefficients,), math.log(config.initial_alpha))
+        """``action_dim`` is 0 without a continuous action, ``num_actions`` 0 without a choice."""
+        self._action_dim, self._num_actions, self._masked = action_dim, num_actions, masked
+        meta: dict[str, Any] = {"policy": self._policy}
+        meta |= {"action_dim": action_dim} if action_dim else {}
+        meta |= {"nvec": [num_actions]} if num_actions else {}
+        meta |= {"action_mask": True} if masked else {}
+        outputs = 2 * action_dim + num_actions
+        super().__init__(obs_dim, outputs, config, seed, device, meta, target_actor=False, **options)
+        self.period = config.policy_delay
+        coefficients = (action_dim > 0) + (num_actions > 0)
+        self.log_alpha = self.actor.online.flat.new_full((coefficients,), math.log(config.initial_alpha))
         self.alpha = self.log_alpha.exp()
         self.alpha_gradient = torch.zeros_like(self.log_alpha)
         """[1], with respect to log alpha."""
         self._alpha_adam = FlatAdam(self.log_alpha, self.alpha_gradient, config.alpha_lr)
         self._adams.append(self._alpha_adam)
+
+    def _new_critics(self, config: Any, inputs: int, *arguments: Any) -> CriticNetworks[Any]:
+        if self._num_actions:
+            sizes = inputs + self._action_dim, self._num_actions, config.hidden_sizes
+            return self._action_values(*sizes, 2, config.critic_lr, *arguments)
+        return self._create_critics(config, inputs, self._action_dim, 2, *arguments)
+
+    @staticmethod
+    def _create_critics(config: SoftActorCriticConfig, *arguments: Any) -> Critics:
+        return create_critics(config, *arguments)
 
     def _optimizers(self) -> list[FlatAdam]:
         return [adam for adam in super()._optimizers() if adam is not self._alpha_adam]
@@ -260,6 +219,7 @@ class SAC(_SoftActorCritic):
 
     critics: Critics
     _buffers: _GaussianBuffers | None
+    _policy = "squashed_gaussian"
 
     def __init__(
         self,
@@ -269,25 +229,12 @@ class SAC(_SoftActorCritic):
         seed: int,
         device: str = "cpu",
         *,
-        overlap: bool = False,
-        network: NetworkRow | None = None,
-        frames: FrameSpec | None = None,
+        num_actions: int = 0,
+        **options: Any,
     ) -> None:
-        base = _Base.create(obs_dim, 2 * action_dim, config, seed, device, network, frames)
-        critics = self._create_critics(
-            config, base.inputs, action_dim, 2, base.init, base.devices.critics, base.critic_layers
-        )
-        meta = base.meta | {"policy": "squashed_gaussian", "action_dim": action_dim}
-        super().__init__(base, critics, config, seed, meta, overlap=overlap)
-        self._begin(action_dim)
-
-    @staticmethod
-    def _create_critics(config: SoftActorCriticConfig, *arguments: Any) -> Critics:
-        return create_critics(config, *arguments)
-
-    def _begin(self, action_dim: int) -> None:
-        self._action_dim, self._alpha_of_continuous = action_dim, self.alpha[:1]
-        self._target_entropy = torch.full_like(self.alpha, self._config.target_entropy_per_action * action_dim)
+        super().__init__(obs_dim, action_dim, num_actions, config, seed, device, **options)
+        self._alpha_of_continuous = self.alpha[:1]
+        self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Actions and log-densities at next_obs and, if the actor is updated, actions at obs, in one pass."""
@@ -374,34 +321,12 @@ class DiscreteSAC(_SoftActorCritic):
 
     critics: DiscreteCritics
     _buffers: _Buffers | None
+    _policy, _action_values = "categorical", DiscreteCritics
 
     def __init__(
-        self,
-        obs_dim: int,
-        num_actions: int,
-        config: SACConfig,
-        seed: int,
-        device: str = "cpu",
-        *,
-        masked: bool = False,
-        network: NetworkRow | None = None,
-        frames: FrameSpec | None = None,
+        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu", **options: Any
     ) -> None:
-        base = _Base.create(obs_dim, num_actions, config, seed, device, network, frames)
-        critics = DiscreteCritics(
-            base.inputs,
-            num_actions,
-            config.hidden_sizes,
-            2,
-            config.critic_lr,
-            base.init,
-            base.devices.critics,
-            layers=base.critic_layers,
-        )
-        meta = base.meta | {"policy": "categorical", "nvec": [num_actions]}
-        meta |= {"action_mask": True} if masked else {}
-        super().__init__(base, critics, config, seed, meta)
-        self._masked, self._num_actions = masked, num_actions
+        super().__init__(obs_dim, 0, num_actions, config, seed, device, **options)
         self._log_alpha_max = math.log(config.max_alpha)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
@@ -475,7 +400,7 @@ class HybridSAC(SAC):
     """
 
     critics: HybridCritics  # type: ignore[assignment]
-    _coefficients = 2
+    _policy, _action_values = "squashed_mixed", HybridCritics
 
     def __init__(
         self,
@@ -486,28 +411,11 @@ class HybridSAC(SAC):
         device: str = "cpu",
         *,
         numbers: int,
-        masked: bool = False,
-        network: NetworkRow | None = None,
-        frames: FrameSpec | None = None,
+        **options: Any,
     ) -> None:
         """``numbers``: dimension of the continuous action."""
-        base = _Base.create(obs_dim, 2 * numbers + num_actions, config, seed, device, network, frames)
-        critics = HybridCritics(
-            base.inputs + numbers,
-            num_actions,
-            config.hidden_sizes,
-            2,
-            config.critic_lr,
-            base.init,
-            base.devices.critics,
-            layers=base.critic_layers,
-        )
-        meta = base.meta | {"policy": "squashed_mixed", "action_dim": numbers, "nvec": [num_actions]}
-        meta |= {"action_mask": True} if masked else {}
-        _SoftActorCritic.__init__(self, base, critics, config, seed, meta)
-        self._begin(numbers)
-        self._masked, self._num_actions = masked, num_actions
-        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=base.devices.actor)
+        super().__init__(obs_dim, numbers, config, seed, device, num_actions=num_actions, **options)
+        self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=self.log_alpha.device)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         next_continuous, next_log_prob, continuous = super().actor_forward(batch)

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.conv_networks import ImageEncoder, over_images
+from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
-from spreeze.algorithms.off_policy import ActorOutputs, Critics, DeviceSplit, OffPolicyAlgorithm, TrainedNetworks
+from spreeze.algorithms.fused_mlp import MlpBuffers, MlpPasses, Parameters
+from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, Critics
+from spreeze.algorithms.optimizers import TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
-from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
-from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import FrameSpec, TransitionBatch
+from spreeze.inference.lazy_torch import Tensor
+from spreeze.types import TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,52 +72,26 @@ class _Buffers:
         self.minus_per_row = like.new_full((), -1.0 / rows)
 
 
-class DDPG(OffPolicyAlgorithm):
+class DDPG(ActorCritic):
     """Policy a = tanh(net(s)) with a target copy."""
 
     name = "ddpg"
     num_critics = 1
-    actor: TrainedNetworks[Parameters]
     critics: Critics
     _config: DDPGConfig
     _buffers: _Buffers | None
 
     def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        config: DDPGConfig,
-        seed: int,
-        device: str = "cpu",
-        *,
-        overlap: bool = False,
-        network: NetworkRow | None = None,
-        frames: FrameSpec | None = None,
+        self, obs_dim: int, action_dim: int, config: DDPGConfig, seed: int, device: str = "cpu", **options: Any
     ) -> None:
-        devices, hidden = DeviceSplit.parse(device), config.actor_sizes
-        encoder = None if frames is None else ImageEncoder(frames, config, seed, devices.critics)
-        inputs = obs_dim if encoder is None else encoder.size
-        # Networks are initialised in this order from one generator, so that a seed always gives the same weights.
-        init = torch.Generator().manual_seed(seed)
-        sizes = (inputs, *hidden, action_dim)
-        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, devices.actor, layers=layers), config.actor_lr, init)
-        critics = create_critics(
-            config,
-            inputs,
-            action_dim,
-            self.num_critics,
-            init,
-            devices.critics,
-            HiddenLayers(config.activation, config.critic_layer_norm, network),
-        )
-        meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
-                "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
+        self._action_dim = action_dim
+        meta = {"policy": "deterministic", "action_dim": action_dim, "exploration_noise": config.exploration_noise}
         if config.exploration_noise_max > config.exploration_noise:
             meta["exploration_noise_max"] = config.exploration_noise_max
-        noise = torch.Generator(devices.actor).manual_seed(seed + 1)
-        super().__init__(actor, critics, noise, meta, devices, overlap=overlap, encoder=encoder)
-        self._config = config
+        super().__init__(obs_dim, action_dim, config, seed, device, meta, target_actor=True, **options)
+
+    def _new_critics(self, config: Any, inputs: int, *arguments: Any) -> Critics:
+        return create_critics(config, inputs, self._action_dim, self.num_critics, *arguments)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Target actions and, if the actor is updated, fresh ones, with activations stored for ``actor_step``."""

@@ -26,7 +26,7 @@ def made(name, kind, *, dtype=torch.float64, **settings):
     count = 3 if name == "dqn" else None
     algorithm = exact(create, name, O, 2 if count is None else 1, config, 1, num_actions=count, dtype=dtype)
     noise = torch.Generator().manual_seed(0)
-    networks = [algorithm.critics, algorithm.encoder._cell, *([algorithm.actor] if algorithm.actor else [])]
+    networks = [algorithm.critics, algorithm.encoder, *([algorithm.actor] if algorithm.actor else [])]
     for flat in [each.online.flat for each in networks] + [each.target.flat for each in networks[:2]]:
         flat.add_(0.3 * torch.randn(flat.shape, generator=noise, dtype=flat.dtype))
     return algorithm, config
@@ -111,7 +111,7 @@ def check(found, expected):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_of_dqn_has_the_gradient_of_a_plain_loop(kind):
     algorithm, config = made("dqn", kind, max_grad_norm=1e9)
-    batch, critics, cell = batch_of(config, 3), algorithm.critics, algorithm.encoder._cell
+    batch, critics, cell = batch_of(config, 3), algorithm.critics, algorithm.encoder
     online, target = PlainCell(cell.online), PlainCell(cell.target)
     heads, target_heads = leaves_of(critics.online), critics.target.views()
     features = online(batch)
@@ -139,7 +139,7 @@ def test_an_update_of_dqn_has_the_gradient_of_a_plain_loop(kind):
 def test_an_update_of_sac_has_the_gradient_of_a_plain_loop(kind):
     algorithm, config = made("sac", kind)
     algorithm.draw_noise = lambda out: out.zero_()  # each action is the mean
-    batch, critics, cell = batch_of(config, None), algorithm.critics, algorithm.encoder._cell
+    batch, critics, cell = batch_of(config, None), algorithm.critics, algorithm.encoder
     online, target = PlainCell(cell.online), PlainCell(cell.target)
     heads, target_heads, actor = leaves_of(critics.online), critics.target.views(), algorithm.actor.online.views()
     features, alpha = online(batch), config.initial_alpha
