@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms.fused_mlp import (
+    HIDDEN_GAIN,
+    POLICY_GAIN,
     RELU,
+    VALUE_GAIN,
     HiddenLayers,
     Parameters,
     host_copies,
@@ -33,9 +36,6 @@ from spreeze.types import FrameSpec, TransitionBatch
 
 Shift = Callable[[Tensor], Tensor]
 _PIXEL = 1.0 / 255.0
-HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
-"""Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
-found that among such choices the small policy head matters most."""
 _CHUNK_ROWS = 128
 """Images per pass through a trunk on a CPU, so that a layer's output is still in the cache for the next layer."""
 

@@ -477,6 +477,72 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
     matrix.copy_(torch.nn.init.orthogonal_(values, gain, generator=generator))
 
 
+HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
+"""Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
+found that among such choices the small policy head matters most."""
+
+
+class ActorCriticMlp:
+    """Policy and value as two perceptrons, stacked into one batched matmul; the value is the second one's first output.
+
+    ``flat`` holds all parameters: the perceptrons', ``extra`` others, and the log standard deviations of a continuous
+    policy. These and their gradient are the views ``log_std`` and ``grad_log_std`` [A]; the caller fills the latter.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        num_log_std: int,
+        hidden_sizes: tuple[int, ...],
+        device: torch.device,
+        layers: HiddenLayers,
+        extra: int = 0,
+    ) -> None:
+        sizes = (inputs, *hidden_sizes, outputs)
+        count = parameter_count(sizes, 2, layers)
+        self.hidden_sizes, self.layers = hidden_sizes, layers
+        self.flat = torch.zeros(count + extra + num_log_std, device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        vectors = self.flat, self.gradient
+        self.log_std, self.grad_log_std = (vector[count + extra :] for vector in vectors)
+        self._extra, self._extra_gradient = (vector[count : count + extra] for vector in vectors)
+        self.networks, self.gradients = (parameters_over(vector[:count], sizes, 2, layers) for vector in vectors)
+        self.policy_network, self.value_network = self.networks.one(0), self.networks.one(1)
+        self._buffers = MlpBuffers.allocate(self.networks, 1)
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        for weight in self.networks.weights:
+            for network in weight:
+                orthogonal_(network.t(), HIDDEN_GAIN, generator)
+        orthogonal_(self.networks.head_weight[0], POLICY_GAIN, generator)
+        orthogonal_(self.networks.head_weight[1, :1], VALUE_GAIN, generator)
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [K, M] (logits or means) and values [M] at rows [M, I], in buffers that the next call overwrites."""
+        if self._buffers.out.shape[2] != len(x):
+            self._buffers = MlpBuffers.allocate(self.networks, len(x))
+        out = mlp_forward(self.networks, x.expand(2, -1, -1), self._buffers)
+        return out[0], out[1, 0]
+
+    def _backward(self, x: Tensor, grad_out: Tensor, grad_value: Tensor) -> Tensor:
+        """Fills the perceptrons' ``gradients``; returns that of the first layers' pre-activations [2, M, H_0].
+
+        The value network's other outputs have no gradient and are never trained.
+        """
+        self._buffers.grad_out[0].copy_(grad_out)
+        self._buffers.grad_out[1, 0].copy_(grad_value)
+        return mlp_backward(self.networks, self._buffers, x.t().expand(2, -1, -1), self.gradients)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Values [M] at rows x [M, I]."""
+        buffers = MlpBuffers.allocate(self.value_network, len(x))
+        return mlp_forward(self.value_network, x.unsqueeze(0), buffers)[0, 0]
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        return policy_arrays(self.policy_network)
+
+
 def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
     """Copies on the CPU of a single network, by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
     if parameters.layers.own is not None:

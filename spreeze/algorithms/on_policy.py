@@ -24,18 +24,8 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
-from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
-from spreeze.algorithms.fused_mlp import (
-    HiddenLayers,
-    MlpBuffers,
-    Parameters,
-    mlp_backward,
-    mlp_forward,
-    orthogonal_,
-    parameter_count,
-    parameters_over,
-    policy_arrays,
-)
+from spreeze.algorithms.conv_networks import ConvActorCritic, refuse_layers
+from spreeze.algorithms.fused_mlp import ActorCriticMlp, HiddenLayers, Parameters, policy_arrays
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.config.algorithm_settings import OnPolicyConfig
@@ -497,13 +487,8 @@ def _needs_next_value(batch: RolloutBatch) -> np.ndarray:
     return needed
 
 
-class MlpActorCritic:
-    """Two perceptrons, stacked into one batched matmul; the value is the second one's first output.
-
-    ``flat`` holds all parameters, and ``backward`` fills ``gradient``. The log standard deviations of a continuous
-    policy and their gradient are the views ``log_std`` and ``grad_log_std`` [A] at the ends; the caller fills the
-    latter.
-    """
+class MlpActorCritic(ActorCriticMlp):
+    """Policy and value over observations; ``backward`` fills ``gradient`` except for ``grad_log_std``."""
 
     def __init__(
         self,
@@ -515,55 +500,26 @@ class MlpActorCritic:
         device: torch.device,
         layers: HiddenLayers,
     ) -> None:
-        sizes = (obs_dim, *hidden_sizes, outputs)
-        count = parameter_count(sizes, 2, layers)
-        self.hidden_sizes, self.layers = hidden_sizes, layers
-        self.flat = torch.zeros(count + num_log_std, device=device)
-        self.gradient = torch.zeros_like(self.flat)
-        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self.networks = parameters_over(self.flat[:count], sizes, 2, layers)
-        self._policy, self.value_network = self.networks.one(0), self.networks.one(1)
-        self.gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
+        super().__init__(obs_dim, outputs, num_log_std, hidden_sizes, device, layers)
         self.of_value: Tensor | None = torch.zeros_like(self.flat)
         """[d]: 1 for parameters of the value network, 0 for those of the policy."""
-        for view in self.networks.over(self.of_value[:count]).one(1).views():
+        for view in self.networks.over(self.of_value[: len(self.networks.flat)]).one(1).views():
             view.fill_(1.0)
-        self._buffers = MlpBuffers.allocate(self.networks, 1)
         self.obs = self.flat[:0]
         """Observations [M, O] of the latest forward pass."""
-        if layers.own is not None:
+        if layers.own is None:
+            self._initialise(generator)
+        else:
             self.networks.initialise(generator)
-            return
-        for weight in self.networks.weights:
-            for network in weight:
-                orthogonal_(network.t(), HIDDEN_GAIN, generator)
-        orthogonal_(self.networks.head_weight[0], POLICY_GAIN, generator)
-        orthogonal_(self.networks.head_weight[1, :1], VALUE_GAIN, generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
-        rows = obs.shape[0]
-        if self._buffers.out.shape[2] != rows:
-            self._buffers = MlpBuffers.allocate(self.networks, rows)
         self.obs = obs
-        out = mlp_forward(self.networks, obs.expand(2, -1, -1), self._buffers)
-        return out[0], out[1, 0]
+        return self._forward(obs)
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
-        """Fills ``gradient`` except ``grad_log_std``, from the gradients of the latest outputs [K, M] and values [M].
-
-        The value network's other outputs have no gradient and are never trained.
-        """
-        self._buffers.grad_out[0].copy_(grad_out)
-        self._buffers.grad_out[1, 0].copy_(grad_value)
-        mlp_backward(self.networks, self._buffers, self.obs.t().expand(2, -1, -1), self.gradients)
-
-    def values(self, obs: Tensor) -> Tensor:
-        buffers = MlpBuffers.allocate(self.value_network, obs.shape[0])
-        return mlp_forward(self.value_network, obs.unsqueeze(0), buffers)[0, 0]
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
-        return policy_arrays(self._policy)
+        """Back-propagates the gradients of the latest outputs [K, M] and values [M]."""
+        self._backward(self.obs, grad_out, grad_value)
 
 
 class CategoricalDistribution:

@@ -30,18 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN
-from spreeze.algorithms.fused_mlp import (
-    HiddenLayers,
-    MlpBuffers,
-    host_copies,
-    mlp_backward,
-    mlp_forward,
-    orthogonal_,
-    parameter_count,
-    parameters_over,
-    policy_arrays,
-)
+from spreeze.algorithms.fused_mlp import ActorCriticMlp, HiddenLayers, host_copies, orthogonal_
 from spreeze.algorithms.optimizers import Encoder
 from spreeze.config.algorithm_settings import RecurrentReplayConfig
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -216,8 +205,8 @@ class RecurrentCell:
         return host_copies({name: part.contiguous() for name, part in cell.items()})
 
 
-class RecurrentActorCritic:
-    """A cell, and policy and value as two perceptrons over its output; members as in ``on_policy.MlpActorCritic``."""
+class RecurrentActorCritic(ActorCriticMlp):
+    """A cell, and policy and value over its output; members as in ``on_policy.MlpActorCritic``."""
 
     of_value: Tensor | None = None
     """None: policy and value share the cell, so their gradient is clipped as a whole."""
@@ -235,30 +224,17 @@ class RecurrentActorCritic:
         layers: HiddenLayers,
     ) -> None:
         """``kind`` is one of ``CELLS``, with ``size`` units."""
-        sizes = (size, *hidden_sizes, outputs)
-        heads = parameter_count(sizes, 2, layers)
-        count = heads + RecurrentCell.count(obs_dim, kind, size)
-        self.hidden_sizes, self.layers = hidden_sizes, layers
-        self.flat = torch.zeros(count + num_log_std, device=device)
-        self.gradient = torch.zeros_like(self.flat)
-        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
+        extra = RecurrentCell.count(obs_dim, kind, size)
+        super().__init__(size, outputs, num_log_std, hidden_sizes, device, layers, extra)
         self.cell, self._grad_cell = (
-            RecurrentCell(obs_dim, kind, size, whole[heads:count]) for whole in (self.flat, self.gradient)
+            RecurrentCell(obs_dim, kind, size, flat) for flat in (self._extra, self._extra_gradient)
         )
-        self._heads = parameters_over(self.flat[:heads], sizes, 2, layers)
-        self._grad_heads = parameters_over(self.gradient[:heads], sizes, 2, layers)
-        self._policy, self._value = self._heads.one(0), self._heads.one(1)
-        self._mlp = MlpBuffers.allocate(self._heads, 1)
         self._features: Tensor | None = None
         """Outputs [M, H] of the cell in the latest forward pass."""
         self._gradients_of: Gradients | None = None
         """Maps the gradient [M, H] of these to those of the cell's weights."""
         self.cell.initialise(generator)
-        for weight in self._heads.weights:
-            for network in weight:
-                orthogonal_(network.t(), HIDDEN_GAIN, generator)
-        orthogonal_(self._heads.head_weight[0], POLICY_GAIN, generator)
-        orthogonal_(self._heads.head_weight[1, :1], VALUE_GAIN, generator)
+        self._initialise(generator)
 
     def _state_of(self, sequences: Sequences) -> Tensor:
         """The states [B, S] before the first steps, after the burn-in if there is one."""
@@ -272,26 +248,19 @@ class RecurrentActorCritic:
 
     def forward(self, obs: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] and values [M] at the concatenated rows of sequences; stores all that ``backward`` needs."""
-        rows = obs.shape[0]
-        if self._mlp.out.shape[2] != rows:
-            self._mlp = MlpBuffers.allocate(self._heads, rows)
         state = self._state_of(sequences)
         self._features, self._gradients_of = self.cell.record(obs, Packing(sequences.begins), state)
-        found = mlp_forward(self._heads, self._features.expand(2, -1, -1), self._mlp)
-        return found[0], found[1, 0]
+        return self._forward(self._features)
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
         features, gradients_of = self._features, self._gradients_of
         assert features is not None
         assert gradients_of is not None
-        self._mlp.grad_out[0].copy_(grad_out)
-        self._mlp.grad_out[1, 0].copy_(grad_value)
-        x_t = features.t().expand(2, -1, -1)
-        first = mlp_backward(self._heads, self._mlp, x_t, self._grad_heads)
-        found = gradients_of(torch.bmm(first, self._heads.weights_t[0]).sum(0))
+        first = self._backward(features, grad_out, grad_value)
+        gradients = gradients_of(torch.bmm(first, self.networks.weights_t[0]).sum(0))
         self._features = self._gradients_of = None
-        for gradient, own in zip(self._grad_cell.weights, found, strict=True):
-            gradient.copy_(own)
+        for weight, gradient in zip(self._grad_cell.weights, gradients, strict=True):
+            weight.copy_(gradient)
 
     def unroll(
         self,
@@ -328,8 +297,7 @@ class RecurrentActorCritic:
             taken += len(at)
             packing = Packing(begins[:, begin:end], env * (end - begin) + at)
             features, states[end] = self.cell.run(torch.cat((x, extra)), packing, states[begin])
-            buffers = MlpBuffers.allocate(self._value, len(features))
-            value = mlp_forward(self._value, features.unsqueeze(0), buffers)[0, 0]
+            value = self.values(features)
             values.append(value[:rows].view(envs, end - begin))
             cut_off.append(value[rows:])
         value = torch.cat(values, 1)
@@ -363,7 +331,7 @@ class RecurrentActorCritic:
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """The cell, and the policy's perceptron."""
-        return self.cell.arrays() | policy_arrays(self._policy)
+        return self.cell.arrays() | super().policy_arrays()
 
 
 def gru_gradients(

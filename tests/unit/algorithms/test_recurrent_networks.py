@@ -25,7 +25,7 @@ class Plain(torch.nn.Module):
         self.size, self.cell = net.cell.size, cell(obs_dim, net.cell.size).to(net.flat.dtype)
         for own, view in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), net.cell.weights, strict=True):
             getattr(self.cell, own).data.copy_(view)
-        self.heads = torch.nn.ParameterList(torch.nn.Parameter(view.detach().clone()) for view in net._heads.views())
+        self.heads = torch.nn.ParameterList(torch.nn.Parameter(view.detach().clone()) for view in net.networks.views())
 
     def forward(self, obs, begins, state):
         """Outputs [B, L, K] and values [B, L] of observations [B, L, O]."""
@@ -79,7 +79,7 @@ def test_gradients_over_sequences_equal_those_of_a_plain_loop(kind):
         net.backward(by_out.reshape(-1, 2).t(), by_value.reshape(-1))
     for found, own in zip(net._grad_cell.weights, plain.cell.parameters(), strict=True):
         torch.testing.assert_close(found, own.grad, rtol=0, atol=1e-11)
-    for found, own in zip(net._grad_heads.views(), plain.heads, strict=True):
+    for found, own in zip(net.gradients.views(), plain.heads, strict=True):
         torch.testing.assert_close(found, own.grad, rtol=0, atol=1e-11)
     assert net._grad_cell.flat.abs().min() > 0.0
 
