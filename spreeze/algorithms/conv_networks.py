@@ -40,6 +40,10 @@ _CHUNK_ROWS = 128
 """Images per pass through a trunk on a CPU, so that a layer's output is still in the cache for the next layer."""
 
 
+def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, _CHUNK_ROWS if rows.device.type == "cpu" else len(rows))
+
+
 def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU) -> None:
     """Raises a ConfigError if settings of algorithm ``name`` select hidden layers that image networks do not have."""
     if layers != default:
@@ -118,17 +122,17 @@ class Trunks:
         ``shift``, if any, maps the images [B, C, H, W] to those that the trunks see.
         """
         images, numbers = self.inputs.split(obs)
-        found, left = [], iter(layers)
+        features, left = [], iter(layers)
         for image, strides in zip(images, self._strides, strict=True):
             pixels = image if shift is None else shift(image)
             # Channels last: on a CPU a forward and backward pass takes two thirds of the time.
             x = pixels.to(self.flat.dtype, memory_format=torch.channels_last).mul_(_PIXEL)
             for stride, (weight, bias) in zip(strides, left, strict=False):
                 x = torch.relu(functional.conv2d(x, weight, bias, stride))
-            found.append(x.permute(0, 2, 3, 1).flatten(1))  # by row, column, channel, as in the sampler
+            features.append(x.permute(0, 2, 3, 1).flatten(1))  # by row, column, channel, as in the sampler
         if self.inputs.vector_dim:
-            found.append(self._floats(numbers))
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+            features.append(self._floats(numbers))
+        return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
 class ConvParameters(Trunks):
@@ -197,7 +201,6 @@ class ConvActorCritic:
         self._gradients = ConvParameters(self.gradient[:count], self.inputs, cnn, sizes)
         self._leaves = self._parameters.leaves()
         self._outs: tuple[Tensor, ...] = ()
-        self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
         for weight, _ in self._parameters.convolutions:
             orthogonal_(weight.flatten(1), HIDDEN_GAIN, generator)
         for weight in self._parameters.mlp.weights:
@@ -208,14 +211,14 @@ class ConvActorCritic:
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """One pass at observations uint8 [M, k, *frame]; keeps the graphs."""
         with torch.enable_grad():
-            self._outs = tuple(self._parameters.forward(part, self._leaves) for part in self._chunks(obs))
+            self._outs = tuple(self._parameters.forward(part, self._leaves) for part in _chunks(obs))
         out = torch.cat([part.detach() for part in self._outs]).t()
         return out[: self._outputs], out[self._outputs]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
         outs, self._outs = self._outs, ()
         grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
-        self._gradients.set_gradient(outs, self._leaves, self._chunks(grad))
+        self._gradients.set_gradient(outs, self._leaves, _chunks(grad))
 
     def numbers(self, obs: Tensor) -> Tensor:
         """The newest numbers [M, V] of observations."""
@@ -223,10 +226,7 @@ class ConvActorCritic:
 
     def values(self, obs: Tensor) -> Tensor:
         layers = self._parameters.tensors()
-        return torch.cat([self._parameters.forward(part, layers)[:, self._outputs] for part in self._chunks(obs)])
-
-    def _chunks(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(rows, self._chunk_rows or len(rows))
+        return torch.cat([self._parameters.forward(part, layers)[:, self._outputs] for part in _chunks(obs)])
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Trunk and perceptron, with only the policy's part of the head."""
@@ -241,19 +241,18 @@ def over_images(name: str) -> dict[str, Any]:
     return {f"{name}.actor_layer_norm": True, f"{name}.critic_layer_norm": True}
 
 
-def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Images [B, C, H, W], each shifted by up to ``most`` pixels vertically and horizontally, in new memory.
+def shifted(images: Tensor, max_shift: int, generator: torch.Generator) -> Tensor:
+    """Images [B, C, H, W], each shifted by up to ``max_shift`` pixels vertically and horizontally, in new memory.
 
     New rows and columns replicate the edge (replicate padding, arXiv 2004.13649).
     """
-    moves = torch.randint(-most, most + 1, (2, len(images), 1), generator=generator, device=generator.device)
+    moves = torch.randint(-max_shift, max_shift + 1, (2, len(images), 1), generator=generator, device=generator.device)
     rows, columns = (
         (torch.arange(size, device=images.device) + move).clamp_(0, size - 1)
         for size, move in zip(images.shape[2:], moves.to(images.device), strict=True)
     )
     index = (rows[:, :, None] * images.shape[3] + columns[:, None]).flatten(1)
-    found = images.flatten(2).gather(2, index[:, None].expand(-1, images.shape[1], -1))
-    return found.view(images.shape)
+    return images.flatten(2).gather(2, index[:, None].expand(-1, images.shape[1], -1)).view(images.shape)
 
 
 class ImageEncoder(Encoder):
@@ -279,24 +278,21 @@ class ImageEncoder(Encoder):
         self._leaves = self.online.leaves()
         self._max_shift = config.random_shift
         self._recorded: list[Tensor] = []
-        self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
 
     def encode(self, batch: TransitionBatch, noise: torch.Generator) -> TransitionBatch:
         """The batch with features of shifted images; stores the graph of those of ``obs`` for ``step``."""
-        shift = partial(shifted, most=self._max_shift, generator=noise) if self._max_shift else None
-        parts = torch.split(batch.obs, self._chunk_rows or len(batch.obs))
-        next_parts = torch.split(batch.next_obs, self._chunk_rows or len(batch.obs))
+        shift = partial(shifted, max_shift=self._max_shift, generator=noise) if self._max_shift else None
         with torch.enable_grad():
-            self._recorded = [self.online.features(part, self._leaves, shift) for part in parts]
+            self._recorded = [self.online.features(part, self._leaves, shift) for part in _chunks(batch.obs)]
         obs = torch.cat([part.detach() for part in self._recorded])
         with torch.no_grad():
             layers = self.online.tensors()
-            next_obs = torch.cat([self.online.features(part, layers, shift) for part in next_parts])
+            next_obs = torch.cat([self.online.features(part, layers, shift) for part in _chunks(batch.next_obs)])
         return batch._replace(obs=obs, next_obs=next_obs, obs_action=torch.cat((obs, batch.action), 1))
 
     def step(self, grad_obs: Tensor) -> None:
         recorded, self._recorded = self._recorded, []
-        self.gradient.set_gradient(recorded, self._leaves, torch.split(grad_obs, self._chunk_rows or len(grad_obs)))
+        self.gradient.set_gradient(recorded, self._leaves, _chunks(grad_obs))
         self.adam.step()
 
     def update_target(self, tau: float) -> None:

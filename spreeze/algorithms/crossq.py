@@ -41,7 +41,7 @@ class CrossQConfig(SoftActorCriticConfig):
 _EPS = 1e-3
 """Added to variances, as in the authors' code."""
 _MOMENTUM = 0.99
-"""Share of the running statistics that an update keeps, as in the authors' code."""
+"""Decay of the running statistics per update, as in the authors' code."""
 
 
 class _JointPass:
@@ -49,8 +49,8 @@ class _JointPass:
 
     def __init__(self, critics: _BatchNormalised, own: slice, rows: int) -> None:
         networks = critics.online, critics.gradient
-        whole = own.stop - own.start == critics.online.stack
-        self.online, self.gradient = networks if whole else (each.one(own.start) for each in networks)
+        has_all = own.stop - own.start == critics.online.stack
+        self.online, self.gradient = networks if has_all else (part.one(own.start) for part in networks)
         self.own, self.rows, (_, *sizes, outputs) = own, rows, critics.online.sizes
         self._means, self._variances = ([part[own] for part in layers] for layers in critics.newest)
         like, num_critics = critics.online.flat, own.stop - own.start
@@ -101,7 +101,7 @@ class _JointPass:
 
 
 class _BatchNormalised(Critics):
-    """Mix-in that replaces the passes of a class of critics, which it must precede among the bases."""
+    """Critics, or before another class of critics a mix-in that replaces its passes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -182,8 +182,8 @@ class _BatchNormalised(Critics):
         self._each(differentiate, self._joint)
         self.adam.step()
         total = self._of_batch.sum()  # not finite if the batch is not, whose gradient was rejected
-        found = torch.where(total - total == 0.0, self._of_batch, self.statistics)
-        self.statistics.lerp_(found, 1.0 - _MOMENTUM)
+        newest = torch.where(total - total == 0.0, self._of_batch, self.statistics)
+        self.statistics.lerp_(newest, 1.0 - _MOMENTUM)
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, use_min: bool) -> Tensor:
         self._fold()  # the buffers have views of the folded parameters
@@ -197,10 +197,6 @@ class _BatchNormalised(Critics):
         self._joint, self._obs_action, self._x = [], None, self._x.new_zeros(0)
 
 
-class _Twins(_BatchNormalised):
-    """Values, with the minimum of both critics."""
-
-
 class _Quantiles(_BatchNormalised, QuantileCritics):
     """Quantiles of the return."""
 
@@ -209,7 +205,11 @@ class _Categories(_BatchNormalised, CategoricalCritics):
     """Probabilities of returns on a grid."""
 
 
-_KINDS: dict[str, type[_BatchNormalised]] = {"twin": _Twins, "quantile": _Quantiles, "categorical": _Categories}
+_KINDS: dict[str, type[_BatchNormalised]] = {
+    "twin": _BatchNormalised,
+    "quantile": _Quantiles,
+    "categorical": _Categories,
+}
 
 
 class CrossQ(SAC):
@@ -223,7 +223,7 @@ class CrossQ(SAC):
         return 1.0
 
     @staticmethod
-    def _create_critics(config: SoftActorCriticConfig, *arguments: Any) -> Critics:
+    def _create_critics(config: Any, *arguments: Any) -> Critics:
         return _KINDS[config.critics](config, *arguments)
 
 

@@ -18,26 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, MlpBuffers, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward
 from spreeze.algorithms.losses import drop_top_quantiles, pairs_for, projected, quantile_huber_gradient
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
 from spreeze.inference.lazy_torch import Tensor, torch
 
 
-def create_critics(
-    config: ActorCriticConfig,
-    obs_dim: int,
-    action_dim: int,
-    num_critics: int,
-    generator: torch.Generator,
-    device: torch.device,
-    layers: HiddenLayers = RELU,
-) -> Critics:
-    """The critics selected by an algorithm's settings: ``num_critics`` networks."""
+def create_critics(config: ActorCriticConfig, *arguments: Any) -> Critics:
+    """The critics selected by an algorithm's settings; ``arguments`` as for ``Critics``."""
     kinds: dict[str, type[Critics]] = {"twin": Critics, "quantile": QuantileCritics, "categorical": CategoricalCritics}
     kind = kinds[config.critics] if isinstance(config, DistributionalConfig) else Critics
-    return kind(config, obs_dim, action_dim, num_critics, generator, device, layers)
+    return kind(config, *arguments)
 
 
 class _Distributional(Critics):
@@ -123,10 +115,9 @@ class QuantileCritics(_Distributional):
         quantiles = buffers.out.flatten(0, 1)
         if buffers.loss_scratch is None:
             buffers.loss_scratch = pairs_for(quantiles, len(loss_target))
-        found = quantile_huber_gradient(
-            quantiles, loss_target, self._levels.repeat(buffers.stack), buffers.loss_scratch
-        )
-        torch.mul(found.view_as(buffers.out), self._mean_gradient, out=buffers.grad_out)
+        levels = self._levels.repeat(buffers.stack)
+        gradient = quantile_huber_gradient(quantiles, loss_target, levels, buffers.loss_scratch)
+        torch.mul(gradient.view_as(buffers.out), self._mean_gradient, out=buffers.grad_out)
         torch.sub(buffers.out.mean(1), loss_target.mean(0), out=td_error)
 
     def _fill_mean_gradient(self, buffers: MlpBuffers, values: Tensor) -> None:
@@ -157,8 +148,8 @@ class CategoricalCritics(_Distributional):
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """The grid; stores the probabilities from the critic of the lowest mean in each row for ``step``."""
         prob = self._evaluate(next_obs, next_action).out.softmax(1)
-        least = (prob * self.grid).sum(1).argmin(0)
-        self._next_prob = prob.gather(0, least.expand(1, prob.shape[1], -1))[0]
+        lowest = (prob * self.grid).sum(1).argmin(0)
+        self._next_prob = prob.gather(0, lowest.expand(1, prob.shape[1], -1))[0]
         return self.grid.expand_as(self._next_prob).clone()
 
     def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -100,7 +100,7 @@ class Parameters:
             views, offset = [], 0
             for shape in _shapes(sizes, stack):
                 views.append(flat[offset : offset + math.prod(shape)].view(shape))
-                offset += _aligned(shape)
+                offset += aligned(math.prod(shape))
         self._views = views
         self.weights, self.biases = views[:-2:2], views[1:-2:2]
         self.head_weight, self.head_bias = views[-2:]
@@ -150,8 +150,9 @@ def _shapes(sizes: tuple[int, ...], stack: int) -> list[tuple[int, int, int]]:
     return [*hidden, (stack, sizes[-1], sizes[-2]), (stack, sizes[-1], 1)]
 
 
-def _aligned(shape: tuple[int, int, int]) -> int:
-    return -(-math.prod(shape) // _ALIGN) * _ALIGN
+def aligned(count: int) -> int:
+    """Length of a block of ``count`` values with its padding."""
+    return -(-count // _ALIGN) * _ALIGN
 
 
 def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = RELU) -> int:
@@ -159,7 +160,7 @@ def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = R
     if layers.own is not None:
         own: Any = importlib.import_module(_OWN)
         return stack * int(own.count_of(own.modules_of(layers, sizes, 1)[0]))
-    return sum(_aligned(shape) for shape in _shapes(sizes, stack))
+    return sum(aligned(math.prod(shape)) for shape in _shapes(sizes, stack))
 
 
 def new_parameters(
@@ -200,20 +201,11 @@ class MlpBuffers:
 
     loss_scratch: Tensor | None = None
 
-    def __init__(
-        self,
-        hidden: list[Tensor],
-        grads: list[Tensor],
-        out: Tensor,
-        grad_out: Tensor,
-        *,
-        layers: HiddenLayers = RELU,
-        preactivations: list[Tensor] | None = None,
-        scales: list[Tensor] | None = None,
-        scratch: list[Tensor] | None = None,
-    ) -> None:
-        self.hidden, self.grads, self.out, self.grad_out, self.layers = hidden, grads, out, grad_out, layers
-        self.preactivations, self.scales, self.scratch = preactivations or [], scales or [], scratch or []
+    def __init__(self, by_layer: Sequence[list[Tensor]], out: Tensor, grad_out: Tensor, layers: HiddenLayers) -> None:
+        """``by_layer``: hidden, grads, preactivations, scales and scratch; the latter three may be empty."""
+        self._by_layer, self.out, self.grad_out, self.layers = by_layer, out, grad_out, layers
+        hidden, grads, self.preactivations, self.scales, self.scratch = by_layer
+        self.hidden, self.grads = hidden, grads
         self.bias_gradients = list(hidden)
         self.stack = out.shape[0]
         self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
@@ -229,22 +221,14 @@ class MlpBuffers:
         """Buffers for M = ``rows`` rows of these networks."""
         like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
         hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
-        grads = [above if above.shape == own.shape else torch.zeros_like(own) for own, above in pairwise(hidden)]
+        grads = [above if above.shape == below.shape else torch.zeros_like(below) for below, above in pairwise(hidden)]
         grads.append(torch.zeros_like(hidden[-1]))
         out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
         preactivations = [torch.zeros_like(part) for part in hidden if parameters.layers.keeps_preactivations]
         scales = [part.new_zeros(stack, rows, 1) for part in preactivations]
         shared = {part.shape: torch.zeros_like(part) for part in preactivations}
-        return cls(
-            hidden,
-            grads,
-            out,
-            grad_out,
-            layers=parameters.layers,
-            preactivations=preactivations,
-            scales=scales,
-            scratch=[shared[part.shape] for part in preactivations],
-        )
+        scratch = [shared[part.shape] for part in preactivations]
+        return cls((hidden, grads, preactivations, scales, scratch), out, grad_out, parameters.layers)
 
     def part(self, begin: int, end: int) -> MlpBuffers:
         """Views of rows ``begin`` to ``end``."""
@@ -255,20 +239,8 @@ class MlpBuffers:
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> MlpBuffers:
-        hidden, grads, preactivations, scales, scratch = (
-            [_closed(part[: len(out), rows]) for part in tensors]
-            for tensors in (self.hidden, self.grads, self.preactivations, self.scales, self.scratch)
-        )
-        return MlpBuffers(
-            hidden,
-            grads,
-            _closed(out),
-            _closed(grad_out),
-            layers=self.layers,
-            preactivations=preactivations,
-            scales=scales,
-            scratch=scratch,
-        )
+        by_layer = [[_closed(part[: len(out), rows]) for part in tensors] for tensors in self._by_layer]
+        return MlpBuffers(by_layer, _closed(out), _closed(grad_out), self.layers)
 
 
 def _closed(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ false, the ratios of V-trace are 1 for impact and appo, so that their advantages
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,16 +106,24 @@ class Evaluated(NamedTuple):
     out: Tensor  # [K, M], logits or means of the policy that the ratios of V-trace refer to
     log_std: Tensor  # [A, M], its log standard deviations
 
+    def map(self, change: Callable[[Tensor, int], Tensor], sequences: Sequences | None) -> Evaluated:
+        """The results of ``change(tensor, dimension of the rows)``, with other sequences."""
+        columns = (change(column, 0) for column in self.samples.columns)
+        return Evaluated(Samples.of(columns, sequences), change(self.out, 1), change(self.log_std, 1))
+
     def chunk(self, count: int) -> list[Evaluated]:
         """Equal parts of consecutive rows, as views, or of sequences."""
-        columns, sequences = [column.chunk(count) for column in self.samples.columns], self.samples.sequences
+        rows, sequences = len(self.samples.target) // count, self.samples.sequences
         parts = [None] * count if sequences is None else sequences.split(count)
+        starts = range(0, count * rows, rows)
         return [
-            Evaluated(Samples.of(rows, own), out, log_std)
-            for own, *rows, out, log_std in zip(
-                parts, *columns, self.out.chunk(count, 1), self.log_std.chunk(count, 1), strict=True
-            )
+            self.map(lambda tensor, dim, start=start: tensor.narrow(dim, start, rows), part)  # type: ignore[misc]
+            for start, part in zip(starts, parts, strict=True)
         ]
+
+    def parts(self) -> list[Any]:
+        """All tensors, and the arrays of the sequences, if any."""
+        return [*self.samples.columns, self.out, self.log_std, *(self.samples.sequences or ())]
 
 
 class EvaluatedRollouts:
@@ -141,37 +149,29 @@ class EvaluatedRollouts:
         return key in self._slots
 
     def __setitem__(self, key: tuple[int, int], evaluated: Evaluated) -> None:
-        samples, out, log_std = evaluated
-        rows = len(samples.target)
         if self._block is None:
-            capacity = self._capacity * rows
-            sequences = None if samples.sequences is None else samples.sequences.new_rollout_cache(self._capacity)
-            self._block = Evaluated(
-                Samples.of((column.new_empty((capacity, *column.shape[1:])) for column in samples.columns), sequences),
-                out.new_empty((len(out), capacity)),
-                log_std.new_empty((len(log_std), capacity)),
-            )
+            sequences = evaluated.samples.sequences
+
+            def space(tensor: Tensor, dim: int) -> Tensor:
+                shape = list(tensor.shape)
+                shape[dim] *= self._capacity
+                return tensor.new_empty(shape)
+
+            cache = None if sequences is None else sequences.new_rollout_cache(self._capacity)
+            self._block = evaluated.map(space, cache)
         slot = self._free.pop()
-        rows_of_slot = slice(slot * rows, (slot + 1) * rows)
-        for stored, column in zip(self._block.samples.columns, samples.columns, strict=True):
-            stored[rows_of_slot] = column
-        if samples.sequences is not None and self._block.samples.sequences is not None:
-            self._block.samples.sequences.put(slot, samples.sequences)
-        self._block.out[:, rows_of_slot], self._block.log_std[:, rows_of_slot] = out, log_std
         self._slots[key], self._undrawn[slot] = slot, torch.empty(0, dtype=torch.int64)
+        for stored, part in zip(self[key].parts(), evaluated.parts(), strict=True):
+            if stored is not None and part is not None:
+                stored[...] = part
 
     def __getitem__(self, key: tuple[int, int]) -> Evaluated:
         """Views, valid until the next rollout is stored."""
         assert self._block is not None
-        samples, out, log_std = self._block
+        slot, samples = self._slots[key], self._block.samples
         rows = len(samples.target) // self._capacity
-        rows_of_slot = slice(self._slots[key] * rows, (self._slots[key] + 1) * rows)
-        sequences = None if samples.sequences is None else samples.sequences.split(self._capacity)[self._slots[key]]
-        return Evaluated(
-            Samples.of((column[rows_of_slot] for column in samples.columns), sequences),
-            out[:, rows_of_slot],
-            log_std[:, rows_of_slot],
-        )
+        sequences = None if samples.sequences is None else samples.sequences.split(self._capacity)[slot]
+        return self._block.map(lambda tensor, dim: tensor.narrow(dim, slot * rows, rows), sequences)
 
     def __delitem__(self, key: tuple[int, int]) -> None:
         self._free.append(self._slots.pop(key))
@@ -179,19 +179,19 @@ class EvaluatedRollouts:
     def draw(self) -> Evaluated:
         """Draws R rows in random order, equally many from each rollout, and each row once per pass."""
         assert self._block is not None
-        samples, out, log_std = self._block
+        samples = self._block.samples
         length = 1 if samples.sequences is None else samples.sequences.begins.shape[1]
         rows, count = len(samples.target) // self._capacity // length, len(self._slots)
         self._draws += 1
         taken = []
-        for turn, slot in enumerate(self._slots.values(), self._draws):  # the larger shares rotate
-            share = rows * (turn % count + 1) // count - rows * (turn % count) // count
-            while share > len(self._undrawn[slot]):
+        for turn, slot in enumerate(self._slots.values(), self._draws):  # the larger parts rotate
+            needed = rows * (turn % count + 1) // count - rows * (turn % count) // count
+            while needed > len(self._undrawn[slot]):
                 taken.append(self._undrawn[slot])
-                share -= len(self._undrawn[slot])
+                needed -= len(self._undrawn[slot])
                 self._undrawn[slot] = torch.randperm(rows, generator=self._generator) + slot * rows
-            taken.append(self._undrawn[slot][:share])
-            self._undrawn[slot] = self._undrawn[slot][share:]
+            taken.append(self._undrawn[slot][:needed])
+            self._undrawn[slot] = self._undrawn[slot][needed:]
         index = torch.cat(taken)
         if count > 1:
             index = index[torch.randperm(rows, generator=self._generator)]
@@ -199,11 +199,7 @@ class EvaluatedRollouts:
         if length > 1:
             index = (index.unsqueeze(1) * length + torch.arange(length)).flatten()
         index = index.to(samples.target.device)
-        return Evaluated(
-            Samples.of((column.index_select(0, index) for column in samples.columns), sequences),
-            out.index_select(1, index),
-            log_std.index_select(1, index),
-        )
+        return self._block.map(lambda tensor, dim: tensor.index_select(dim, index), sequences)
 
 
 class AsyncOnPolicy(OnPolicyAlgorithm):
@@ -237,10 +233,10 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         """
         config, (steps, envs) = self._config, batch.reward.shape
         with torch.no_grad():
-            obs = self._tensor(self._rows(batch.obs), self._normalizer)
+            obs = self._tensor(self._rows(batch.obs), self.normalizer)
             action = self._tensor(self._rows(batch.action))
             worker = self._tensor(self._rows(batch.log_prob))
-            unrolled = self._unrolled(batch, obs, self._normalizer)
+            unrolled = self._unrolled(batch, obs, self.normalizer)
             sequences = None if unrolled is None else unrolled.sequences
             out, value = self._reference(obs, sequences)
             reference = self._kind.log_prob(out, action)
@@ -252,7 +248,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
             excess, ahead = losses.vtrace(
                 reward,
                 old,
-                self._next_values(batch, old, self._normalizer) if unrolled is None else unrolled.next_values,
+                self._next_values(batch, old, self.normalizer) if unrolled is None else unrolled.next_values,
                 *ended,
                 config.gamma,
                 config.gae_lambda,
@@ -260,15 +256,11 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
                 np.minimum(ratio, config.c_bar),
             )
             target = excess + old
-            self._explained_variance = losses.explained_variance(old, target)
-            advantage = self._advantage(excess, rho * ahead)
-            if config.normalize_advantage:
-                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-            columns = self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1))
+            advantages, targets = self._columns(self._advantage(excess, rho * ahead), target, old)
             denominator = self._denominator(reference, worker)
-            samples = Samples(obs, action, denominator, columns[:, 0], columns[:, 1], value, sequences)
-        if is_new and self._normalizer is not None:
-            self._count_obs(self._normalizer, batch.obs)
+            samples = Samples(obs, action, denominator, advantages, targets, value, sequences)
+        if is_new and self.normalizer is not None:
+            self._count_obs(self.normalizer, batch.obs)
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
     def new_rollout_cache(self, rollouts: int) -> EvaluatedRollouts:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +89,7 @@ ForwardPass = tuple[Tensor, Tensor]
 class OnPolicyAlgorithm(Algorithm):
     """Base class of on-policy algorithms; subclasses implement ``_update``."""
 
+    _config: OnPolicyConfig
     single_step: bool
     """True if a rollout is one gradient step: then values and gradient share one forward pass."""
 
@@ -135,13 +136,15 @@ class OnPolicyAlgorithm(Algorithm):
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
         self._frames = spec.frames
-        self._normalizer, self._normalizer_before = (
+        self.normalizer, self._normalizer_before = (
             Normalizer(spec.vector_dim, spec.mask_dim) if enabled else None
             for enabled in (normalize_obs, normalize_obs and correction == "delayed")
         )
+        """Statistics of observations, if they are normalised."""
         # Signs of rewards have the same scale in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
-        self._returns = DiscountedReturns(config.gamma) if scales else None
+        self.returns = DiscountedReturns(config.gamma) if scales else None
+        """Discounted returns, whose deviation is the unit of rewards; None if they are not scaled."""
         special: dict[str, Any] = self.net.inputs.meta(config.cnn) if isinstance(self.net, ConvActorCritic) else {}
         if isinstance(self.net, RecurrentActorCritic):
             special = {"recurrent": self.net.cell.kind, "recurrent_size": self.net.cell.size}
@@ -196,11 +199,11 @@ class OnPolicyAlgorithm(Algorithm):
                 self.net.flat.copy_(self._before)
                 self._before.copy_(theta)
             self._update(*self._samples(batch), theta)
-        if self._normalizer is None:
+        if self.normalizer is None:
             return
         if self._normalizer_before is not None:
-            self._normalizer_before.load_state(self._normalizer.state())
-        self._count_obs(self._normalizer, batch.obs)
+            self._normalizer_before.load_state(self.normalizer.state())
+        self._count_obs(self.normalizer, batch.obs)
 
     def learn_samples(self, samples: Samples, progress: float | None) -> None:
         """Learns from samples that the caller computed from a rollout of theta(j), with correction "on-policy"."""
@@ -213,25 +216,15 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def settings(self) -> OnPolicyConfig:
-        found: OnPolicyConfig = self._config
-        return found
-
-    @property
-    def normalizer(self) -> Normalizer | None:
-        """Statistics of observations; None if they are not normalised."""
-        return self._normalizer
-
-    @property
-    def returns(self) -> DiscountedReturns | None:
-        """Discounted returns, whose deviation is the unit of rewards; None if they are not scaled."""
-        return self._returns
+        return self._config
 
     def _count_obs(self, normalizer: Normalizer, obs: np.ndarray) -> None:
         """Adds a rollout's observations [T, N, ...] to the normalizer, unless a value is not finite."""
         rows = obs.reshape(-1, *obs.shape[2:])
-        numbers = rows if self._frames is None else self._frames.numbers(rows)
-        if np.isfinite(numbers).all():
-            normalizer.update(numbers)
+        if self._frames is not None:
+            rows = self._frames.numbers(rows)
+        if np.isfinite(rows).all():
+            normalizer.update(rows)
 
     def _set_lr(self, progress: float | None) -> None:
         config = self._config
@@ -241,7 +234,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, ForwardPass | None]:
         """The rollout with advantages and targets computed from the network's current parameters."""
         steps, envs = batch.reward.shape
-        normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
+        normalizer = self.normalizer if self._normalizer_before is None else self._normalizer_before
         obs = self._tensor(self._rows(batch.obs), normalizer)
         action, log_prob = self._tensor(self._rows(batch.action)), self._tensor(self._rows(batch.log_prob))
         weighted = self.correction == "truncated-is"
@@ -249,7 +242,9 @@ class OnPolicyAlgorithm(Algorithm):
         sequences = None if unrolled is None else unrolled.sequences
         forward_pass = self._forward(obs, sequences) if weighted or self.single_step else None
         known = None if unrolled is None else unrolled.value
-        value = forward_pass[1].clone() if forward_pass is not None else self._values(obs) if known is None else known
+        value = (
+            forward_pass[1].clone() if forward_pass is not None else self.net.values(obs) if known is None else known
+        )
         weight = torch.ones_like(value)
         if weighted and forward_pass is not None:
             now = self._kind.log_prob(forward_pass[0], action)
@@ -267,12 +262,16 @@ class OnPolicyAlgorithm(Algorithm):
             self._config.gae_lambda,
             self._grid(weight, steps, envs),
         )
-        self._explained_variance = losses.explained_variance(old, target)
+        advantages, targets = self._columns(advantage, target, old)
+        samples = Samples(obs, action, log_prob, advantages * weight, targets, value, sequences)
+        return samples, forward_pass if self.single_step else None
+
+    def _columns(self, advantage: np.ndarray, target: np.ndarray, value: np.ndarray) -> Sequence[Tensor]:
+        """Advantages, normalised where the settings say so, and targets as columns [M], from arrays [T, N]."""
+        self._explained_variance = losses.explained_variance(value, target)
         if self._config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        columns = self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1))
-        samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value, sequences)
-        return samples, forward_pass if self.single_step else None
+        return self._tensor(np.stack((self._rows(advantage), self._rows(target)), 1)).unbind(1)
 
     def _rows(self, array: np.ndarray) -> np.ndarray:
         """An array [T, N, ...] as rows [M, ...], ordered by step or, with memory, by sequence."""
@@ -283,8 +282,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _grid(self, rows: Tensor, steps: int, envs: int) -> np.ndarray:
         """Rows [M] as an array [T, N]; inverse of ``_rows``."""
         length = self._config.sequence_of(steps)
-        found = rows.cpu().numpy().reshape(steps // length, envs, length).swapaxes(1, 2)
-        return found.reshape(steps, envs)
+        return rows.cpu().numpy().reshape(steps // length, envs, length).swapaxes(1, 2).reshape(steps, envs)
 
     def _unrolled(self, batch: RolloutBatch, obs: Tensor, normalizer: Normalizer | None) -> Unrolled | None:
         """Values and states along the rollout with the network's current parameters; None without memory."""
@@ -303,11 +301,6 @@ class OnPolicyAlgorithm(Algorithm):
             burn_in=self._config.burn_in,
         )
 
-    def _values(self, obs: Tensor) -> Tensor:
-        """Values [M] of a network without memory."""
-        assert not isinstance(self.net, RecurrentActorCritic)
-        return self.net.values(obs)
-
     def _scaled(
         self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0, *, is_new: bool = True
     ) -> np.ndarray:
@@ -315,23 +308,23 @@ class OnPolicyAlgorithm(Algorithm):
 
         The returns of the environments of ``source``, which collected the rollout, continue in its next rollout.
         """
-        if self._returns is None:
+        if self.returns is None:
             return reward
         if is_new:
-            self._returns.add(reward, np.logical_or(terminated, truncated), source)
-        return scaled_rewards(reward, self._returns.scale)
+            self.returns.add(reward, np.logical_or(terminated, truncated), source)
+        return scaled_rewards(reward, self.returns.scale)
 
     @property
     def return_scale(self) -> float:
         """Divisor of rewards [return]; 1 if they are not scaled."""
-        return 1.0 if self._returns is None else self._returns.scale
+        return 1.0 if self.returns is None else self.returns.scale
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
         """Values [T, N] of the states after each step; arbitrary where the MDP ended."""
         next_values = np.empty_like(value)
         next_values[:-1] = value[1:]
         needed = _needs_next_value(batch)
-        next_values[needed] = self._values(self._tensor(batch.next_obs[needed], normalizer)).cpu().numpy()
+        next_values[needed] = self.net.values(self._tensor(batch.next_obs[needed], normalizer)).cpu().numpy()
         return next_values
 
     def _forward(self, obs: Tensor, sequences: Sequences | None = None) -> ForwardPass:
@@ -365,10 +358,10 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
         """A copy on the device; with a ``normalizer``, normalised."""
-        own = np.array(array)
+        array = np.array(array)
         if normalizer is not None:
-            normalizer.apply(own)
-        tensor = torch.from_numpy(own)
+            normalizer.apply(array)
+        tensor = torch.from_numpy(array)
         return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self.net.flat.dtype)
 
     def metrics(self) -> dict[str, float]:
@@ -415,7 +408,7 @@ class OnPolicyAlgorithm(Algorithm):
         arrays = self.net.policy_arrays()
         if len(self.net.log_std):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
-        return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
+        return arrays if self.normalizer is None else arrays | self.normalizer.arrays()
 
     def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """V(s) of perceptrons."""
@@ -461,23 +454,21 @@ class OnPolicyAlgorithm(Algorithm):
             part.load_state(state[name])
 
     def _statistics(self) -> dict[str, Normalizer | DiscountedReturns]:
-        parts = {"normalizer": self._normalizer, "normalizer_before": self._normalizer_before,
-                 "reward_scale": self._returns}  # fmt: skip
+        parts = {"normalizer": self.normalizer, "normalizer_before": self._normalizer_before,
+                 "reward_scale": self.returns}  # fmt: skip
         return {name: part for name, part in parts.items() if part is not None}
 
     def averaged_statistics(self) -> np.ndarray:
         """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
-        return averaged_statistics((self._normalizer, self._returns))
+        return averaged_statistics((self.normalizer, self.returns))
 
     def set_averaged_statistics(self, values: np.ndarray) -> None:
         """Replaces the statistics by the mean over several learners."""
-        set_averaged_statistics((self._normalizer, self._returns), values)
+        set_averaged_statistics((self.normalizer, self.returns), values)
 
     def _tensors(self) -> dict[str, Tensor]:
-        own = {"theta": self.net.flat}
-        if self._before is not None:
-            own["theta_before"] = self._before
-        return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
+        tensors = {"theta": self.net.flat} | ({} if self._before is None else {"theta_before": self._before})
+        return tensors | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
 
 
 def _needs_next_value(batch: RolloutBatch) -> np.ndarray:
@@ -553,20 +544,16 @@ class CategoricalDistribution:
             self._index, self.log_pi = (index,), [log_pi]
             return chosen
         self._index = torch.split(index, 1)
-        found = [losses.categorical(*part) for part in zip(self._split(out), self._index, strict=True)]
-        self.log_pi = [log_pi for log_pi, _ in found]
-        return _sum([chosen for _, chosen in found])
+        log_pi, chosen_by_choice = zip(*map(losses.categorical, self._split(out), self._index), strict=True)
+        self.log_pi = list(log_pi)
+        return _sum(chosen_by_choice)
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
         """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` with respect to the outputs [K, M]."""
         if self.is_single:
             return losses.categorical_backward(self.log_pi[0], self._index[0], grad_log_prob, entropy_weight)
-        return _joined(
-            [
-                losses.categorical_backward(log_pi, index, grad_log_prob, entropy_weight)
-                for log_pi, index in zip(self.log_pi, self._index, strict=True)
-            ]
-        )
+        choices = zip(self.log_pi, self._index, strict=True)
+        return torch.cat([losses.categorical_backward(*choice, grad_log_prob, entropy_weight) for choice in choices])
 
     def kl(self, out_p: Tensor, log_std_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradients with respect to q.
@@ -574,23 +561,19 @@ class CategoricalDistribution:
         ``log_std_p`` [A, M] are the log standard deviations of p; q has those of this object. The gradients are with
         respect to outputs [K, M] and log standard deviations [A, M]; the latter is None without numbers.
         """
-        found = [
-            losses.categorical_kl(torch.log_softmax(p, 0), torch.log_softmax(q, 0))
-            for p, q in zip(self._split(out_p), self._split(out_q), strict=True)
-        ]
-        return _sum([divergence for divergence, _ in found]), _joined([gradient for _, gradient in found]), None
+        choices = zip(self._split(out_p), self._split(out_q), strict=True)
+        divergences, gradients = zip(
+            *(losses.categorical_kl(p.log_softmax(0), q.log_softmax(0)) for p, q in choices), strict=True
+        )
+        return _sum(divergences), gradients[0] if self.is_single else torch.cat(gradients), None
 
     def entropy(self) -> float:
         """Mean in nat (reads the device)."""
         return -sum((log_pi.exp() * log_pi).sum(0).mean().item() for log_pi in self.log_pi)
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
+def _sum(parts: tuple[Tensor, ...]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class GaussianDistribution:

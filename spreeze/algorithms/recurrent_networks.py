@@ -74,13 +74,6 @@ class Sequences(NamedTuple):
 
         return self._each(space)
 
-    def put(self, number: int, sequences: Sequences) -> None:
-        """Copies sequences into part ``number`` of a cache (see ``new_rollout_cache``)."""
-        count = len(sequences.begins)
-        for own, part in zip(self, sequences, strict=True):
-            if own is not None and part is not None:
-                own[number * count : (number + 1) * count] = part  # type: ignore[assignment]
-
     def _each(self, change: Callable[[Any], Any]) -> Sequences:
         changed: list[Any] = [None if part is None else change(part) for part in self]
         return Sequences(*changed)

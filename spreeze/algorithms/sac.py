@@ -128,6 +128,7 @@ class _SoftActorCritic(ActorCritic):
     """Kind of the policy, as in ``inference.heads``."""
     _action_values: type[DiscreteCritics]
     """Class of the critics where there is a choice."""
+    _create_critics = staticmethod(create_critics)
     _log_alpha_max: float | Tensor | None = None
     """Upper bound of log alpha; None: no bound."""
 
@@ -165,10 +166,6 @@ class _SoftActorCritic(ActorCritic):
             sizes = inputs + self._action_dim, self._num_actions, config.hidden_sizes
             return self._action_values(*sizes, 2, config.critic_lr, *arguments)
         return self._create_critics(config, inputs, self._action_dim, 2, *arguments)
-
-    @staticmethod
-    def _create_critics(config: SoftActorCriticConfig, *arguments: Any) -> Critics:
-        return create_critics(config, *arguments)
 
     def _optimizers(self) -> list[FlatAdam]:
         return [adam for adam in super()._optimizers() if adam is not self._alpha_adam]
@@ -383,12 +380,12 @@ class HybridCritics(DiscreteCritics):
     def action_gradient(self, x: Tensor, prob: Tensor, num_continuous: int) -> Tensor:
         """Gradient [A + K, B] of ``E_prob min Q`` by the continuous action [A, B] and the probabilities [K, B]."""
         values = self._q(x, self.online)
-        least, index = values.min(0, keepdim=True)
-        self.action_value = (least[0] * prob).sum(0)
+        lowest, index = values.min(0, keepdim=True)
+        self.action_value = (lowest[0] * prob).sum(0)
         self._buffers.grad_out.zero_().scatter_(0, index, prob.unsqueeze(0))
         mlp_backward(self.online, self._buffers, None, None)
         by_continuous = torch.bmm(self.online.weights[0][:, -num_continuous:], self._buffers.grads_t[0]).sum(0)
-        return torch.cat((by_continuous, least[0]))
+        return torch.cat((by_continuous, lowest[0]))
 
 
 class HybridSAC(SAC):

@@ -15,12 +15,10 @@ from typing import Generic, Protocol, TypeVar
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters
-from spreeze.algorithms.fused_mlp import Parameters
+from spreeze.algorithms.fused_mlp import Parameters, aligned
 from spreeze.inference.lazy_torch import Tensor, torch
 
 N = TypeVar("N", bound=Parameters | ConvParameters)
-_ALIGN = 16
-"""Float32 values in a cache line."""
 
 
 class ReturnHead(Protocol):
@@ -178,7 +176,7 @@ class NoisyNetworks(Generic[N]):
         """``scale`` is sigma_0: the initial value of a deviation is ``scale / sqrt(inputs)``."""
         self.drawn: N = make()
         count, self._scale = len(self.drawn.flat), scale
-        start = -(-count // _ALIGN) * _ALIGN
+        start = aligned(count)
         self.flat = self.drawn.flat.new_zeros(2 * start)
         """The means, then the deviations."""
         self.means, self.deviations = self.drawn.over(self.flat[:count]), self.drawn.over(self.flat[start:][:count])
