@@ -74,8 +74,8 @@ class Algorithm(ABC):
         """
         with torch.inference_mode():
             sizes = [optimizer.update_size for optimizer in self._optimizers()]
-            found = {"update_size": max(sizes, default=math.nan), "dead_units": dead_units(self._perceptrons(batch))}
-        return finite(found)
+            dead = dead_units(self._perceptrons(batch))
+        return finite({"update_size": max(sizes, default=math.nan), "dead_units": dead})
 
     def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """Values that a learner publishes with its policy, for recorded episodes (``episode_recorder.step_values``).

@@ -47,8 +47,8 @@ def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
 def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU) -> None:
     """Raises a ConfigError if settings of algorithm ``name`` select hidden layers that image networks do not have."""
     if layers != default:
-        if layers.own is not None:
-            raise ConfigError(f"{name}.network = {layers.own.name!r}: for images set {name}.cnn; remove it")
+        if layers.custom is not None:
+            raise ConfigError(f"{name}.network = {layers.custom.name!r}: for images set {name}.cnn; remove it")
         raise ConfigError(
             f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
             "networks for images use relu without layer norm; remove both"

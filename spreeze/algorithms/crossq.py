@@ -47,13 +47,13 @@ _MOMENTUM = 0.99
 class _JointPass:
     """Forward and backward pass of some critics over 2 B rows, those of replay first."""
 
-    def __init__(self, critics: _BatchNormalised, own: slice, rows: int) -> None:
+    def __init__(self, critics: _BatchNormalised, which: slice, rows: int) -> None:
         networks = critics.online, critics.gradient
-        has_all = own.stop - own.start == critics.online.stack
-        self.online, self.gradient = networks if has_all else (part.one(own.start) for part in networks)
-        self.own, self.rows, (_, *sizes, outputs) = own, rows, critics.online.sizes
-        self._means, self._variances = ([part[own] for part in layers] for layers in critics.newest)
-        like, num_critics = critics.online.flat, own.stop - own.start
+        has_all = which.stop - which.start == critics.online.stack
+        self.online, self.gradient = networks if has_all else (part.one(which.start) for part in networks)
+        self.critics, self.rows, (_, *sizes, outputs) = which, rows, critics.online.sizes
+        self._means, self._variances = ([part[which] for part in layers] for layers in critics.newest)
+        like, num_critics = critics.online.flat, which.stop - which.start
         self._normal, self._hidden, self._grads = (
             [like.new_zeros(num_critics, 2 * rows, size) for size in sizes] for _ in range(3)
         )
@@ -83,7 +83,7 @@ class _JointPass:
         With n = scale (s - mean s) over all rows: ds = scale (dn - mean dn - n mean(n dn)). So the successors' rows
         have a gradient, too, although their outputs have none.
         """
-        online, gradient, rows, share = self.online, self.gradient, self.rows, 0.5 / self.rows
+        online, gradient, rows, per_row = self.online, self.gradient, self.rows, 0.5 / self.rows
         torch.bmm(grad_out, self._hidden[-1][:, :rows], out=gradient.head_weight)
         torch.sum(grad_out, 2, keepdim=True, out=gradient.head_bias)
         torch.bmm(grad_out.transpose(1, 2), online.head_weight, out=self._grads[-1][:, :rows])
@@ -92,8 +92,8 @@ class _JointPass:
             grad, normal, hidden = self._grads[index], self._normal[index], self._hidden[index]
             torch.ops.aten.threshold_backward.grad_input(grad, hidden, 0.0, grad_input=grad)
             bias = torch.sum(grad, 1, keepdim=True, out=gradient.biases[index])
-            along = torch.mul(grad, normal, out=self._scratch[index]).sum(1, keepdim=True).mul_(share)
-            grad.sub_(bias * share).addcmul_(normal, along, value=-1.0).mul_(self._scales[index])
+            along = torch.mul(grad, normal, out=self._scratch[index]).sum(1, keepdim=True).mul_(per_row)
+            grad.sub_(bias * per_row).addcmul_(normal, along, value=-1.0).mul_(self._scales[index])
             below = self._hidden[index - 1] if index else x.expand(len(grad), -1, -1)
             torch.bmm(below.transpose(1, 2), grad, out=gradient.weights[index])
             if index:
@@ -153,7 +153,7 @@ class _BatchNormalised(Critics):
         assert self._obs_action is not None
         buffers, rows = self._sized(len(next_obs)), len(next_obs)
         if not self._joint or self._joint[0][0].rows != rows:
-            self._joint = [[_JointPass(self, chunks[0].own, rows)] for chunks in buffers.groups]
+            self._joint = [[_JointPass(self, chunks[0].critics, rows)] for chunks in buffers.groups]
             self._x = self._obs_action.new_zeros(2 * rows, self._obs_action.shape[1])
         self._x[:rows].copy_(self._obs_action)
         buffers.fill(next_obs, next_action)
@@ -162,24 +162,24 @@ class _BatchNormalised(Critics):
         def evaluate(passes: list[_JointPass]) -> None:
             for joint in passes:
                 joint.forward(self._x)
-                buffers.out[joint.own].copy_(joint.out[:, :, rows:])
+                buffers.out[joint.critics].copy_(joint.out[:, :, rows:])
 
-        self._each(evaluate, self._joint)
+        self._run(evaluate, self._joint)
         return buffers
 
     def _take_step(self, obs_action: Tensor, mean_td_target: Tensor, fill: Callable[[Chunk], None]) -> None:
         buffers, rows = self._sized(len(obs_action)), len(obs_action)
         self.td_error, self.td_target = buffers.td_error, mean_td_target
         for (joint,), chunks in zip(self._joint, buffers.groups, strict=True):
-            buffers.out[joint.own].copy_(joint.out[:, :, :rows])
+            buffers.out[joint.critics].copy_(joint.out[:, :, :rows])
             for chunk in chunks:
                 fill(chunk)
 
         def differentiate(passes: list[_JointPass]) -> None:
             for joint in passes:
-                joint.backward(buffers.grad_out[joint.own], self._x)
+                joint.backward(buffers.grad_out[joint.critics], self._x)
 
-        self._each(differentiate, self._joint)
+        self._run(differentiate, self._joint)
         self.adam.step()
         total = self._of_batch.sum()  # not finite if the batch is not, whose gradient was rejected
         newest = torch.where(total - total == 0.0, self._of_batch, self.statistics)

@@ -28,14 +28,14 @@ class ModuleParameters(Parameters):
         self.flat, self.layers, self.stack = flat, layers, len(modules)
         self.sizes = (sizes[0], sizes[0], sizes[-1])
         self._modules, self._first = modules, first
-        self._each: list[dict[str, Tensor]] = []
+        self._named: list[dict[str, Tensor]] = []
         count = count_of(modules[0])
         for index in range(len(modules)):
             offset, views = (first + index) * count, {}
             for name, tensor in modules[index].named_parameters():
                 views[name] = flat[offset : offset + tensor.numel()].view(tensor.shape)
                 offset += tensor.numel()
-            self._each.append(views)
+            self._named.append(views)
         identity = torch.eye(sizes[0], device=flat.device, dtype=flat.dtype).expand(self.stack, -1, -1)
         self.weights, self.weights_t, self.biases = [identity], [identity], []
 
@@ -48,12 +48,12 @@ class ModuleParameters(Parameters):
         return ModuleParameters(flat, self.sizes, self.layers, self._modules, self._first)
 
     def views(self) -> list[Tensor]:
-        return [tensor for each in self._each for tensor in each.values()]
+        return [tensor for views in self._named for tensor in views.values()]
 
     def initialise(self, generator: torch.Generator) -> None:
         """Initialises the modules by their own code, with a seed from ``generator``."""
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        for module, views in zip(modules_of(self.layers, self.sizes, self.stack, seed), self._each, strict=True):
+        for module, views in zip(modules_of(self.layers, self.sizes, self.stack, seed), self._named, strict=True):
             for name, tensor in module.named_parameters():
                 views[name].copy_(tensor.detach())
 
@@ -61,7 +61,7 @@ class ModuleParameters(Parameters):
         buffers.hidden[0].copy_(x)
         with torch.no_grad():
             for index, module in enumerate(self._modules):
-                out = torch.func.functional_call(module, self._each[index], (buffers.hidden[0][index],))
+                out = torch.func.functional_call(module, self._named[index], (buffers.hidden[0][index],))
                 buffers.out[index].copy_(out.t())
         return buffers.out
 
@@ -70,18 +70,18 @@ class ModuleParameters(Parameters):
         for index, module in enumerate(self._modules):
             with torch.inference_mode(False), torch.enable_grad():
                 x = buffers.hidden[0][index].clone().requires_grad_()
-                leaves = {name: view.detach().clone().requires_grad_() for name, view in self._each[index].items()}
+                leaves = {name: view.detach().clone().requires_grad_() for name, view in self._named[index].items()}
                 out = torch.func.functional_call(module, leaves, (x,))
-                found = torch.autograd.grad(out, [x, *leaves.values()], grad_out[index].t().clone())
-            buffers.grads[0][index].copy_(found[0])
+                grad_x, *grads = torch.autograd.grad(out, [x, *leaves.values()], grad_out[index].t().clone())
+            buffers.grads[0][index].copy_(grad_x)
             if isinstance(gradient, ModuleParameters):
-                for own, value in zip(gradient._each[index].values(), found[1:], strict=True):
-                    own.add_(value) if add else own.copy_(value)
+                for view, value in zip(gradient._named[index].values(), grads, strict=True):
+                    view.add_(value) if add else view.copy_(value)
         return buffers.grads[0]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the first module's parameters, as ``inference.own_network`` reads them."""
-        return host_copies({f"net.{name}": view for name, view in self._each[0].items()})
+        return host_copies({f"net.{name}": view for name, view in self._named[0].items()})
 
 
 def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: int = 0) -> list[Any]:
@@ -90,7 +90,7 @@ def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: i
     Raises:
         ConfigError: the user's function returns no such module.
     """
-    row = layers.own
+    row = layers.custom
     assert row is not None
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed % 2**62)

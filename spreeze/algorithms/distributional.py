@@ -80,11 +80,11 @@ class _Distributional(Critics):
         def descend(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 mlp_forward(chunk.online, chunk.x, chunk.buffers)
-                self._fill_mean_gradient(chunk.buffers, values[chunk.own, chunk.rows])
+                self._fill_mean_gradient(chunk.buffers, values[chunk.critics, chunk.rows])
                 mlp_backward(chunk.online, chunk.buffers, None, None)
                 torch.bmm(chunk.action_weights, chunk.buffers.grads_t[0], out=chunk.action_gradients)
 
-        self._each(descend, buffers.first if first else buffers.groups)
+        self._run(descend, buffers.first if first else buffers.groups)
         return values, buffers.action_gradients
 
     def drop_buffers(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -182,15 +183,15 @@ class DQN(OffPolicyAlgorithm):
 
         The deviations of noisy weights are not folded; their names begin with ``noise_``.
         """
-        if self.critics.mlp.layers.own is not None:
+        if self.critics.mlp.layers.custom is not None:
             return policy_arrays(self.critics.mlp)
         weight, bias = self.critics.policy_head()
-        own = {"head_w": weight.t().contiguous(), "head_b": bias}
-        own |= {} if self._atoms is None else {"atoms": self._atoms}
-        cell = {} if self.encoder is None else self.encoder.arrays()
+        tensors = {"head_w": weight.t().contiguous(), "head_b": bias}
+        tensors |= {} if self._atoms is None else {"atoms": self._atoms}
         if isinstance(self.critics, ImageCritics):
-            own |= self.critics.mean.trunk()
-        return policy_arrays(self.critics.mlp) | host_copies(own) | self.critics.noise_arrays() | cell
+            tensors |= self.critics.mean.trunk()
+        cell = {} if self.encoder is None else self.encoder.arrays()
+        return policy_arrays(self.critics.mlp) | host_copies(tensors) | self.critics.noise_arrays() | cell
 
 
 class ImageCritics(ActionValues[ConvParameters]):
@@ -224,8 +225,7 @@ class ImageCritics(ActionValues[ConvParameters]):
 
     def numbers(self, obs: Tensor) -> Tensor:
         """The newest numbers [B, V] of observations."""
-        numbers: Tensor = self._online.numbers(obs)
-        return numbers
+        return self.mean.numbers(obs)
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:
         if record:
@@ -240,11 +240,10 @@ class ImageCritics(ActionValues[ConvParameters]):
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
         grad = grad_q[0].t() / len(obs)
         out, self._buffers = self._buffers, None
-        leaves = [tensor for pair in self._leaves for tensor in pair]
-        found = torch.autograd.grad(out, leaves, grad if self._dueling is None else self._dueling.part_rows(grad))
-        own = [tensor for pair in self._gradient.tensors() for tensor in pair]
-        for tensor, value in zip(own, found, strict=True):
-            tensor.copy_(value)
+        grad = grad if self._dueling is None else self._dueling.part_rows(grad)
+        gradients = torch.autograd.grad(out, list(chain(*self._leaves)), grad)
+        for tensor, gradient in zip(chain(*self._gradient.tensors()), gradients, strict=True):
+            tensor.copy_(gradient)
 
 
 # Small batches and networks: progress depends on the movement of the targets, tau per update, hence on many updates.

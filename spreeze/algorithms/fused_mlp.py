@@ -43,25 +43,25 @@ class HiddenLayers:
 
     activation: str = ACTIVATIONS[0]
     layer_norm: bool = False
-    own: NetworkRow | None = None
+    custom: NetworkRow | None = None
     """Custom network in place of the perceptron (see ``custom_networks``)."""
 
     @property
     def keeps_preactivations(self) -> bool:
         """True if the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
-        return self.own is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
+        return self.custom is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
 
     @property
     def meta(self) -> dict[str, Any]:
         """Metadata for ``inference.policy``, as far as it differs from the defaults."""
-        if self.own is not None:
-            return {"network": self.own.name}
+        if self.custom is not None:
+            return {"network": self.custom.name}
         activation = {} if self.activation == ACTIVATIONS[0] else {"activation": self.activation}
         return activation | ({"layer_norm": True} if self.layer_norm else {})
 
 
 RELU = HiddenLayers()
-_OWN = "spreeze.algorithms.custom_networks"  # imported only for custom networks
+_CUSTOM = "spreeze.algorithms.custom_networks"  # imported only for custom networks
 
 
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
@@ -116,15 +116,15 @@ class Parameters:
         return Parameters(flat, self.sizes, self.stack, layers=self.layers)
 
     def forward(self, x: Tensor, buffers: MlpBuffers) -> Tensor:
-        """Forward pass instead of ``mlp_forward``, with ``layers.own``."""
+        """Forward pass instead of ``mlp_forward``, with ``layers.custom``."""
         raise NotImplementedError
 
     def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
-        """Backward pass instead of ``mlp_backward``, with ``layers.own``."""
+        """Backward pass instead of ``mlp_backward``, with ``layers.custom``."""
         raise NotImplementedError
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays of the policy instead of ``policy_arrays``, with ``layers.own``."""
+        """Arrays of the policy instead of ``policy_arrays``, with ``layers.custom``."""
         raise NotImplementedError
 
     def one(self, index: int) -> Parameters:
@@ -157,9 +157,9 @@ def aligned(count: int) -> int:
 
 def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = RELU) -> int:
     """Length of the flat vector of S networks of these layer sizes, padding included."""
-    if layers.own is not None:
-        own: Any = importlib.import_module(_OWN)
-        return stack * int(own.count_of(own.modules_of(layers, sizes, 1)[0]))
+    if layers.custom is not None:
+        custom: Any = importlib.import_module(_CUSTOM)
+        return stack * int(custom.count_of(custom.modules_of(layers, sizes, 1)[0]))
     return sum(aligned(math.prod(shape)) for shape in _shapes(sizes, stack))
 
 
@@ -177,11 +177,11 @@ def new_parameters(
 
 def parameters_over(flat: Tensor, sizes: tuple[int, ...], stack: int, layers: HiddenLayers) -> Parameters:
     """Views of a flat vector of the length ``parameter_count``."""
-    if layers.own is None:
+    if layers.custom is None:
         return Parameters(flat, sizes, stack, layers=layers)
-    own: Any = importlib.import_module(_OWN)
-    found: Parameters = own.ModuleParameters(flat, sizes, layers, own.modules_of(layers, sizes, stack))
-    return found
+    custom: Any = importlib.import_module(_CUSTOM)
+    parameters: Parameters = custom.ModuleParameters(flat, sizes, layers, custom.modules_of(layers, sizes, stack))
+    return parameters
 
 
 class MlpBuffers:
@@ -253,7 +253,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tenso
 
     ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
     """
-    if parameters.layers.own is not None:
+    if parameters.layers.custom is not None:
         return parameters.forward(x, buffers)
     keeps_preactivations, tanh = buffers.layers.keeps_preactivations, buffers.layers.activation == "tanh"
     for index, (weight, bias, hidden) in enumerate(
@@ -282,7 +282,7 @@ def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
     """
     dead = units = 0
     for parameters, x in networks:
-        if parameters.layers.own is not None or parameters.layers.activation != "relu":
+        if parameters.layers.custom is not None or parameters.layers.activation != "relu":
             continue
         x = x[:_ROWS_OF_DEAD]
         buffers = MlpBuffers.allocate(parameters, len(x))
@@ -336,7 +336,7 @@ def mlp_backward(
     ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
     they are added to its values. With ``streams`` both gradients of a layer are computed at once.
     """
-    if parameters.layers.own is not None:
+    if parameters.layers.custom is not None:
         return parameters.backward(buffers, buffers.grad_out, gradient, add=add)
     for index in range(len(buffers.hidden), -1, -1):
         if streams is not None and gradient is not None and index:
@@ -357,7 +357,7 @@ def mlp_gradients(parameters: Parameters, buffers: MlpBuffers) -> Tensor:
 
     Called after ``mlp_forward``; equals ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
     """
-    if parameters.layers.own is not None:
+    if parameters.layers.custom is not None:
         return parameters.backward(buffers, torch.ones_like(buffers.grad_out), None, add=False)
     if buffers.layers == RELU:
         torch.ops.aten.threshold_backward.grad_input(
@@ -517,7 +517,7 @@ class ActorCriticMlp:
 
 def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
     """Copies on the CPU of a single network, by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
-    if parameters.layers.own is not None:
+    if parameters.layers.custom is not None:
         return parameters.arrays()
     arrays: dict[str, Tensor] = {}
     for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):

@@ -313,7 +313,7 @@ class Impala(AsyncOnPolicy):
 class Appo(AsyncOnPolicy):
     name = "appo"
     _config: AppoConfig
-    _step_share = 1.0
+    _lr_factor = 1.0
     """Factor of the scheduled learning rate, adapted to the KL divergence."""
     _divergences = 0
     """Number of updates since the last adaptation to the divergence."""
@@ -325,7 +325,7 @@ class Appo(AsyncOnPolicy):
 
     def _minibatch_step(self, evaluated: Evaluated) -> None:
         config = self._config
-        self.optimiser.lr *= self._step_share
+        self.optimiser.lr *= self._lr_factor
         super()._minibatch_step(evaluated)
         if not self._adapts:
             return
@@ -343,14 +343,14 @@ class Appo(AsyncOnPolicy):
     def _adapt(self, divergence: float, from_target: float) -> None:
         """Adapts to the means of ``_divergence_sums`` over the updates of a whole buffer."""
         if self._config.target_kl is not None:
-            self._step_share = losses.adaptive_lr_factor(self._step_share, divergence, self._config.target_kl)
+            self._lr_factor = losses.adaptive_lr_factor(self._lr_factor, divergence, self._config.target_kl)
 
     def state_json(self) -> dict[str, Any]:
         if not self._adapts:
             return super().state_json()
         sums = [total if math.isfinite(total) else None for total in self._divergence_sums.tolist()]
         return super().state_json() | {
-            "step_share": self._step_share,
+            "step_share": self._lr_factor,
             "divergences": self._divergences,
             "divergence_sums": sums,
         }
@@ -362,10 +362,10 @@ class Appo(AsyncOnPolicy):
             self._divergence_sums.copy_(torch.tensor(sums, dtype=torch.float64))
             self._divergences = int(state["divergences"])
         if self._config.target_kl is not None:  # without it, then or now, the learning rate is not scaled
-            self._step_share = float(state.get("step_share", 1.0))
+            self._lr_factor = float(state.get("step_share", 1.0))
 
     def metrics(self) -> dict[str, float]:
-        return super().metrics() | self._clip_share(self._config.clip)
+        return super().metrics() | self._clip_fraction(self._config.clip)
 
     def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
         return super()._lag(reference, worker) if self._config.vtrace else torch.ones_like(worker)
@@ -428,15 +428,14 @@ class Impact(Appo):
             self._kl_coef = losses.adapted_coefficient(self._kl_coef, from_target, self._config.kl_target)
 
     def metrics(self) -> dict[str, float]:
-        found = super().metrics()
+        metrics = super().metrics()
         if self._evaluated is not None:
             with torch.no_grad():
                 out = self._forward(self._evaluated.samples.obs, self._evaluated.samples.sequences)[0]
-                found["target_divergence"] = (
-                    self._kind.kl(self._evaluated.out, self._evaluated.log_std, out)[0].mean().item()
-                )
-            found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
-        return finite(found)
+                divergence = self._kind.kl(self._evaluated.out, self._evaluated.log_std, out)[0]
+            metrics["target_divergence"] = divergence.mean().item()
+            metrics |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
+        return finite(metrics)
 
     def state_json(self) -> dict[str, Any]:
         return super().state_json() | {"target_updates": self.target_updates, "kl_coef": self._kl_coef}

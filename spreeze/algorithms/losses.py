@@ -124,11 +124,11 @@ def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, s
     scratch = pairs_for(quantiles, num_targets) if scratch is None else scratch
     sums, sizes = torch.empty_like(quantiles), torch.empty_like(quantiles)
     for start in range(0, count, step := scratch.shape[1]):
-        own = slice(start, min(start + step, count))
-        errors = scratch[:, : own.stop - start]
-        torch.sub(target.unsqueeze(1), quantiles[own], out=errors).clamp_(-1.0, 1.0)
-        torch.sum(errors, 0, out=sums[own])
-        torch.sum(errors.abs_(), 0, out=sizes[own])
+        part = slice(start, min(start + step, count))
+        errors = scratch[:, : part.stop - start]
+        torch.sub(target.unsqueeze(1), quantiles[part], out=errors).clamp_(-1.0, 1.0)
+        torch.sum(errors, 0, out=sums[part])
+        torch.sum(errors.abs_(), 0, out=sizes[part])
     return sizes.mul_(0.5 - levels.unsqueeze(1)).sub_(sums, alpha=0.5).div_(num_targets)
 
 
@@ -149,9 +149,9 @@ def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
     atoms = len(prob)
     position = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
     lower = position.floor().clamp_(max=atoms - 2)
-    share = (position - lower).mul_(prob)
+    upper_prob = (position - lower).mul_(prob)
     index = lower.nan_to_num(0.0).long()
-    return torch.zeros_like(prob).scatter_add_(0, index, prob - share).scatter_add_(0, index + 1, share)
+    return torch.zeros_like(prob).scatter_add_(0, index, prob - upper_prob).scatter_add_(0, index + 1, upper_prob)
 
 
 def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:

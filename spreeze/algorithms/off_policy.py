@@ -232,7 +232,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def effective_tau(self) -> float:
-        """Mean share of the online weights mixed into the targets per update."""
+        """Mean fraction of the online weights mixed into the targets per update."""
         return self._config.tau / self.period
 
     @property
@@ -247,12 +247,12 @@ class OffPolicyAlgorithm(Algorithm):
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest step (reads the device)."""
-        critics, found = self.critics, dict[str, float]()
+        critics, metrics = self.critics, dict[str, float]()
         if critics.td_error is not None and critics.td_target is not None:
-            found["critic_loss"] = critics.td_error.square().mean().item()
-            found["q_mean"] = (critics.td_error.mean() + critics.td_target.mean()).item()
-            found["critic_grad_norm"] = critics.adam.gradient_norm
-        return finite(found | self._actor_metrics())
+            metrics["critic_loss"] = critics.td_error.square().mean().item()
+            metrics["q_mean"] = (critics.td_error.mean() + critics.td_target.mean()).item()
+            metrics["critic_grad_norm"] = critics.adam.gradient_norm
+        return finite(metrics | self._actor_metrics())
 
     def _actor_metrics(self) -> dict[str, float]:
         if self.actor is None:
@@ -271,16 +271,15 @@ class OffPolicyAlgorithm(Algorithm):
             if isinstance(self.critics.mean, ConvParameters):
                 obs, mean = batch.obs[:_IMAGES], self.critics.mean
                 yield self.critics.mlp, mean.features(obs, mean.convolutions)
-        for each in networks:
+        for mlp in networks:
             for x in (batch.obs, getattr(batch, "obs_action", None)):  # sequences have no such rows
-                if x is not None and x.dim() == 2 and x.shape[1] == each.sizes[0] and x.device == each.flat.device:
-                    yield each, x
+                if x is not None and x.dim() == 2 and x.shape[1] == mlp.sizes[0] and x.device == mlp.flat.device:
+                    yield mlp, x
 
     def row_errors(self) -> np.ndarray:
         """Magnitude of the error of each row [B] in the latest update: its priority in replay (reads the device)."""
         errors = self.critics.row_errors()
-        found: np.ndarray = (errors if self.encoder is None else self.encoder.row_errors(errors)).cpu().numpy()
-        return found
+        return (errors if self.encoder is None else self.encoder.row_errors(errors)).cpu().numpy()
 
     def updates_skipped(self) -> int:
         """Skipped steps of critics or actor, whichever has more."""
@@ -307,7 +306,7 @@ class OffPolicyAlgorithm(Algorithm):
         critics = self.critics
         if self.encoder is None and self.actor is None:
             return dict, {"scale": scale, "gamma": self.gamma, "values": "policy"}
-        if self.encoder is not None or not isinstance(critics, Critics) or critics.online.layers.own is not None:
+        if self.encoder is not None or not isinstance(critics, Critics) or critics.online.layers.custom is not None:
             return None
         read, grid = policy_snapshot(critics.plain), critics.value_arrays()
         return lambda: read() | grid, self._values_of(critics.plain, "actions", scale)
@@ -405,14 +404,17 @@ class Chunk:
     """Views for some rows of all critics or of one, made once: a view costs as much as a small addition."""
 
     def __init__(
-        self, networks: tuple[Parameters, ...], own: slice, buffers: _Buffers, scratch: MlpBuffers, rows: slice
+        self, networks: tuple[Parameters, ...], critics: slice, buffers: _Buffers, scratch: MlpBuffers, rows: slice
     ) -> None:
         self.online, self.target, self.gradient = networks
-        self.own, self.rows, self.is_first, self.num_critics = own, rows, rows.start == 0, self.online.stack
-        self.buffers = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
+        self.critics, self.rows, self.is_first, self.num_critics = critics, rows, rows.start == 0, self.online.stack
+        self.buffers = scratch.under(buffers.out[critics, :, rows], buffers.grad_out[critics, :, rows])
         self.all_q, self.all_grad = self.buffers.out[:, 0], self.buffers.grad_out[:, 0]
         self.x = buffers.x[rows].expand(self.num_critics, -1, -1)
-        self.td_error, self.action_gradients = buffers.td_error[own, rows], buffers.action_gradients[own, :, rows]
+        self.td_error, self.action_gradients = (
+            buffers.td_error[critics, rows],
+            buffers.action_gradients[critics, :, rows],
+        )
         self.action_weights = self.online.weights[0][:, buffers.obs_dim :]
 
 
@@ -435,11 +437,11 @@ class _Buffers:
         self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
         self.per_row = like.new_full((), 1.0 / rows)
         self.q = [self.out[index, 0] for index in range(num_critics)]
-        each = [
+        single = [
             (tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(num_critics)
         ]
         (chunks,) = row_chunks(like.device, rows)
-        groups = [(networks, slice(0, num_critics))] if parallel is None and len(chunks) == 1 else each
+        groups = [(networks, slice(0, num_critics))] if parallel is None and len(chunks) == 1 else single
         scratch = [MlpBuffers.allocate(groups[0][0][0], chunks[0].stop) for _ in range(1 if parallel is None else 2)]
         self.groups = [
             [Chunk(*group, self, scratch[index % len(scratch)], chunk) for chunk in chunks]
@@ -448,8 +450,8 @@ class _Buffers:
         """Chunks of all critics, or of each critic."""
         threads = 2 if isinstance(parallel, TwoThreads) else 1
         self.first = [
-            [Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
-            for thread, share in enumerate(row_chunks(like.device, rows, threads))
+            [Chunk(*single[0], self, scratch[thread], chunk) for chunk in part]
+            for thread, part in enumerate(row_chunks(like.device, rows, threads))
         ]
         """Chunks of the first critic; with two threads, half of the rows for each."""
 
@@ -504,14 +506,14 @@ class Critics(CriticNetworks[Parameters]):
         buffers: _Buffers = self._buffers
         return buffers
 
-    def _each(self, work: Callable[[list[T]], object], shares: list[list[T]]) -> None:
-        """Runs ``work`` for each share, two at a time if parallel."""
-        if self.parallel is None or len(shares) == 1:
-            for chunks in shares:
+    def _run(self, work: Callable[[list[T]], object], groups: list[list[T]]) -> None:
+        """Calls ``work`` with each group, two at a time if parallel."""
+        if self.parallel is None or len(groups) == 1:
+            for chunks in groups:
                 work(chunks)
         else:
-            first_share, second_share = shares
-            self.parallel.both(lambda: work(first_share), lambda: work(second_share))
+            first, second = groups
+            self.parallel.both(lambda: work(first), lambda: work(second))
 
     def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> _Buffers:
         """Fills the buffers' outputs with those of the target networks."""
@@ -522,7 +524,7 @@ class Critics(CriticNetworks[Parameters]):
             for chunk in chunks:
                 mlp_forward(chunk.target, chunk.x, chunk.buffers)
 
-        self._each(evaluate, buffers.groups)
+        self._run(evaluate, buffers.groups)
         return buffers
 
     def _take_step(self, obs_action: Tensor, mean_td_target: Tensor, fill: Callable[[Chunk], None]) -> None:
@@ -550,9 +552,11 @@ class Critics(CriticNetworks[Parameters]):
                     streams=streams,
                 )
                 if by_obs is not None:
-                    by_obs[chunk.own, chunk.rows] = _input_gradient(chunk.online, chunk.buffers)[:, :, : self._obs_dim]
+                    by_obs[chunk.critics, chunk.rows] = _input_gradient(chunk.online, chunk.buffers)[
+                        :, :, : self._obs_dim
+                    ]
 
-        self._each(differentiate, buffers.groups)
+        self._run(differentiate, buffers.groups)
         self.obs_gradient = None if by_obs is None else by_obs.sum(0)
         self.adam.step()
 
@@ -578,10 +582,10 @@ class Critics(CriticNetworks[Parameters]):
         buffers = self._sized(obs.shape[0])
         buffers.fill(obs, action)
         if not use_min or self.online.stack == 1:
-            self._each(_action_gradients, buffers.first)
+            self._run(_action_gradients, buffers.first)
             buffers.q_action.copy_(buffers.q[0])
             return buffers.gradients[0]
-        self._each(_action_gradients, buffers.groups)
+        self._run(_action_gradients, buffers.groups)
         first, second = buffers.q
         torch.minimum(first, second, out=buffers.q_action)
         # Only the lower critic counts in each row, in a tie the first.
@@ -632,7 +636,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
 
         super().__init__(make_networks, lr, generator, max_norm=max_norm)
         self.noisy = isinstance(self.online, NoisyNetworks)
-        self._online, self._target = ((each.drawn if self.noisy else each) for each in (self.online, self.target))
+        self._online, self._target = ((part.drawn if self.noisy else part) for part in (self.online, self.target))
         self.mean: N = self.online.means if self.noisy else self.online
         """The networks without noise."""
         self._gradient: N = self.gradient.means if self.noisy else self.gradient
@@ -665,8 +669,8 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
 
     def noise_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the deviations of noisy weights, ``noise_w0`` and so on; none without noise."""
-        own = policy_arrays(perceptron_of(self.online.deviations)) if self.noisy else {}
-        return {f"noise_{name}": array for name, array in own.items()}
+        arrays = policy_arrays(perceptron_of(self.online.deviations)) if self.noisy else {}
+        return {f"noise_{name}": array for name, array in arrays.items()}
 
     def draw(self, fill: Callable[[Tensor], None], *, target: bool = False) -> None:
         """Draws the weights of noisy networks anew; ``fill`` fills a tensor with standard normal numbers."""

@@ -388,8 +388,8 @@ class OnPolicyAlgorithm(Algorithm):
         if isinstance(self.net, MlpActorCritic) and self._latest is not None:
             yield self.net.networks, self.net.obs
 
-    def _clip_share(self, clip: float) -> dict[str, float]:
-        """Share of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
+    def _clip_fraction(self, clip: float) -> dict[str, float]:
+        """Fraction of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
         if self._latest is None or self._latest[1].isnan().any():
             return {}
         return {"clip_share": (self._latest[1].expm1().abs_() > clip).float().mean().item()}
@@ -413,7 +413,7 @@ class OnPolicyAlgorithm(Algorithm):
     def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """V(s) of perceptrons."""
         network = self.net.value_network if isinstance(self.net, MlpActorCritic) else None
-        if network is None or network.layers.own is not None:
+        if network is None or network.layers.custom is not None:
             return None
         arrays = policy_arrays(network)
         return lambda: arrays, self._values_of(network, "states", scale)
@@ -498,7 +498,7 @@ class MlpActorCritic(ActorCriticMlp):
             view.fill_(1.0)
         self.obs = self.flat[:0]
         """Observations [M, O] of the latest forward pass."""
-        if layers.own is None:
+        if layers.custom is None:
             self._initialise(generator)
         else:
             self.networks.initialise(generator)

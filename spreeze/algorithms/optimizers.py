@@ -88,14 +88,13 @@ class _Guarded:
             part.mul_(norm.reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
         self._gradient.add_(self._part)
 
-    def _scale_apart(self, most: float) -> None:
+    def _scale_apart(self, max_norm: float) -> None:
         """Clips both parts, without a pass over memory if neither is too large."""
-        whole, part = self._norm.item(), torch.linalg.vector_norm(self._part).item()
-        square = whole**2 - part**2
-        if square < 1e-4 * whole**2:  # less would be rounding
+        norm, part = self._norm.item(), torch.linalg.vector_norm(self._part).item()
+        square = norm**2 - part**2
+        if square < 1e-4 * norm**2:  # less would be rounding
             square = torch.linalg.vector_norm(self._gradient - self._part).item() ** 2
-        rest = math.sqrt(square)
-        of_rest, of_part = (min(1.0, most / norm) if norm else 1.0 for norm in (rest, part))
+        of_rest, of_part = (min(1.0, max_norm / size) if size else 1.0 for size in (math.sqrt(square), part))
         if of_rest < 1.0:
             self._gradient.mul_(of_rest)
         if of_part != of_rest:
@@ -125,7 +124,7 @@ class FlatAdam(_Guarded):
         self._square = torch.zeros_like(self._norm)
         """Square of the gradient's norm, on a GPU."""
         self._parts = [
-            list(torch.split(whole, _part_size(whole))) for whole in (parameters, gradient, self._m, self._v)
+            list(torch.split(vector, _part_size(vector))) for vector in (parameters, gradient, self._m, self._v)
         ]
         self._steps_of_parts = [self._steps] * len(self._parts[0])
 
@@ -133,14 +132,14 @@ class FlatAdam(_Guarded):
     def gradient_norm(self) -> float:
         return super().gradient_norm if self._on_cpu else math.sqrt(self._square.item())
 
-    def scale_lr(self, share: float) -> None:
-        """Multiplies the learning rate by ``share``, also in a recorded CUDA graph.
+    def scale_lr(self, factor: float) -> None:
+        """Multiplies the learning rate by ``factor``, also in a recorded CUDA graph.
 
         The first call must precede the recording, so that the graph reads a tensor instead of a constant.
         """
         if self._scaled_lr is None:
             self._scaled_lr = self._parameters.new_zeros(())
-        self._scaled_lr.fill_(self.lr * share)
+        self._scaled_lr.fill_(self.lr * factor)
 
     def step(self) -> None:
         """Applies the gradient, or counts it as rejected if its norm is not finite."""
@@ -255,8 +254,8 @@ class TrainedNetworks(Generic[F]):
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        own = {"online": self.online.flat} | ({} if self.target is self.online else {"target": self.target.flat})
-        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+        tensors = {"online": self.online.flat} | ({} if self.target is self.online else {"target": self.target.flat})
+        return tensors | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
 
 
 class Encoder(TrainedNetworks[Any]):

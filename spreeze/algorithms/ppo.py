@@ -77,13 +77,13 @@ class PPO(OnPolicyAlgorithm):
     name = "ppo"
     single_step = False
     _config: PPOConfig
-    _step_share = 1.0
+    _lr_factor = 1.0
     """Factor of the scheduled learning rate, adapted to the KL divergence."""
 
     def __init__(self, spec: EnvSpec, config: PPOConfig, *args: Any, **options: Any) -> None:
         super().__init__(spec, config, *args, **options)
-        own = ("_policy_derivative", "_value_error", "_penalise")  # methods that a subclass may override
-        is_plain = all(getattr(type(self), name) is getattr(PPO, name) for name in own)
+        overridable = ("_policy_derivative", "_value_error", "_penalise")
+        is_plain = all(getattr(type(self), name) is getattr(PPO, name) for name in overridable)
         self._small: NumpyGradient | None = None
         if is_plain and not (self._masked or config.clip_value) and _is_small(self.net, self._kind):
             self._small = NumpyGradient(self.net, self._kind, config)
@@ -100,13 +100,13 @@ class PPO(OnPolicyAlgorithm):
         return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
     def metrics(self) -> dict[str, float]:
-        return super().metrics() | self._clip_share(self._config.clip)
+        return super().metrics() | self._clip_fraction(self._config.clip)
 
     def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         config, sequences = self._config, samples.sequences
         minibatches = config.minibatches_of(len(samples.target), 1 if sequences is None else sequences.begins.shape[1])
         start = self.net.flat.clone() if theta is not None else None
-        self.optimiser.lr *= self._step_share
+        self.optimiser.lr *= self._lr_factor
         divergences: list[Tensor] = []
         with contextlib.nullcontext() if self._small is None else self._small.on_one_thread():
             for epoch in range(config.epochs):
@@ -118,7 +118,7 @@ class PPO(OnPolicyAlgorithm):
                     self.updates += 1
         if config.target_kl is not None:
             divergence = torch.stack(divergences).mean().item()
-            self._step_share = losses.adaptive_lr_factor(self._step_share, divergence, config.target_kl)
+            self._lr_factor = losses.adaptive_lr_factor(self._lr_factor, divergence, config.target_kl)
         if theta is not None and start is not None:
             self.net.flat.sub_(start).add_(theta)
 
@@ -131,13 +131,13 @@ class PPO(OnPolicyAlgorithm):
         return super()._value_error(value, samples)
 
     def state_json(self) -> dict[str, Any]:
-        share = {} if self._config.target_kl is None else {"step_share": self._step_share}
-        return super().state_json() | share
+        factor = {} if self._config.target_kl is None else {"step_share": self._lr_factor}
+        return super().state_json() | factor
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
         # Without target_kl, then or now, the learning rate is not scaled.
-        self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
+        self._lr_factor = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
 def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
@@ -145,7 +145,7 @@ def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
     return (
         isinstance(net, MlpActorCritic)
         and net.flat.device.type == "cpu"
-        and net.layers.own is None
+        and net.layers.custom is None
         and not net.layers.layer_norm
         and net.layers.activation in ("tanh", "relu")
         and max(net.hidden_sizes) <= _MAX_UNITS
@@ -180,8 +180,8 @@ class NumpyGradient:
 
     def on_one_thread(self) -> contextlib.AbstractContextManager[Any]:
         """Context with one thread for NumPy's matmuls: several take four times as long for matrices of this size."""
-        found: contextlib.AbstractContextManager[Any] = self._libraries.limit(limits=1, user_api="blas")
-        return found
+        context: contextlib.AbstractContextManager[Any] = self._libraries.limit(limits=1, user_api="blas")
+        return context
 
     def _allocate(self, rows: int) -> None:
         dtype, sizes = self._head_weight.dtype, self._net.hidden_sizes
@@ -209,8 +209,8 @@ class NumpyGradient:
         error *= config.value_coef / rows
         self._backward(obs, self._kind.backward(derivative, config.entropy_coef / rows), error)
         self._net.obs = samples.obs
-        found = np.minimum(plain, clipped), log_ratio, value
-        return *(torch.from_numpy(part) for part in found), samples.target  # type: ignore[return-value]
+        arrays = np.minimum(plain, clipped), log_ratio, value
+        return *map(torch.from_numpy, arrays), samples.target  # type: ignore[return-value]
 
     def _forward(self, obs: np.ndarray) -> np.ndarray:
         """Fills the hidden layers of both networks; returns the values [M]."""
@@ -270,10 +270,10 @@ class _Gaussian:
         out += bias
         self._z = np.subtract(action.T, out, out=out)
         self._z *= self._scale
-        found: np.ndarray = np.einsum("am,am->m", self._z, self._z)
-        found *= -0.5
-        found -= self._log_std.sum() + len(out) * HALF_LOG_2PI
-        return found
+        log_prob: np.ndarray = np.einsum("am,am->m", self._z, self._z)
+        log_prob *= -0.5
+        log_prob -= self._log_std.sum() + len(out) * HALF_LOG_2PI
+        return log_prob
 
     def backward(self, derivative: np.ndarray, entropy_weight: float) -> np.ndarray:
         weighted: np.ndarray = self._z * derivative
@@ -294,8 +294,8 @@ class _Softmax:
         out -= np.log(np.exp(out).sum(0))
         self._log_pi, self._at = out, (action[:, 0].astype(np.intp), np.arange(out.shape[1]))
         self._kind.log_pi = [torch.from_numpy(out)]
-        found: np.ndarray = out[self._at]
-        return found
+        log_prob: np.ndarray = out[self._at]
+        return log_prob
 
     def backward(self, derivative: np.ndarray, entropy_weight: float) -> np.ndarray:
         prob, log_pi = np.exp(self._log_pi), self._log_pi

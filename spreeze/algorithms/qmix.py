@@ -223,8 +223,8 @@ class TeamValues(CriticNetworks[TeamNetworks]):
         """Adds the states of obs [B, O] to their mean square: over all batches, later over about the last thousand."""
         square, batches = self._states
         batches.add_(1.0)
-        found = obs[:, self._state].square().mean().clamp_(min=1e-12)
-        square.lerp_(found, batches.reciprocal().clamp_(min=1e-3))
+        mean = obs[:, self._state].square().mean().clamp_(min=1e-12)
+        square.lerp_(mean, batches.reciprocal().clamp_(min=1e-3))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"states": self._states}
@@ -236,9 +236,9 @@ class TeamValues(CriticNetworks[TeamNetworks]):
             value = self.online.team_value(obs.clone(), action.clone(), leaf)
             error = value.detach() - target.clone()
             factor = error if weight is None else error * weight.clone()
-            (found,) = torch.autograd.grad(value, leaf, factor / len(error))
+            (gradient,) = torch.autograd.grad(value, leaf, factor / len(error))
         self.td_error, self.td_target = error.unsqueeze(0), target
-        self.gradient.flat.copy_(found)
+        self.gradient.flat.copy_(gradient)
         self.adam.step()
 
 

@@ -40,7 +40,7 @@ from spreeze.types import SequenceBatch, TransitionBatch
 _GATES = {"lstm": 4, "gru": 3}
 Gradients = Callable[[Tensor], Sequence[Tensor]]
 """Maps the gradient [R, H] of a cell's outputs to those of its weights."""
-_MAX_SHARE = 0.9
+_MAX_WEIGHT = 0.9
 """Weight of the largest error in a sequence's priority; the rest is for the mean (R2D2, section 2.3)."""
 _FORGET = 1
 """Index of the LSTM's forget gate, whose bias is initialised to 1 (Jozefowicz et al. 2015)."""
@@ -356,12 +356,12 @@ def gru_gradients(
     factors = torch.stack((of_new * q * r * (1.0 - r), (before - n) * z * (1.0 - z), of_new * r), 1)
     grad, of_sums, carried = grad_out.clone(), torch.empty_like(factors), None
     for start, end in zip(reversed(starts[:-1]), reversed(starts[1:]), strict=True):
-        own, sums = grad[start:end], of_sums[start:end]
+        of_step, sums = grad[start:end], of_sums[start:end]
         if carried is not None:
-            own[: len(carried)] += carried
-        torch.mul(factors[start:end], own.unsqueeze(1), out=sums)
+            of_step[: len(carried)] += carried
+        torch.mul(factors[start:end], of_step.unsqueeze(1), out=sums)
         if start:
-            carried = torch.addmm(own * z[start:end], sums.flatten(1), by_state)
+            carried = torch.addmm(of_step * z[start:end], sums.flatten(1), by_state)
     of_state = of_sums.flatten(1)
     of_input = torch.cat((of_state[:, : 2 * size], grad * of_new), 1)
     return [of_input.t() @ x, of_state.t() @ before, of_input.sum(0), of_state.sum(0)]
@@ -467,7 +467,7 @@ class RecurrentEncoder(Encoder):
         """Priorities [B] of sequences, from the errors [B T] of their steps."""
         errors = errors.view(self._valid.shape) * self._valid
         mean = errors.sum(1) / self._valid.sum(1).clamp(min=1.0)
-        return _MAX_SHARE * errors.amax(1) + (1.0 - _MAX_SHARE) * mean
+        return _MAX_WEIGHT * errors.amax(1) + (1.0 - _MAX_WEIGHT) * mean
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the cell, as ``inference.recurrence.Cell`` reads them."""

@@ -187,11 +187,11 @@ class _SoftActorCritic(ActorCritic):
 
     def _actor_metrics(self) -> dict[str, float]:
         alpha = self.log_alpha[-1].exp().item()
-        found = super()._actor_metrics() | {"alpha": alpha}
+        metrics = super()._actor_metrics() | {"alpha": alpha}
         if self._buffers is not None:
             entropy = -self._buffers.negative_entropy.mean().item()
-            found |= finite({"entropy": entropy, "actor_loss": -alpha * entropy - self.critics.mean_action_value()})
-        return found
+            metrics |= finite({"entropy": entropy, "actor_loss": -alpha * entropy - self.critics.mean_action_value()})
+        return metrics
 
     def _target_entropy_of_choice(self, obs: Tensor) -> Tensor | float:
         """A share of the maximum entropy; with masks in obs [B, O], of the allowed options."""
@@ -201,9 +201,8 @@ class _SoftActorCritic(ActorCritic):
         return obs[:, -self._num_actions :].sum(1).log_().mean().mul_(ratio)
 
     def _tensors(self) -> dict[str, Tensor]:
-        own = {"log_alpha": self.log_alpha}
-        own |= {f"alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
-        return super()._tensors() | {f"actor.{name}": tensor for name, tensor in own.items()}
+        adam = {f"actor.alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
+        return super()._tensors() | {"actor.log_alpha": self.log_alpha} | adam
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
         fits = super().load_state_arrays(arrays)
@@ -466,14 +465,16 @@ class HybridSAC(SAC):
 
     def _actor_metrics(self) -> dict[str, float]:
         """The metrics of SAC, with entropy and loss of both parts; ``alpha`` is the choice's."""
-        found = super()._actor_metrics() | {"alpha_numbers": self.alpha[0].item()}
+        metrics = super()._actor_metrics() | {"alpha_numbers": self.alpha[0].item()}
         if self._buffers is not None:
             of_continuous, of_choice = (
                 -part.mean().item() for part in (self._buffers.negative_entropy, self._negative_entropy_of_choice)
             )
-            loss = -self.alpha[0].item() * of_continuous - found["alpha"] * of_choice - self.critics.mean_action_value()
-            found |= finite({"entropy": of_continuous + of_choice, "actor_loss": loss})
-        return found
+            loss = (
+                -self.alpha[0].item() * of_continuous - metrics["alpha"] * of_choice - self.critics.mean_action_value()
+            )
+            metrics |= finite({"entropy": of_continuous + of_choice, "actor_loss": loss})
+        return metrics
 
 
 ALGORITHMS = (

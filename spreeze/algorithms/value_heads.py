@@ -66,10 +66,10 @@ class QuantileReturns:
         assert self._latest is not None
         out, target = self._latest
         error = target - out.unsqueeze(1)  # [Z, M, B]
-        share = (self._levels.view(-1, 1, 1) - (error < 0.0).to(error.dtype)).abs_()
+        weight = (self._levels.view(-1, 1, 1) - (error < 0.0).to(error.dtype)).abs_()
         size = error.abs_()
         huber = torch.where(size < 1.0, size.square().mul(0.5), size - 0.5)
-        return huber.mul_(share).mean((0, 1))
+        return huber.mul_(weight).mean((0, 1))
 
     def folded(self, outputs: Tensor) -> Tensor:
         return outputs.mean(1, keepdim=True)

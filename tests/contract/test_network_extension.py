@@ -74,7 +74,7 @@ def policy_of(algorithm):
 
 
 def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
-    layers = HiddenLayers(own=find_network("residual", module))
+    layers = HiddenLayers(custom=find_network("residual", module))
     torch.set_default_dtype(torch.float64)
     try:
         parameters = new_parameters((5, 99, 2), 2, torch.device("cpu"), layers=layers)
@@ -84,7 +84,7 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
         torch.set_default_dtype(torch.float32)
     x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, 2, 7, dtype=torch.float64)
-    leaves = [{name: view.clone().requires_grad_() for name, view in each.items()} for each in parameters._each]
+    leaves = [{name: view.clone().requires_grad_() for name, view in each.items()} for each in parameters._named]
     out = torch.stack([functional_call(own, leaves[index], (x[index],)).t()
                        for index, own in enumerate(parameters._modules)])  # fmt: skip
     out.backward(upstream)
@@ -98,13 +98,13 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
             torch.testing.assert_close(first @ parameters.weights[0].transpose(1, 2), x.grad[:, part])
         for index in range(2):
             for name, leaf in leaves[index].items():
-                torch.testing.assert_close(gradient._each[index][name], leaf.grad)
+                torch.testing.assert_close(gradient._named[index][name], leaf.grad)
         ones = mlp_gradients(parameters, buffers).clone()
     expected, = torch.autograd.grad(sum(functional_call(own, leaves[index], (x[index],)).sum()
                                         for index, own in enumerate(parameters._modules)), x)  # fmt: skip
     torch.testing.assert_close(ones, expected)
     assert not torch.equal(parameters.flat[: len(parameters.flat) // 2], parameters.flat[len(parameters.flat) // 2 :])
-    assert parameters.one(1)._each[0]["last.bias"].data_ptr() == parameters._each[1]["last.bias"].data_ptr()
+    assert parameters.one(1)._each[0]["last.bias"].data_ptr() == parameters._named[1]["last.bias"].data_ptr()
 
 
 def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
