@@ -19,6 +19,7 @@ from spreeze.algorithms.fused_mlp import (
     POLICY_GAIN,
     RELU,
     VALUE_GAIN,
+    ActorCriticSpec,
     HiddenLayers,
     Parameters,
     host_copies,
@@ -180,21 +181,12 @@ class ConvActorCritic:
     of_value: Tensor | None = None
     """None: policy and value share the trunk, so their gradient is clipped as a whole."""
 
-    def __init__(
-        self,
-        frames: FrameSpec,
-        cnn: str,
-        outputs: int,
-        num_log_std: int,
-        hidden_sizes: tuple[int, ...],
-        generator: torch.Generator,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, frames: FrameSpec, cnn: str, spec: ActorCriticSpec) -> None:
         self.inputs = TrunkInputs.of(frames)
-        sizes = (self.inputs.features(cnn), *hidden_sizes, outputs + 1)
+        sizes = (self.inputs.features(cnn), *spec.hidden_sizes, spec.outputs + 1)
         count = ConvParameters.count(self.inputs, cnn) + parameter_count(sizes, 1)
-        self.hidden_sizes, self._outputs = hidden_sizes, outputs
-        self.flat = torch.zeros(count + num_log_std, device=device)
+        self.hidden_sizes, self._outputs = spec.hidden_sizes, spec.outputs
+        self.flat = torch.zeros(count + spec.num_log_std, device=spec.device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = ConvParameters(self.flat[:count], self.inputs, cnn, sizes)
@@ -202,11 +194,12 @@ class ConvActorCritic:
         self._leaves = self._parameters.leaves()
         self._outs: tuple[Tensor, ...] = ()
         for weight, _ in self._parameters.convolutions:
-            orthogonal_(weight.flatten(1), HIDDEN_GAIN, generator)
+            orthogonal_(weight.flatten(1), HIDDEN_GAIN, spec.generator)
         for weight in self._parameters.mlp.weights:
-            orthogonal_(weight[0].t(), HIDDEN_GAIN, generator)
-        orthogonal_(self._parameters.mlp.head_weight[0, :outputs], POLICY_GAIN, generator)
-        orthogonal_(self._parameters.mlp.head_weight[0, outputs:], VALUE_GAIN, generator)
+            orthogonal_(weight[0].t(), HIDDEN_GAIN, spec.generator)
+        head = self._parameters.mlp.head_weight[0]
+        orthogonal_(head[: spec.outputs], POLICY_GAIN, spec.generator)
+        orthogonal_(head[spec.outputs :], VALUE_GAIN, spec.generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """One pass at observations uint8 [M, k, *frame]; keeps the graphs."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
-from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
+from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, new_parameters, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, ActorOutputs, DiscreteCritics, OffPolicyAlgorithm
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
@@ -99,28 +99,36 @@ class DQN(OffPolicyAlgorithm):
         torch_device = torch.device(device)
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(torch_device).manual_seed(seed + 1)
-        hidden, lr, dueling = config.hidden_sizes, config.lr, config.duelling
-        bound = config.max_grad_norm
-        self.critics: DiscreteCritics | ImageCritics
-        image: dict[str, Any] = {}
+        lr, max_norm = config.lr, config.max_grad_norm
         layers = HiddenLayers(config.activation, config.layer_norm, network)
-        if network is not None and dueling:
-            raise ConfigError("dqn.duelling = true: custom networks have no such streams; remove one of them")
         self._atoms: Tensor | None = None
-        options: dict[str, Any] = {"dueling": dueling, "max_norm": bound, "head": self._new_head(config, torch_device)}
-        options |= {"noise": config.noise_scale} if config.noisy else {}
         encoder: RecurrentEncoder | None = None
         if config.sequence is not None:
-            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, torch_device, lr=lr, max_norm=bound)
+            encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, torch_device, lr=lr, max_norm=max_norm)
+        shared = num_actions, config.hidden_sizes, lr, init
+        options: dict[str, Any] = {
+            "dueling": config.duelling,
+            "max_norm": max_norm,
+            "head": self._new_head(config, torch_device),
+            "noise": config.noise_scale if config.noisy else 0.0,
+        }
+        self.critics: DiscreteCritics | ImageCritics
+        image: dict[str, Any] = {}
         if frames is None:
             inputs = obs_dim if encoder is None else encoder.size
             self.critics = DiscreteCritics(
-                inputs, num_actions, hidden, 1, lr, init, torch_device, layers=layers, **options
+                inputs, *shared, lambda sizes: new_parameters(sizes, 1, torch_device, layers=layers), **options
             )
         else:
             refuse_layers(layers, "dqn")
-            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, torch_device, **options)
-            image = self.critics.inputs.meta(config.cnn)
+            images, cnn = TrunkInputs.of(frames), config.cnn
+            self.critics = ImageCritics(
+                images.features(cnn),
+                *shared,
+                lambda sizes: ConvParameters.zeros(images, cnn, sizes, torch_device),
+                **options,
+            )
+            image = images.meta(cnn)
         self._config, self.period = config, config.target_interval
         self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
         self._next_out: Tensor | None = None
@@ -137,7 +145,7 @@ class DQN(OffPolicyAlgorithm):
         } | ({"action_mask": True} if masked else {})
         if config.noisy:
             outputs = {"quantile": config.quantiles, "categorical": config.atoms}.get(config.critics, 1)
-            meta["noisy"] = {"duelling": dueling, "outputs": outputs, "mean": config.critics == "quantile"}
+            meta["noisy"] = {"duelling": config.duelling, "outputs": outputs, "mean": config.critics == "quantile"}
         self._masked = masked
         super().__init__(None, self.critics, noise, meta, encoder=encoder)
 
@@ -197,30 +205,8 @@ class DQN(OffPolicyAlgorithm):
 class ImageCritics(ActionValues[ConvParameters]):
     """Q(s, .) [K] of images, by autograd; S = 1."""
 
-    def __init__(
-        self,
-        frames: FrameSpec,
-        num_actions: int,
-        cnn: str,
-        hidden_sizes: tuple[int, ...],
-        lr: float,
-        generator: torch.Generator,
-        device: torch.device,
-        *,
-        dueling: bool,
-        **options: Any,
-    ) -> None:
-        self.inputs = TrunkInputs.of(frames)
-        super().__init__(
-            self.inputs.features(cnn),
-            num_actions,
-            hidden_sizes,
-            lr,
-            generator,
-            lambda sizes: ConvParameters.zeros(self.inputs, cnn, sizes, device),
-            dueling=dueling,
-            **options,
-        )
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._leaves = self._online.leaves()
 
     def numbers(self, obs: Tensor) -> Tensor:

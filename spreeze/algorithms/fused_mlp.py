@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -454,6 +454,17 @@ HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
 found that among such choices the small policy head matters most."""
 
 
+class ActorCriticSpec(NamedTuple):
+    """Sizes of policy and value, and what their weights are made with."""
+
+    outputs: int  # K of the policy
+    num_log_std: int
+    hidden_sizes: tuple[int, ...]
+    layers: HiddenLayers
+    generator: torch.Generator
+    device: torch.device
+
+
 class ActorCriticMlp:
     """Policy and value as two perceptrons, stacked into one batched matmul; the value is the second one's first output.
 
@@ -461,20 +472,11 @@ class ActorCriticMlp:
     policy. These and their gradient are the views ``log_std`` and ``grad_log_std`` [A]; the caller fills the latter.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        num_log_std: int,
-        hidden_sizes: tuple[int, ...],
-        device: torch.device,
-        layers: HiddenLayers,
-        extra: int = 0,
-    ) -> None:
-        sizes = (inputs, *hidden_sizes, outputs)
+    def __init__(self, inputs: int, spec: ActorCriticSpec, extra: int = 0) -> None:
+        sizes, layers = (inputs, *spec.hidden_sizes, spec.outputs), spec.layers
         count = parameter_count(sizes, 2, layers)
-        self.hidden_sizes, self.layers = hidden_sizes, layers
-        self.flat = torch.zeros(count + extra + num_log_std, device=device)
+        self.hidden_sizes, self.layers = spec.hidden_sizes, layers
+        self.flat = torch.zeros(count + extra + spec.num_log_std, device=spec.device)
         self.gradient = torch.zeros_like(self.flat)
         vectors = self.flat, self.gradient
         self.log_std, self.grad_log_std = (vector[count + extra :] for vector in vectors)

@@ -363,8 +363,10 @@ class ActorCritic(OffPolicyAlgorithm):
         self._config = config
 
     @abstractmethod
-    def _new_critics(self, config: Any, inputs: int, *arguments: Any) -> CriticNetworks[Any]:
-        """Critics over ``inputs`` features; ``arguments`` are generator, device and hidden layers."""
+    def _new_critics(
+        self, config: Any, inputs: int, generator: torch.Generator, device: torch.device, layers: HiddenLayers
+    ) -> CriticNetworks[Any]:
+        """Critics over ``inputs`` features."""
 
 
 N = TypeVar("N", bound=Parameters | ConvParameters)
@@ -621,7 +623,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         generator: torch.Generator,
         make: Callable[[tuple[int, ...]], N],
         *,
-        dueling: bool,
+        dueling: bool = False,
         max_norm: float | None = None,
         head: ReturnHead | None = None,
         noise: float = 0.0,
@@ -739,25 +741,6 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
 
 class DiscreteCritics(ActionValues[Parameters]):
     """S networks over vectors."""
-
-    def __init__(
-        self,
-        obs_dim: int,
-        num_actions: int,
-        hidden_sizes: tuple[int, ...],
-        num_critics: int,
-        lr: float,
-        generator: torch.Generator,
-        device: torch.device,
-        layers: HiddenLayers = RELU,
-        *,
-        dueling: bool = False,
-        **options: Any,
-    ) -> None:
-        def make(sizes: tuple[int, ...]) -> Parameters:
-            return new_parameters(sizes, num_critics, device, layers=layers)
-
-        super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator, make, dueling=dueling, **options)
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):

@@ -25,7 +25,7 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
 from spreeze.algorithms.conv_networks import ConvActorCritic, refuse_layers
-from spreeze.algorithms.fused_mlp import ActorCriticMlp, HiddenLayers, Parameters, policy_arrays
+from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters, policy_arrays
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.config.algorithm_settings import OnPolicyConfig
@@ -115,19 +115,19 @@ class OnPolicyAlgorithm(Algorithm):
         self._device, self._config = torch.device(device), config
         self._numbers = 0 if spec.box is None else spec.box.dim
         outputs = self._numbers + (0 if spec.choices is None else spec.choices.options)
-        generator = torch.Generator().manual_seed(seed)
-        shape = (outputs, self._numbers, config.hidden_sizes, generator, self._device)
         network = find_network(config.network, spec.import_module)
         layers = HiddenLayers(config.activation, config.layer_norm, network)
+        generator = torch.Generator().manual_seed(seed)
+        sizes = ActorCriticSpec(outputs, self._numbers, config.hidden_sizes, layers, generator, self._device)
         config.check_task(spec)
         self.net: MlpActorCritic | ConvActorCritic | RecurrentActorCritic
         if spec.frames is not None:
             refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
-            self.net = ConvActorCritic(spec.frames, config.cnn, *shape)
+            self.net = ConvActorCritic(spec.frames, config.cnn, sizes)
         elif config.state_dim:
-            self.net = RecurrentActorCritic(spec.obs_dim, config.recurrent, config.recurrent_size, *shape, layers)
+            self.net = RecurrentActorCritic(spec.obs_dim, config.recurrent, config.recurrent_size, sizes)
         else:
-            self.net = MlpActorCritic(spec.obs_dim, *shape, layers)
+            self.net = MlpActorCritic(spec.obs_dim, sizes)
         self.net.log_std.fill_(config.initial_log_std)
         self._kind = distribution_of(spec, self.net.log_std, self.net.grad_log_std)
         self._masked = spec.action_mask
@@ -481,27 +481,18 @@ def _needs_next_value(batch: RolloutBatch) -> np.ndarray:
 class MlpActorCritic(ActorCriticMlp):
     """Policy and value over observations; ``backward`` fills ``gradient`` except for ``grad_log_std``."""
 
-    def __init__(
-        self,
-        obs_dim: int,
-        outputs: int,
-        num_log_std: int,
-        hidden_sizes: tuple[int, ...],
-        generator: torch.Generator,
-        device: torch.device,
-        layers: HiddenLayers,
-    ) -> None:
-        super().__init__(obs_dim, outputs, num_log_std, hidden_sizes, device, layers)
+    def __init__(self, obs_dim: int, spec: ActorCriticSpec) -> None:
+        super().__init__(obs_dim, spec)
         self.of_value: Tensor | None = torch.zeros_like(self.flat)
         """[d]: 1 for parameters of the value network, 0 for those of the policy."""
         for view in self.networks.over(self.of_value[: len(self.networks.flat)]).one(1).views():
             view.fill_(1.0)
         self.obs = self.flat[:0]
         """Observations [M, O] of the latest forward pass."""
-        if layers.custom is None:
-            self._initialise(generator)
+        if spec.layers.custom is None:
+            self._initialise(spec.generator)
         else:
-            self.networks.initialise(generator)
+            self.networks.initialise(spec.generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import ActorCriticMlp, HiddenLayers, host_copies, orthogonal_
+from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, host_copies, orthogonal_
 from spreeze.algorithms.optimizers import Encoder
 from spreeze.config.algorithm_settings import RecurrentReplayConfig
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -204,21 +204,9 @@ class RecurrentActorCritic(ActorCriticMlp):
     of_value: Tensor | None = None
     """None: policy and value share the cell, so their gradient is clipped as a whole."""
 
-    def __init__(
-        self,
-        obs_dim: int,
-        kind: str,
-        size: int,
-        outputs: int,
-        num_log_std: int,
-        hidden_sizes: tuple[int, ...],
-        generator: torch.Generator,
-        device: torch.device,
-        layers: HiddenLayers,
-    ) -> None:
+    def __init__(self, obs_dim: int, kind: str, size: int, spec: ActorCriticSpec) -> None:
         """``kind`` is one of ``CELLS``, with ``size`` units."""
-        extra = RecurrentCell.count(obs_dim, kind, size)
-        super().__init__(size, outputs, num_log_std, hidden_sizes, device, layers, extra)
+        super().__init__(size, spec, RecurrentCell.count(obs_dim, kind, size))
         self.cell, self._grad_cell = (
             RecurrentCell(obs_dim, kind, size, flat) for flat in (self._extra, self._extra_gradient)
         )
@@ -226,8 +214,8 @@ class RecurrentActorCritic(ActorCriticMlp):
         """Outputs [M, H] of the cell in the latest forward pass."""
         self._gradients_of: Gradients | None = None
         """Maps the gradient [M, H] of these to those of the cell's weights."""
-        self.cell.initialise(generator)
-        self._initialise(generator)
+        self.cell.initialise(spec.generator)
+        self._initialise(spec.generator)
 
     def _state_of(self, sequences: Sequences) -> Tensor:
         """The states [B, S] before the first steps, after the burn-in if there is one."""

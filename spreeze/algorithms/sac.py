@@ -22,7 +22,15 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import MlpBuffers, MlpPasses, Parameters, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import (
+    HiddenLayers,
+    MlpBuffers,
+    MlpPasses,
+    Parameters,
+    mlp_backward,
+    mlp_forward,
+    new_parameters,
+)
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, CriticNetworks, Critics, DiscreteCritics
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
@@ -161,11 +169,19 @@ class _SoftActorCritic(ActorCritic):
         self._alpha_adam = FlatAdam(self.log_alpha, self.alpha_gradient, config.alpha_lr)
         self._adams.append(self._alpha_adam)
 
-    def _new_critics(self, config: Any, inputs: int, *arguments: Any) -> CriticNetworks[Any]:
-        if self._num_actions:
-            sizes = inputs + self._action_dim, self._num_actions, config.hidden_sizes
-            return self._action_values(*sizes, 2, config.critic_lr, *arguments)
-        return self._create_critics(config, inputs, self._action_dim, 2, *arguments)
+    def _new_critics(
+        self, config: Any, inputs: int, generator: torch.Generator, device: torch.device, layers: HiddenLayers
+    ) -> CriticNetworks[Any]:
+        if not self._num_actions:
+            return self._create_critics(config, inputs, self._action_dim, 2, generator, device, layers)
+        return self._action_values(
+            inputs + self._action_dim,
+            self._num_actions,
+            config.hidden_sizes,
+            config.critic_lr,
+            generator,
+            lambda sizes: new_parameters(sizes, 2, device, layers=layers),
+        )
 
     def _optimizers(self) -> list[FlatAdam]:
         return [adam for adam in super()._optimizers() if adam is not self._alpha_adam]
