@@ -25,7 +25,8 @@ from spreeze import files
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.files import PIECE_BYTES
 from spreeze.formatting import size
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, fill
+from spreeze.transport.weights import DAMAGE
 from spreeze.types import Arrays
 
 FORMAT_VERSION = 1
@@ -35,7 +36,6 @@ _EPOCH, _MAX_EPOCH_BYTES = "EPOCH", 20
 _MAX_BYTES = 1 << 36
 _MAX_MANIFEST_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 20  # for the small files of a checkpoint
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -212,17 +212,21 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
             raise ValueError("the manifest belongs to another checkpoint")
         names = [_TENSORS, STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
         for file in names:
-            entry, size_bytes = manifest["files"][file], (path / file).stat().st_size
-            if size_bytes != entry["bytes"]:
-                raise ValueError(f"{file} has {size_bytes} bytes, expected {entry['bytes']}")
-            if files.sha256_of_file(path / file) != entry["sha256"]:
-                raise ValueError(f"{file} does not match its hash")
+            _check(path / file, manifest["files"][file])
         tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES))
         state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
         replay = path / _REPLAY if manifest["replay_saved"] else None
         return Checkpoint(path, int(manifest["epoch"]), int(manifest["updates"]), tensors, state, replay, skipped)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CheckpointError(f"{path.name}: {type(error).__name__}: {error}") from None
+
+
+def _check(file: Path, entry: dict[str, Any], *, size_only: bool = False) -> None:
+    """Raises a ValueError if a file differs from its entry in the manifest."""
+    if (size_bytes := file.stat().st_size) != entry["bytes"]:
+        raise ValueError(f"{file.name} has {size_bytes} bytes, expected {entry['bytes']}")
+    if not size_only and files.sha256_of_file(file) != entry["sha256"]:
+        raise ValueError(f"{file.name} does not match its hash")
 
 
 def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
@@ -231,13 +235,10 @@ def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
     Only the sizes of the other files are checked, so ``CheckpointStore.load_latest`` may still pass over it.
     """
     for path in reversed(CheckpointStore(directory).paths()):
-        with contextlib.suppress(*_DAMAGE):
+        with contextlib.suppress(*DAMAGE):
             manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
             for name, entry in manifest["files"].items():
-                if (path / Path(name).name).stat().st_size != entry["bytes"]:
-                    raise ValueError(f"{name} differs from what was written")
-            if files.sha256_of_file(path / STATE) != manifest["files"][STATE]["sha256"]:
-                raise ValueError("the state does not match its hash")
+                _check(path / Path(name).name, entry, size_only=name != STATE)
             state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
             return int(manifest["updates"]), state
     return None
@@ -308,17 +309,17 @@ def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
     capacity, size = spec.rows_per_shard, spec.block_rows
     stop, stamps = int(ring.committed[shard]), ring.stamps[shard]
     first = max(0, int(ring.reserved[shard]) - capacity)
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     while first < stop:
         lap, position = divmod(first, capacity)
         end = min(stop, lap * capacity + min((position // size + 1) * size, capacity))
         clock, version = stamps[position // size].tolist()
-        found.append(_Block(clock, shard, first, end, version))
+        blocks.append(_Block(clock, shard, first, end, version))
         first = end
     # Rows in a block that a newer lap has begun lost their stamp to it; but no row is younger than the next one.
-    for index in range(len(found) - 2, -1, -1):
-        found[index] = found[index]._replace(clock=min(found[index].clock, found[index + 1].clock))
-    return found
+    for index in range(len(blocks) - 2, -1, -1):
+        blocks[index] = blocks[index]._replace(clock=min(blocks[index].clock, blocks[index + 1].clock))
+    return blocks
 
 
 def _copy(ring: ReplayRing, block: _Block) -> np.ndarray:
@@ -362,12 +363,6 @@ def load_replay(path: Path, ring: ReplayRing) -> int:
             rows, versions = file.get_slice("rows"), file.get_tensor("policy_version")
             if rows.get_shape() != [len(versions), ring.spec.layout.width]:
                 raise CheckpointError(f"{path} holds rows of shape {rows.get_shape()} with {len(versions)} versions")
-            kept = min(len(versions), ring.spec.capacity)
-            first, size = len(versions) - kept, ring.spec.block_rows
-            writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
-            for index, start in enumerate(range(first, len(versions), size)):
-                part = np.asarray(rows[start : min(start + size, len(versions))], dtype=np.float32)
-                writers[index % len(writers)].write_packed(part, int(versions[start]))
-            return kept
+            return fill(ring, rows, versions)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None

@@ -21,7 +21,7 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.normalizer import DiscountedReturns, ReturnMoments
 from spreeze.transport.checkpoint import STATE, CheckpointStore, load_replay
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, fill
 from spreeze.types import Box, Choices, EnvSpec, RowLayout
 
 _MINARI_ID = re.compile(r"^([\w-]+/)*[\w.-]+-v\d+$")
@@ -67,15 +67,11 @@ def load_demonstrations(text: str, spec: EnvSpec, ring: ReplayRing, gamma: float
             return load_replay(path, ring), _returns_beside(path)
         except CheckpointError as error:
             raise ConfigError(f"--demonstrations {text}: {error}") from None
-    found = read_demonstrations(path, text, spec)
+    data = read_demonstrations(path, text, spec)
     returns = DiscountedReturns(gamma)
-    returns.add(found.reward[:, np.newaxis], found.ended[:, np.newaxis])
-    rows = rows_of(found, ring.spec.layout, gamma)[-ring.spec.capacity :]
-    writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
-    size = ring.spec.block_rows
-    for index, start in enumerate(range(0, len(rows), size)):
-        writers[index % len(writers)].write_packed(rows[start : start + size], 0)
-    return len(rows), returns.sums()
+    returns.add(data.reward[:, np.newaxis], data.ended[:, np.newaxis])
+    rows = rows_of(data, ring.spec.layout, gamma)
+    return fill(ring, rows, np.zeros(len(rows), np.int64)), returns.sums()
 
 
 def _returns_beside(path: Path) -> ReturnSums:
@@ -128,13 +124,13 @@ def read_demonstrations(path: Path, text: str, spec: EnvSpec) -> Demonstrations:
         raise ConfigError(f"--demonstrations {text}: {str(error).strip(chr(39))}") from None
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"--demonstrations {text}: it cannot be read: {error}") from None
-    found = Demonstrations(*(np.concatenate(column) for column in zip(*parts, strict=True)) if parts else ())
-    if not parts or not len(found.reward):
+    if not sum(len(part.reward) for part in parts):
         raise ConfigError(f"--demonstrations {text}: it holds no transitions")
-    for name, values in (("observations", found.obs), ("actions", found.action), ("rewards", found.reward)):
+    data = Demonstrations(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    for name, values in (("observations", data.obs), ("actions", data.action), ("rewards", data.reward)):
         if not np.isfinite(values).all():
             raise ConfigError(f"--demonstrations {text}: {name} hold values that are not finite numbers")
-    return found
+    return data
 
 
 def check_demonstrable(spec: EnvSpec, option: str) -> None:
@@ -249,19 +245,19 @@ def _actions(node: Any, spec: EnvSpec) -> np.ndarray:
     return index.astype(np.float32)
 
 
-def rows_of(found: Demonstrations, layout: RowLayout, gamma: float) -> np.ndarray:
+def rows_of(data: Demonstrations, layout: RowLayout, gamma: float) -> np.ndarray:
     """Rows [N, W] float32 of n-step transitions, of which none reaches beyond its episode."""
-    count = len(found.reward)
+    count = len(data.reward)
     total, length = np.zeros(count), np.zeros(count, np.int64)
     over = np.zeros(count, bool)
     for age in range(layout.n_step):
         live = np.flatnonzero(~over[: max(0, count - age)])
-        total[live] += gamma**age * found.reward[live + age]
-        over[live], length[live] = found.ended[live + age], age + 1
+        total[live] += gamma**age * data.reward[live + age]
+        over[live], length[live] = data.ended[live + age], age + 1
     last = np.arange(count) + length - 1
     rows = np.zeros((count, layout.width), np.float32)
-    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.reward] = found.obs, found.action, total
-    rows[:, layout.terminated], rows[:, layout.next_obs] = found.terminated[last], found.next_obs[last]
+    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.reward] = data.obs, data.action, total
+    rows[:, layout.terminated], rows[:, layout.next_obs] = data.terminated[last], data.next_obs[last]
     if layout.num_steps is not None:
         rows[:, layout.num_steps] = length
     return rows

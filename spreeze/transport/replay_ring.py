@@ -145,10 +145,10 @@ class ReplayRing:
     def attach(cls, fd: int, spec: RingSpec) -> ReplayRing:
         """Attaches to an inherited descriptor; a TransportError if it belongs to another ring."""
         ring = cls(spec, attach(fd, spec.size_bytes))
-        found, expected = ring.words[:6].tolist(), spec.header()
-        if found != expected:
+        header, expected = ring.words[:6].tolist(), spec.header()
+        if header != expected:
             ring.close()
-            raise TransportError(f"descriptor {fd} holds another ring: header {found}, expected {expected}")
+            raise TransportError(f"descriptor {fd} holds another ring: header {header}, expected {expected}")
         return ring
 
     @property
@@ -332,9 +332,13 @@ class ShardWriter:
                 self._obs[at], self._action[at], self._next_obs[at] = obs, action, next_obs
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
-                self._num_steps[position:stop] = _given(num_steps)
+                if num_steps is None:
+                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
+                self._num_steps[position:stop] = num_steps
             if self._has_frames:
-                self._write_frames(slice(position, stop), frames)
+                if frames is None:
+                    raise ValueError("this ring holds images: frames are missing")
+                self._frames[position:stop], self._links[position:stop, 0], self._links[position:stop, 1] = frames
             self._publish(stop, version)
         finally:
             if self._locked:
@@ -374,11 +378,6 @@ class ShardWriter:
             stop = self._stamp_position = 0
         self._position = stop
 
-    def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
-        if frames is None:
-            raise ValueError("this ring holds images: frames are missing")
-        self._frames[at], self._links[at, 0], self._links[at, 1] = frames
-
     def _seal(self, position: int, stop: int) -> None:
         """Writes the checksums of the rows in [position, stop)."""
         assert self._checksum is not None
@@ -408,10 +407,17 @@ class ShardWriter:
             start = stop
 
 
-def _given(num_steps: Any) -> Any:
-    if num_steps is None:
-        raise ValueError("this ring holds n-step transitions: num_steps is missing")
-    return num_steps
+def fill(ring: ReplayRing, rows: Any, versions: np.ndarray) -> int:
+    """Writes rows [N, W] with their policy versions [N] into an empty ring, block by block to its shards in turn.
+
+    A smaller ring keeps the newest rows. Returns how many were kept.
+    """
+    kept, size = min(len(versions), ring.spec.capacity), ring.spec.block_rows
+    writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
+    for index, start in enumerate(range(len(versions) - kept, len(versions), size)):
+        part = np.asarray(rows[start : min(start + size, len(versions))], dtype=np.float32)
+        writers[index % len(writers)].write_packed(part, int(versions[start]))
+    return kept
 
 
 class Drawn(NamedTuple):
@@ -479,9 +485,9 @@ class ReplayReader:
         begin = min(max(begin, low), end)
         row = self._shard_start[shard] + np.arange(begin, end) % capacity
         with ring.shard_locks(shard, shard):
-            found = (ring.frames if ring.spec.layout.frame_bytes else ring.rows)[row, columns]
+            rows = (ring.frames if ring.spec.layout.frame_bytes else ring.rows)[row, columns]
         overwritten = max(0, ring.counters()[shard][0] - capacity - begin)  # read after the copy is complete
-        return np.ascontiguousarray(found[overwritten:]).view(np.float32), end
+        return np.ascontiguousarray(rows[overwritten:]).view(np.float32), end
 
     def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
         """Moves each shard's first young enough block forward; costs one step per block written."""

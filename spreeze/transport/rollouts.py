@@ -201,8 +201,7 @@ class Rollouts:
         """The policy's state [n, S] before the next step of ``envs`` [n]: zeros where an episode begins."""
         start, _ = self.episode_of(envs)
         steps = self.steps[envs]
-        found: np.ndarray = np.where((start < steps)[:, None], self.fields["memory"][steps % 2, envs], np.float32(0.0))
-        return found
+        return np.where((start < steps)[:, None], self.fields["memory"][steps % 2, envs], np.float32(0.0))
 
     @property
     def side(self) -> tuple[str, ...]:
@@ -224,6 +223,11 @@ class Rollouts:
         """
         of, uses = divmod(int(self.fields["uses"][rollout % self._slots, first]), _USES_BASE)
         return uses if of == rollout else 0
+
+    def may_begin(self, rollout: int, first: int) -> bool:
+        """True if the rollout that ``rollout`` leaves to be overwritten next has had its least uses."""
+        oldest = rollout - self._slots + 1
+        return oldest < 0 or self.uses(oldest, first) >= self.spec.least_uses
 
     def mark(self) -> None:
         """Saves the state of every episode for the following swap; the rollout must be full."""
@@ -357,9 +361,7 @@ class RolloutWriter:
             return self._rollout_steps * (min(self.steps) // self._rollout_steps + 1)
         # The oldest rollout that can be read is written over after this one. There is no deadlock: while it waits
         # for uses, the reader can take it.
-        oldest = rollout - self._spec.num_slots + 1
-        may_begin = oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
-        return self._rollout_steps * (rollout + may_begin)
+        return self._rollout_steps * (rollout + self._rollouts.may_begin(rollout, self._first))
 
     def may_step(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of those that may take a step; ``step_synchronous``: none gets a step ahead of any environment."""
@@ -455,10 +457,10 @@ class RolloutWriter:
     @property
     def filled(self) -> bool:
         """True if the last step completed a rollout of all these environments."""
-        least = min(self.steps)
+        lowest = min(self.steps)
         if self._spec.asynchronous:
-            return 0 < least == max(self.steps) and least % self._rollout_steps == 0
-        return least >= self._end
+            return 0 < lowest == max(self.steps) and lowest % self._rollout_steps == 0
+        return lowest >= self._end
 
     @property
     def last_of_step(self) -> bool:
@@ -523,8 +525,7 @@ class RolloutReader:
     @property
     def _ends(self) -> np.ndarray:
         """Complete rollouts of each sampler so far, [samplers]."""
-        ends: np.ndarray = self._steps.min(1) // self._rollouts.spec.sync_interval
-        return ends
+        return np.asarray(self._steps.min(1) // self._rollouts.spec.sync_interval)
 
     @property
     def _steps(self) -> np.ndarray:
@@ -558,7 +559,7 @@ class RolloutReader:
                 for name in names
             }
             fields.in_order()
-            if rollout >= self._first_whole()[writer]:
+            if rollout >= self._first_intact()[writer]:
                 self._takes += 1
                 if uses == 0:
                     fields["given"][0] += 1
@@ -599,8 +600,8 @@ class RolloutReader:
         # At equal speed each sampler completes one in as many rollouts as there are samplers.
         pace = np.maximum(self._gaps, self._ended_at.max() - self._ended_at)
         keeps_up: list[bool] = (pace < 2 * len(self._columns)).tolist()
-        most_uses = self._rollouts.spec.max_uses
-        others = sum([entry.uses < most_uses or keeps_up[entry.key[0]] for entry in readable]) - 1
+        max_uses = self._rollouts.spec.max_uses
+        others = sum([entry.uses < max_uses or keeps_up[entry.key[0]] for entry in readable]) - 1
         return self._takes - taken_at < others
 
     def _readable(self) -> list[_Readable]:
@@ -610,14 +611,14 @@ class RolloutReader:
         fields.in_order()
         uses = fields["uses"][:, :: self._columns[0].stop].T.tolist()
         fields.in_order()
-        found = []
-        for writer, (first, end) in enumerate(zip(self._first_whole(), ends, strict=True)):
+        readable = []
+        for writer, (first, end) in enumerate(zip(self._first_intact(), ends, strict=True)):
             for rollout in range(max(0, first), end):
                 of, used = divmod(uses[writer][rollout % spec.num_slots], _USES_BASE)
-                found.append(_Readable((writer, rollout), used if of == rollout else 0))
-        return found
+                readable.append(_Readable((writer, rollout), used if of == rollout else 0))
+        return readable
 
-    def _first_whole(self) -> list[int]:
+    def _first_intact(self) -> list[int]:
         """First rollout of each sampler over which it cannot have begun another one."""
         spec = self._rollouts.spec
         if not spec.asynchronous:
@@ -626,13 +627,11 @@ class RolloutReader:
 
     def _sampler_waits(self) -> bool:
         """True if a sampler waits until its oldest rollout has been given more often."""
-        spec = self._rollouts.spec
-        for columns, steps in zip(self._columns, self._steps.max(1).tolist(), strict=True):
-            oldest = steps // spec.sync_interval - spec.num_slots + 1
-            may_begin = oldest < 0 or self._rollouts.uses(oldest, columns.start) >= spec.least_uses
-            if steps % spec.sync_interval == 0 and not may_begin:
-                return True
-        return False
+        interval = self._rollouts.spec.sync_interval
+        return any(
+            steps % interval == 0 and not self._rollouts.may_begin(steps // interval, columns.start)
+            for columns, steps in zip(self._columns, self._steps.max(1).tolist(), strict=True)
+        )
 
 
 class _Readable(NamedTuple):

@@ -125,9 +125,9 @@ def decode(data: bytes, path: Path) -> Weights:
     if int(checksum) != _checksum(arrays, text):
         raise WeightsError(f"{path}: checksum differs; the file is damaged")
     check_finite(arrays, str(path))
-    facts = json.loads(text)
-    refuse_newer(facts.get("format"), FORMAT, path, WeightsError)
-    return Weights(arrays, dict(facts["meta"]), int(facts["epoch"]), int(facts["version"]), path)
+    header = json.loads(text)
+    refuse_newer(header.get("format"), FORMAT, path, WeightsError)
+    return Weights(arrays, dict(header["meta"]), int(header["epoch"]), int(header["version"]), path)
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
@@ -230,7 +230,7 @@ class _SlotHeader(NamedTuple):
 
     epoch: int
     version: int
-    facts_bytes: int  # length of the description that follows
+    description_bytes: int  # length of the JSON that follows
 
 
 _EMPTY = _SlotHeader(-1, -1, 0)
@@ -279,8 +279,8 @@ class VersionedParameters:
     @property
     def newest(self) -> tuple[int, int] | None:
         """Epoch and version; None before the first."""
-        found = max(_slot_header(slot) for slot in self.fds)
-        return None if found == _EMPTY else found[:2]
+        newest = max(map(_slot_header, self.fds))
+        return None if newest == _EMPTY else newest[:2]
 
     def _write(self, fd: int, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
         order, headers = (epoch, version), [_slot_header(slot)[:2] for slot in self.fds]
@@ -288,17 +288,16 @@ class VersionedParameters:
             return
         if max(headers) > order:
             raise _not_newer(epoch, version, max(headers))
-        own = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        facts = json.dumps(
-            {"meta": meta, "arrays": [[name, array.dtype.str, array.shape] for name, array in own.items()]}
-        ).encode()
-        parts: list[bytes | memoryview] = [facts, *(array.reshape(-1).view(np.uint8).data for array in own.values())]
+        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        layout = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+        description = json.dumps({"meta": meta, "arrays": layout}).encode()
+        parts: list[Any] = [description, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
         os.pwrite(fd, _HEADER.pack(*_EMPTY), 0)
         offset = _HEADER.size
         for data in parts:
             _pwrite(fd, data, offset)
             offset += len(data)
-        os.pwrite(fd, _HEADER.pack(epoch, version, len(facts)), 0)
+        os.pwrite(fd, _HEADER.pack(epoch, version, len(description)), 0)
 
     def read(self, version: int) -> Weights | None:
         """A version; None if it is not there (any more) or is being written."""
@@ -315,18 +314,18 @@ class VersionedParameters:
 
     def _read(self, fd: int, header: _SlotHeader) -> Weights | None:
         """The content of a slot with that header; None if it was overwritten in the meantime."""
-        facts = _pread(fd, header.facts_bytes, _HEADER.size)
+        text = _pread(fd, header.description_bytes, _HEADER.size)
         if _slot_header(fd) != header:
             return None
-        described = json.loads(facts)
-        arrays, offset = {}, _HEADER.size + header.facts_bytes
-        for name, dtype, shape in described["arrays"]:
+        description = json.loads(text)
+        arrays, offset = {}, _HEADER.size + header.description_bytes
+        for name, dtype, shape in description["arrays"]:
             data = _pread(fd, math.prod(shape) * np.dtype(dtype).itemsize, offset)
             arrays[name] = np.frombuffer(data, dtype).reshape(shape)
             offset += len(data)
         if _slot_header(fd) != header:
             return None
-        return Weights(arrays, described["meta"], header.epoch, header.version)
+        return Weights(arrays, description["meta"], header.epoch, header.version)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -366,8 +365,8 @@ class LocalParameters(VersionedParameters):
         self._newest = Weights(arrays, meta, epoch, version)
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
-        found = self._newest
-        return None if found is None or found.order == newer_than else found
+        newest = self._newest
+        return None if newest is None or newest.order == newer_than else newest
 
 
 @dataclass(frozen=True, kw_only=True)
