@@ -184,6 +184,10 @@ _NEEDS = {"tanh1": ("exp",), "tanh": ("tanh1",), "silu": ("tanh1",), "gelu": ("t
           "lstm": ("tanh1",), "gru": ("tanh1",), "expected": ("exp",)}  # fmt: skip
 
 
+_REPEATED = ("add", "multiply", "clip")
+"""Functions whose constants may be shorter than x: they are repeated."""
+
+
 def c_name(stem: str) -> str:
     """A C identifier for a file's stem: ``walker-2`` gives ``walker_2``."""
     name = re.sub(r"\W", "_", stem, flags=re.ASCII) or "policy"
@@ -214,8 +218,10 @@ class _Source:
             call(*values)
         elif kind in CELLS:
             self._cell(kind, *values)
-        elif kind in _FUNCTIONS:  # in place, without constants
-            self._call(kind, self._own(), self._size)
+        elif kind in _FUNCTIONS:  # in place
+            x, size = self._writable(), self._size
+            sizes = [np.size(values[0])] if kind in _REPEATED else []
+            self._call(kind, x, size, *map(self._constant, values), *sizes)
         else:
             raise ConfigError(
                 f"--format c: this policy has the operation {kind!r}, which has no C yet; use another format"
@@ -250,7 +256,7 @@ class _Source:
         self._body.append(f"float {self._x}[{self._size}];")
         return self._x
 
-    def _own(self) -> str:
+    def _writable(self) -> str:
         """The current x; a copy if it is still the caller's observation."""
         if self._x == "obs":
             self._new(self._shape)
@@ -268,7 +274,7 @@ class _Source:
     # --- one method for each operation with constants or another shape ---
 
     def _stack(self, shape: np.ndarray) -> None:
-        self._own()
+        self._writable()
         self._shape = tuple(int(size) for size in shape[1:])
 
     def _conv(self, weight: np.ndarray, bias: np.ndarray, stride: np.ndarray) -> None:
@@ -302,18 +308,6 @@ class _Source:
             f"{y}[i * {channels} + c] = {x}[c * {height * width} + i];"
         )
 
-    def _normalise(self, mean: np.ndarray, std: np.ndarray) -> None:
-        self._call("normalise", self._own(), self._size, self._constant(mean), self._constant(std))
-
-    def _clip(self, low: np.ndarray, high: np.ndarray) -> None:
-        self._call("clip", self._own(), self._size, self._constant(low), self._constant(high), np.size(low))
-
-    def _add(self, bias: np.ndarray) -> None:
-        self._call("add", self._own(), self._size, self._constant(bias), np.size(bias))
-
-    def _multiply(self, factor: np.ndarray) -> None:
-        self._call("multiply", self._own(), self._size, self._constant(factor), np.size(factor))
-
     def _matmul(self, weight: np.ndarray) -> None:
         self._product(self._x, self._shape, weight)
 
@@ -337,7 +331,7 @@ class _Source:
         self._call("mask", f"{self._x} + {int(numbers)}", f"obs + {self._obs_size - int(count)}", int(count))
 
     def _squash(self, count: np.ndarray) -> None:
-        self._call("tanh", self._own(), int(count))
+        self._call("tanh", self._writable(), int(count))
 
     def _choose(self, count: np.ndarray, columns: np.ndarray, unused: np.ndarray) -> None:
         x, numbers = self._x, int(count)
@@ -451,8 +445,8 @@ def open_header(path: Path) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], An
     Raises:
         ConfigError: there is no compiler, or it rejects the header.
     """
-    found = compiler()
-    if found is None:
+    path_of_compiler = compiler()
+    if path_of_compiler is None:
         raise ConfigError(f"a C compiler is needed: install one of {', '.join(COMPILERS)}")
     text = path.read_text()
     declared = re.search(r"void (\w+)_act\(const (\w+) obs\[\d+\], (float state\[)?.*?(\w+) action\[(\d+)\]", text)
@@ -472,10 +466,10 @@ void each(int rows, const {obs_type} *obs, float *state, {action_type} *action) 
 """
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "policy.so")
-        command = [found, *FLAGS, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-lm"]
+        command = [path_of_compiler, *FLAGS, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-lm"]
         result = subprocess.run(command, input=program, capture_output=True, text=True, timeout=_TIMEOUT_S)
         if result.returncode:
-            raise ConfigError(f"{found} does not take the header: {result.stderr.strip()[:500]}")
+            raise ConfigError(f"{path_of_compiler} does not take the header: {result.stderr.strip()[:500]}")
         each = ctypes.CDLL(str(library)).each
 
     def act(obs: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
@@ -484,6 +478,7 @@ void each(int rows, const {obs_type} *obs, float *state, {action_type} *action) 
         action = np.empty((len(obs), int(actions)), np.int32 if action_type == "int32_t" else np.float32)
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (obs, *(next_state or (action,)), action)]
         each(len(obs), *pointers)
-        return action.reshape(len(obs), *shape), next_state
+        action = action.reshape(len(obs), *shape)
+        return (action.astype(np.int64) if action.dtype == np.int32 else action), next_state
 
     return act

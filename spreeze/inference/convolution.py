@@ -101,11 +101,11 @@ class TrunkInputs(NamedTuple):
 
     def split(self, obs: Any) -> tuple[list[Any], Any]:
         """Images [N, k C, H, W] of observations uint8 [N, k, *frame], and the newest numbers as bytes [N, 4 V]."""
-        frames, found, end = obs.reshape(*obs.shape[:2], -1), [], 0
+        frames, images, end = obs.reshape(*obs.shape[:2], -1), [], 0
         for channels, height, width in self.images:
             begin, end = end, end + channels // obs.shape[1] * height * width
-            found.append(frames[:, :, begin:end].reshape(-1, channels, height, width))
-        return found, frames[:, -1, end:]
+            images.append(frames[:, :, begin:end].reshape(-1, channels, height, width))
+        return images, frames[:, -1, end:]
 
 
 class _Layer:
@@ -210,7 +210,7 @@ class Trunk:
 
 
 def _loaded(arrays: dict[str, np.ndarray], index: int, part: ConvLayer, first: bool) -> _Layer:
-    weight, bias = (_array(arrays, f"conv{index}_{kind}") for kind in ("w", "b"))
+    weight, bias = (array_of(arrays, f"conv{index}_{kind}") for kind in ("w", "b"))
     kernel = part.layer.kernel
     expected = (part.layer.channels, part.inputs, kernel, kernel)
     if weight.shape != expected or bias.shape != expected[:1]:
@@ -219,7 +219,8 @@ def _loaded(arrays: dict[str, np.ndarray], index: int, part: ConvLayer, first: b
     return _Layer(part, weight / np.float32(255.0) if first else weight, bias, first=first)
 
 
-def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+def array_of(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """The array as float32; a WeightsError if it is missing."""
     if name not in arrays:
         raise WeightsError(f"weights have no '{name}'; publish them again with this version")
     return np.asarray(arrays[name], np.float32)

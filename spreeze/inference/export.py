@@ -497,32 +497,6 @@ def _onnx_gelu(graph: _Graph) -> None:
     graph.node("Mul", x, graph.over("Mul", _f32(0.5)))
 
 
-def _onnx_clip(graph: _Graph, low: np.ndarray, high: np.ndarray) -> None:
-    graph.over("Max", low)
-    graph.over("Min", high)
-
-
-def _onnx_normalise(graph: _Graph, mean: np.ndarray, std: np.ndarray) -> None:
-    graph.over("Sub", mean)
-    graph.over("Div", std)
-
-
-def _onnx_stack(graph: _Graph, shape: np.ndarray) -> None:
-    graph.over("Reshape", shape)
-    graph.node("Cast", to=1)  # float32
-
-
-def _onnx_part(graph: _Graph, columns: np.ndarray, shape: np.ndarray) -> None:
-    ends = (graph.constant(columns[:1]), graph.constant(columns[1:]), graph.constant(_i64([1])))
-    graph.node("Slice", "obs", *ends)
-    graph.over("Reshape", shape)
-
-
-def _onnx_flatten(graph: _Graph) -> None:
-    graph.node("Transpose", perm=[0, 2, 3, 1])
-    graph.node("Flatten", axis=1)
-
-
 def _onnx_mask(graph: _Graph, count: np.ndarray, numbers: np.ndarray | None = None) -> None:
     before, out = (None, graph.x) if numbers is None else _onnx_halves(graph, numbers)
     mask = graph.columns("obs", -count)
@@ -552,66 +526,61 @@ def _onnx_choose(graph: _Graph, count: np.ndarray, columns: np.ndarray, unused: 
     graph.node("Concat", numbers, graph.node("Cast", to=1), axis=1)
 
 
-def _onnx_team(graph: _Graph, shape: np.ndarray) -> None:
-    graph.over("Slice", _i64([0]), shape.prod(keepdims=True), _i64([1]))
-    graph.over("Reshape", _i64([-1, *shape]))
-
-
-def _onnx_expected(graph: _Graph, returns: np.ndarray) -> None:
-    graph.over("Reshape", _i64([0, -1, len(returns)]))
-    graph.node("Softmax", axis=2)
-    graph.over("MatMul", returns)
-
-
-def _onnx_argmax(graph: _Graph, first: np.ndarray) -> None:
-    graph.node("ArgMax", axis=-1, keepdims=0)
-    graph.over("Add", first)
-
-
 def _onnx_cell(graph: _Graph, weight: np.ndarray, bias: np.ndarray, *, kind: str) -> None:
     size = weight.shape[1] // 4
     x, one, half = graph.x, graph.constant(_f32(1.0)), graph.constant(_f32(0.5))
 
     def part(name: str, number: int) -> str:
-        begin, end = (graph.constant(_i64([index * size])) for index in (number, number + 1))
-        return graph.node("Slice", name, begin, end, graph.constant(_i64([1])))
+        return graph.columns(name, _i64(number * size), _i64((number + 1) * size))
 
-    def share(number: int) -> str:
+    def gate(number: int) -> str:
         return graph.node("Mul", graph.node("Add", graph.node("Tanh", part(sums, number)), one), half)
 
     graph.node("Concat", x, part("state", 0), axis=1)
     graph.over("MatMul", weight)
     sums = graph.over("Add", bias)
     if kind == "gru":
-        recalled = graph.node("Mul", share(0), part(sums, 3))
+        recalled = graph.node("Mul", gate(0), part(sums, 3))
         new = graph.node("Tanh", graph.node("Add", part(sums, 2), recalled))
-        h = graph.node("Add", new, graph.node("Mul", share(1), graph.node("Sub", "state", new)))
+        h = graph.node("Add", new, graph.node("Mul", gate(1), graph.node("Sub", "state", new)))
         graph.node("Identity", h)
     else:
-        kept = graph.node("Mul", share(1), part("state", 1))
-        c = graph.node("Add", kept, graph.node("Mul", share(0), graph.node("Tanh", part(sums, 3))))
-        h = graph.node("Mul", share(2), graph.node("Tanh", c))
+        kept = graph.node("Mul", gate(1), part("state", 1))
+        c = graph.node("Add", kept, graph.node("Mul", gate(0), graph.node("Tanh", part(sums, 3))))
+        h = graph.node("Mul", gate(2), graph.node("Tanh", c))
         graph.node("Concat", h, c, axis=1)
     graph.nodes[-1].output[0] = "next_state"
     graph.x = h
 
 
-def _onnx_layer_norm(graph: _Graph, width: int) -> None:
-    graph.over("LayerNormalization", np.ones(width, np.float32), axis=-1, epsilon=NORM_EPS)
-
-
 _ONNX: dict[str, Callable[..., Any]] = {
-    "part": _onnx_part, "keep": lambda g: g.kept.append(g.x), "join": lambda g: g.node("Concat", *g.kept, axis=1),
-    "stack": _onnx_stack, "flatten": _onnx_flatten, "normalise": _onnx_normalise, "clip": _onnx_clip,
+    "part": lambda g, columns, shape: (g.columns("obs", columns[:1], columns[1:]), g.over("Reshape", shape)),
+    "keep": lambda g: g.kept.append(g.x),
+    "join": lambda g: g.node("Concat", *g.kept, axis=1),
+    "stack": lambda g, shape: (g.over("Reshape", shape), g.node("Cast", to=1)),  # float32
+    "flatten": lambda g: (g.node("Transpose", perm=[0, 2, 3, 1]), g.node("Flatten", axis=1)),
+    "normalise": lambda g, mean, std: (g.over("Sub", mean), g.over("Div", std)),
+    "clip": lambda g, low, high: (g.over("Max", low), g.over("Min", high)),
     "conv": lambda g, weight, bias, stride: g.over("Conv", weight, bias, strides=[int(stride)] * 2),
-    "matmul": lambda g, weight: g.over("MatMul", weight), "add": lambda g, bias: g.over("Add", bias),
-    "multiply": lambda g, factor: g.over("Mul", factor), "tanh": lambda g: g.node("Tanh"),
-    "relu": lambda g: g.node("Relu"), "elu": lambda g: g.node("Elu", alpha=1.0), "gelu": _onnx_gelu,
-    "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")), "mask": _onnx_mask, "argmax": _onnx_argmax,
-    "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
-    "layer_norm": _onnx_layer_norm, "team": _onnx_team, "squash": _onnx_squash, "choose": _onnx_choose,
-    "expected": _onnx_expected,
+    "matmul": lambda g, weight: g.over("MatMul", weight),
+    "add": lambda g, bias: g.over("Add", bias),
+    "multiply": lambda g, factor: g.over("Mul", factor),
+    "tanh": lambda g: g.node("Tanh"),
+    "relu": lambda g: g.node("Relu"),
+    "elu": lambda g: g.node("Elu", alpha=1.0),
+    "gelu": _onnx_gelu,
+    "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")),
+    "layer_norm": lambda g, width: g.over("LayerNormalization", np.ones(width, np.float32), axis=-1, epsilon=NORM_EPS),
+    "columns": lambda g, count: g.columns(g.x, _i64(0), count),
+    "team": lambda g, shape: (g.columns(g.x, _i64(0), shape.prod()), g.over("Reshape", _i64([-1, *shape]))),
+    "expected": lambda g, returns: (
+        g.over("Reshape", _i64([0, -1, len(returns)])), g.node("Softmax", axis=2), g.over("MatMul", returns)
+    ),
+    "mask": _onnx_mask,
+    "squash": _onnx_squash,
+    "choose": _onnx_choose,
     "gather": lambda g, columns: g.node("Gather", g.x, g.constant(columns), axis=1),
+    "argmax": lambda g, first: (g.node("ArgMax", axis=-1, keepdims=0), g.over("Add", first)),
     **{kind: functools.partial(_onnx_cell, kind=kind) for kind in CELLS},
 }  # fmt: skip
 
@@ -671,19 +640,6 @@ def _open_onnx(path: Path) -> Act:
     return act
 
 
-# --- C ---
-
-
-def _open_c(path: Path) -> Act:
-    act_rows = c_source.open_header(path)
-
-    def act(obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        action, following = act_rows(obs, state)
-        return (action.astype(np.int64) if action.dtype == np.int32 else action), following
-
-    return act
-
-
 # --- files ---
 
 
@@ -702,8 +658,8 @@ def _write_c(steps: list[Operation], spec: EnvSpec, about: dict[str, Any], *, in
 _CODECS = {
     "onnx": _Codec(_write_onnx, _open_onnx), "torch": _Codec(_write_torch, _open_torch),
     "numpy": _Codec(_write_numpy, _open_numpy),
-    "c": _Codec(functools.partial(_write_c, int8=False), _open_c),
-    "c-int8": _Codec(functools.partial(_write_c, int8=True), _open_c),
+    "c": _Codec(functools.partial(_write_c, int8=False), c_source.open_header),
+    "c-int8": _Codec(functools.partial(_write_c, int8=True), c_source.open_header),
 }  # fmt: skip
 
 

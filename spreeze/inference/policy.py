@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import UsageError, WeightsError
-from spreeze.inference.convolution import Trunk
+from spreeze.inference.convolution import Trunk, array_of
+from spreeze.inference.custom_network import CustomNetwork
 from spreeze.inference.heads import FORBIDDEN, DrawingHead, Head, head_of
 from spreeze.inference.normalizer import obs_scale, scaled
-from spreeze.inference.own_network import OwnNetwork
 from spreeze.inference.recurrence import Cell
 from spreeze.types import Arrays
 
@@ -32,17 +32,7 @@ NORM_EPS = 1e-5
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always for a
 policy without memory. A recurrent policy has one, [N, S]."""
-_MALFORMED = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    ZeroDivisionError,
-    MemoryError,
-    RecursionError,
-)
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError)
 """Errors that malformed metadata and shapes can cause."""
 _EXPLORING = "explore."
 """Prefix of the names of the newest weights in a file with an averaged policy."""
@@ -83,17 +73,17 @@ class Policy:
         activation: str = "relu",
         layer_norm: bool = False,
         mask_dim: int = 0,
-        own: OwnNetwork | None = None,
+        custom: CustomNetwork | None = None,
         cell: Cell | None = None,
         noise: NoisyLayers | None = None,
         atoms: np.ndarray | None = None,
     ) -> None:
-        """``own`` is a custom network; ``layers`` then only define its numbers of inputs and outputs.
+        """``custom`` replaces the perceptron; ``layers`` then only define its numbers of inputs and outputs.
 
         A ``cell`` lies between the observation and the ``layers``. For exploration, ``noise`` is added to the layers.
         With ``atoms`` [Z], the network outputs logits of these returns for each action.
         """
-        self._own, self._cell, self._noise, self._atoms = own, cell, noise, atoms
+        self._custom, self._cell, self._noise, self._atoms = custom, cell, noise, atoms
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
         self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
         self.obs_dim = layers[0][0].shape[0] if cell is None else cell.inputs
@@ -102,7 +92,7 @@ class Policy:
         self._busy = False  # a lock would take twelve times as long
         self._drawing = head if isinstance(head, DrawingHead) else None
         if self._drawing is not None:
-            self._tile = _Tile(self.obs_dim, layers, self._drawing.noise_dim, cell, row_by_row=own is not None)
+            self._tile = _Tile(self.obs_dim, layers, self._drawing.noise_dim, cell, row_by_row=custom is not None)
 
     @classmethod
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
@@ -130,13 +120,13 @@ class Policy:
             raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
         mask_dim = head.options if meta.get("action_mask") else 0
         if "network" in meta:
-            own, shape = OwnNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
+            custom, shape = CustomNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
             return cls(
                 [(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))],
                 head,
                 obs_scale(arrays, shape[0]),
                 mask_dim=mask_dim,
-                own=own,
+                custom=custom,
             )
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
@@ -292,8 +282,8 @@ class Policy:
         self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """Passes x [N, I] through all layers, in ``buffers``; returns the last one. ``rng`` draws their noise."""
-        if self._own is not None:
-            return self._own(x, buffers[-1], row_by_row=row_by_row)
+        if self._custom is not None:
+            return self._custom(x, buffers[-1], row_by_row=row_by_row)
         last = len(self._layers) - 1
         for index, ((weight, bias), buffer) in enumerate(zip(self._layers, buffers, strict=True)):
             if row_by_row:
@@ -324,9 +314,9 @@ def _shared() -> UsageError:
 def expected_returns(out: np.ndarray, atoms: np.ndarray) -> np.ndarray:
     """Mean returns [N, K] from logits [N, K * Z] of the returns ``atoms`` [Z], with a softmax for each action."""
     logits = out.reshape(len(out), -1, len(atoms))
-    shares = np.exp(logits - logits.max(2, keepdims=True))
-    means: np.ndarray = np.dot(shares, atoms)
-    means /= shares.sum(2)
+    weights = np.exp(logits - logits.max(2, keepdims=True))
+    means: np.ndarray = np.dot(weights, atoms)
+    means /= weights.sum(2)
     return means
 
 
@@ -341,18 +331,10 @@ class TeamRows:
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Observations [N, O] to [N * n, o + n], a new array: an agent's own, then its number as one-hot."""
         rows = np.zeros((len(obs), self._agents, self.features), np.float32)
-        own = scaled(obs, self._scale)[:, : self._agents * self._obs_dim]
-        rows[:, :, : self._obs_dim] = own.reshape(len(obs), self._agents, self._obs_dim)
+        agents = scaled(obs, self._scale)[:, : self._agents * self._obs_dim]
+        rows[:, :, : self._obs_dim] = agents.reshape(len(obs), self._agents, self._obs_dim)
         rows[:, range(self._agents), range(self._obs_dim, self.features)] = 1.0
         return rows.reshape(-1, self.features)
-
-
-def _relu(x: np.ndarray) -> None:
-    np.maximum(x, _ZERO, out=x)
-
-
-def _tanh(x: np.ndarray) -> None:
-    np.tanh(x, out=x)
 
 
 def _silu(x: np.ndarray) -> None:
@@ -368,9 +350,13 @@ def _elu(x: np.ndarray) -> None:
     np.copyto(x, np.expm1(np.minimum(x, _ZERO)), where=x < _ZERO)
 
 
-_ACTIVATE: dict[str, Callable[[np.ndarray], None]] = dict(
-    zip(ACTIVATIONS, (_relu, _tanh, _silu, _gelu, _elu), strict=True)
-)
+_ACTIVATE: dict[str, Callable[[np.ndarray], object]] = {
+    "relu": lambda x: np.maximum(x, _ZERO, out=x),
+    "tanh": lambda x: np.tanh(x, out=x),
+    "silu": _silu,
+    "gelu": _gelu,
+    "elu": _elu,
+}
 
 
 class _Tile:
@@ -420,11 +406,7 @@ def places_agree(inputs: int, outputs: int) -> bool:
 
 
 def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray, np.ndarray]:
-    for name in (weight_name, bias_name):
-        if name not in arrays:
-            raise WeightsError(f"weights have no '{name}'; publish them again with this version")
-    weight = np.ascontiguousarray(arrays[weight_name], np.float32)
-    bias = np.ascontiguousarray(arrays[bias_name], np.float32)
+    weight, bias = (np.ascontiguousarray(array_of(arrays, name)) for name in (weight_name, bias_name))
     if weight.ndim != 2 or bias.shape != weight.shape[1:]:
         raise WeightsError(f"weights '{weight_name}' {weight.shape} and '{bias_name}' {bias.shape} do not fit")
     return weight, bias
@@ -451,10 +433,10 @@ class NoisyLayers:
         about = meta["noisy"]
         self._dueling, self._outputs, self._mean = bool(about["duelling"]), int(about["outputs"]), bool(about["mean"])
         for index, (weight, bias) in enumerate(layers):
-            found, x = self._layers[index], np.zeros((1, len(weight)), np.float32)
-            fits = found[0].shape == (len(weight), len(found[1]))
+            noise, x = self._layers[index], np.zeros((1, len(weight)), np.float32)
+            fits = noise[0].shape == (len(weight), len(noise[1]))
             if not fits or self.draw(index, x, np.random.default_rng(0))[0].shape[1:] != bias.shape:
-                raise WeightsError(f"noise of shape {found[0].shape} does not fit a layer of shape {weight.shape}")
+                raise WeightsError(f"noise of shape {noise[0].shape} does not fit a layer of shape {weight.shape}")
 
     def draw(self, index: int, x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Noise of the products of inputs ``x`` [N, I] with a layer's weights, and of its bias, both [N, H]."""
@@ -473,8 +455,8 @@ class NoisyLayers:
         if self._mean:
             parts = parts.mean(2, keepdims=True)
         if self._dueling:
-            own = parts[:, 1:]
-            parts = own - own.mean(1, keepdims=True) + parts[:, :1]
+            advantages = parts[:, 1:]
+            parts = advantages - advantages.mean(1, keepdims=True) + parts[:, :1]
         return parts.reshape(len(values), -1)
 
 

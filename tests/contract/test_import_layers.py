@@ -39,7 +39,7 @@ PAGE_IMPORTS = {
     "run_directory",
     "types",
 }
-TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/own_network.py", "workers/learner.py",
+TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/custom_network.py", "workers/learner.py",
          "workers/feeds.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
          "tuner/update_probe.py", "workers/on_device/",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip

@@ -15,7 +15,7 @@ from spreeze.inference.user_modules import import_named
 from spreeze.types import Arrays
 
 
-class OwnNetwork:
+class CustomNetwork:
     """The module named by the weights; maps [N, I] to [N, K] on the CPU."""
 
     def __init__(self, arrays: Arrays, meta: dict[str, Any], outputs: int) -> None:
@@ -34,20 +34,19 @@ class OwnNetwork:
             raise WeightsError(f"weights need the network {name!r}, which --import {source} does not declare")
         self._module = row.make(int(meta["obs_dim"]), outputs).eval()
         with torch.no_grad():
-            for own, tensor in self._module.named_parameters():
-                found = arrays.get(f"net.{own}")
-                if found is None or found.shape != tuple(tensor.shape):
+            for parameter, tensor in self._module.named_parameters():
+                array = arrays.get(f"net.{parameter}")
+                if array is None or array.shape != tuple(tensor.shape):
                     raise WeightsError(
-                        f"network {name!r} has a parameter {own!r} {tuple(tensor.shape)}; the weights "
-                        f"have {None if found is None else found.shape}"
+                        f"network {name!r} has a parameter {parameter!r} {tuple(tensor.shape)}; the weights "
+                        f"have {None if array is None else array.shape}"
                     )
-                tensor.copy_(torch.from_numpy(np.array(found)))
+                tensor.copy_(torch.from_numpy(np.array(array)))
 
     def __call__(self, x: np.ndarray, out: np.ndarray, *, row_by_row: bool) -> np.ndarray:
         """Fills and returns ``out`` [N, K]."""
         with self._torch.inference_mode():
             rows = self._torch.from_numpy(np.array(x))
-            parts = [self._module(rows[index : index + 1]) for index in range(len(rows))] if row_by_row else [
-                self._module(rows)]  # fmt: skip
-            out[...] = self._torch.cat(parts).numpy()
+            parts = rows.split(1 if row_by_row else max(1, len(rows)))
+            out[...] = self._torch.cat([self._module(part) for part in parts]).numpy()
         return out
