@@ -21,7 +21,13 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, new_parameters, policy_arrays
-from spreeze.algorithms.off_policy import ActionValues, ActorOutputs, DiscreteCritics, OffPolicyAlgorithm
+from spreeze.algorithms.off_policy import (
+    ActionValues,
+    ActorOutputs,
+    DiscreteCritics,
+    OffPolicyAlgorithm,
+    action_value_meta,
+)
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
 from spreeze.config.algorithm_settings import ActionValueConfig, RecurrentReplayConfig, ReturnRange
@@ -132,18 +138,10 @@ class DQN(OffPolicyAlgorithm):
         self._config, self.period = config, config.target_interval
         self._loss_gradient = partial(losses.huber_gradient, threshold=config.huber) if config.huber else None
         self._next_out: Tensor | None = None
-        meta = {
-            "policy": "q_values",
-            "obs_dim": obs_dim,
-            "num_actions": num_actions,
-            "hidden_sizes": list(self.critics.mlp.sizes[1:-1]),
-            "epsilon_start": 0.0 if config.noisy else config.epsilon_start,
-            "epsilon_end": 0.0 if config.noisy else config.epsilon_end,
-            "epsilon_env_steps": config.epsilon_env_steps,
-            **image,
-            **layers.meta,
-        } | ({"action_mask": True} if masked else {})
+        meta = action_value_meta(config, obs_dim, num_actions) | image | layers.meta
+        meta |= {"hidden_sizes": list(self.critics.mlp.sizes[1:-1])} | ({"action_mask": True} if masked else {})
         if config.noisy:
+            meta |= {"epsilon_start": 0.0, "epsilon_end": 0.0}
             outputs = {"quantile": config.quantiles, "categorical": config.atoms}.get(config.critics, 1)
             meta["noisy"] = {"duelling": config.duelling, "outputs": outputs, "mean": config.critics == "quantile"}
         self._masked = masked

@@ -44,7 +44,12 @@ from spreeze.algorithms.optimizers import Encoder, F, FlatAdam, TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams, TwoThreads
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
-from spreeze.config.algorithm_settings import ActorCriticConfig, AlgorithmConfig, RecurrentReplayConfig
+from spreeze.config.algorithm_settings import (
+    ActionValueConfig,
+    ActorCriticConfig,
+    AlgorithmConfig,
+    RecurrentReplayConfig,
+)
 from spreeze.config.algorithms import NetworkRow
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -321,6 +326,13 @@ class OffPolicyAlgorithm(Algorithm):
         }
 
 
+def action_value_meta(config: ActionValueConfig, obs_dim: int, num_actions: int) -> dict[str, Any]:
+    """Metadata of a policy that takes the action of the highest value, with epsilon-greedy exploration."""
+    names = ("epsilon_start", "epsilon_end", "epsilon_env_steps")
+    epsilon = {name: getattr(config, name) for name in names}
+    return {"policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions, **epsilon}
+
+
 class ActorCritic(OffPolicyAlgorithm):
     """Base class of algorithms with an actor: a perceptron, after an encoder of images or sequences."""
 
@@ -333,9 +345,9 @@ class ActorCritic(OffPolicyAlgorithm):
         outputs: int,
         config: ActorCriticConfig,
         seed: int,
-        device: str,
-        meta: dict[str, Any],
+        device: str = "cpu",
         *,
+        meta: dict[str, Any],
         target_actor: bool,
         overlap: bool = False,
         network: NetworkRow | None = None,

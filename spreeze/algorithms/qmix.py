@@ -36,7 +36,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
-from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm
+from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm, action_value_meta
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
@@ -92,23 +92,10 @@ class QMIX(OffPolicyAlgorithm):
         noise = torch.Generator(torch_device).manual_seed(seed + 1)
         self.critics = TeamValues(team, config, torch.Generator().manual_seed(seed), torch_device)
         self._config, self.period = config, config.target_interval
-        super().__init__(
-            None,
-            self.critics,
-            noise,
-            {
-                "policy": "q_values",
-                "obs_dim": obs_dim,
-                "num_actions": num_actions,
-                "team_obs_dim": team.obs_dim,
-                "team_actions": list(team.actions),
-                "hidden_sizes": list(config.hidden_sizes),
-                "activation": config.activation,
-                "epsilon_start": config.epsilon_start,
-                "epsilon_end": config.epsilon_end,
-                "epsilon_env_steps": config.epsilon_env_steps,
-            },
-        )
+        meta = action_value_meta(config, obs_dim, num_actions)
+        meta |= {"team_obs_dim": team.obs_dim, "team_actions": list(team.actions)}
+        meta |= {"hidden_sizes": list(config.hidden_sizes), "activation": config.activation}
+        super().__init__(None, self.critics, noise, meta)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         """Each agent's next action [n, B] as an index: the best of the online network (double) or of the target's."""
