@@ -177,7 +177,6 @@ class ConvActorCritic:
     Members are as in ``on_policy.MlpActorCritic``.
     """
 
-    layers = RELU
     of_value: Tensor | None = None
     """None: policy and value share the trunk, so their gradient is clipped as a whole."""
 
@@ -185,7 +184,8 @@ class ConvActorCritic:
         self.inputs = TrunkInputs.of(frames)
         sizes = (self.inputs.features(cnn), *spec.hidden_sizes, spec.outputs + 1)
         count = ConvParameters.count(self.inputs, cnn) + parameter_count(sizes, 1)
-        self.hidden_sizes, self._outputs = spec.hidden_sizes, spec.outputs
+        self._outputs = spec.outputs
+        self.meta = {"hidden_sizes": list(spec.hidden_sizes), "activation": "relu", **self.inputs.meta(cnn)}
         self.flat = torch.zeros(count + spec.num_log_std, device=spec.device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]

@@ -476,6 +476,7 @@ class ActorCriticMlp:
         sizes, layers = (inputs, *spec.hidden_sizes, spec.outputs), spec.layers
         count = parameter_count(sizes, 2, layers)
         self.hidden_sizes, self.layers = spec.hidden_sizes, layers
+        self.meta = {"hidden_sizes": list(spec.hidden_sizes), **layers.meta, "activation": layers.activation}
         self.flat = torch.zeros(count + extra + spec.num_log_std, device=spec.device)
         self.gradient = torch.zeros_like(self.flat)
         vectors = self.flat, self.gradient

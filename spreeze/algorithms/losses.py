@@ -165,14 +165,6 @@ def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: 
     return f.sub_(mean).mul_(prob), (prob * log_prob).sum(0)
 
 
-def polyak_(target: Tensor, online: Tensor, tau: float) -> None:
-    """Moves target parameters toward the online ones in place: ``target += tau (online - target)``.
-
-    Lillicrap et al. 2016 (arXiv 1509.02971), algorithm 1.
-    """
-    target.lerp_(online, tau)
-
-
 def smoothed_action(action: Tensor, noise: Tensor, std: float, clip: float) -> Tensor:
     """Target policy smoothing: ``clamp(a + clamp(std noise, -clip, clip), -1, 1)`` (arXiv 1802.09477, eq. 14).
 

@@ -145,21 +145,9 @@ class OnPolicyAlgorithm(Algorithm):
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.returns = DiscountedReturns(config.gamma) if scales else None
         """Discounted returns, whose deviation is the unit of rewards; None if they are not scaled."""
-        special: dict[str, Any] = self.net.inputs.meta(config.cnn) if isinstance(self.net, ConvActorCritic) else {}
-        if isinstance(self.net, RecurrentActorCritic):
-            special = {"recurrent": self.net.cell.kind, "recurrent_size": self.net.cell.size}
-        super().__init__(
-            torch.Generator().manual_seed(seed + 1),
-            {
-                **self._kind.meta,
-                "obs_dim": spec.obs_dim,
-                "hidden_sizes": list(self.net.hidden_sizes),
-                **self.net.layers.meta,
-                "activation": self.net.layers.activation,
-                **special,
-                **({"action_mask": True} if spec.action_mask else {}),
-            },
-        )
+        masked = {"action_mask": True} if spec.action_mask else {}
+        meta = {**self._kind.meta, "obs_dim": spec.obs_dim, **self.net.meta, **masked}
+        super().__init__(torch.Generator().manual_seed(seed + 1), meta)
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; not views of a rollout's data, which are
         valid only during ``learn``."""

@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from spreeze.algorithms import losses
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import TransitionBatch
 
@@ -250,7 +249,8 @@ class TrainedNetworks(Generic[F]):
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr, max_norm=max_norm)
 
     def update_target(self, tau: float) -> None:
-        losses.polyak_(self.target.flat, self.online.flat, tau)
+        """Moves the target: ``target += tau (online - target)`` (arXiv 1509.02971, algorithm 1)."""
+        self.target.flat.lerp_(self.online.flat, tau)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -168,7 +168,7 @@ class NumpyGradient:
         self._weight_gradients, self._bias_gradients = _arrays(gradients.weights), _arrays(gradients.biases)
         self._head_weight_gradient, self._head_bias_gradient = _arrays([gradients.head_weight, gradients.head_bias])
         self._head_weight_gradient[1, 1:] = self._head_bias_gradient[1, 1:] = 0.0  # unused outputs
-        self._kind: _Policy = (
+        self._kind: _Gaussian | _Softmax = (
             _Gaussian(net.log_std.numpy(), net.grad_log_std.numpy())
             if isinstance(kind, GaussianDistribution)
             else _Softmax(kind)
@@ -253,19 +253,12 @@ class NumpyGradient:
                     np.dot(grad[network], self._weights[index][network].T, out=self._gradients[index - 1][network])
 
 
-class _Policy(Protocol):
-    def log_prob(self, out: np.ndarray, bias: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M] without their ``bias`` [K, 1]."""
-
-    def backward(self, derivative: np.ndarray, entropy_weight: float) -> np.ndarray:
-        """Like ``Distribution.backward``, for the latest ``log_prob``."""
-
-
 class _Gaussian:
     def __init__(self, log_std: np.ndarray, grad_log_std: np.ndarray) -> None:
         self._log_std, self._grad_log_std = log_std, grad_log_std
 
     def log_prob(self, out: np.ndarray, bias: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M] without their ``bias`` [K, 1]."""
         self._scale = np.exp(-self._log_std)[:, None]
         out += bias
         self._z = np.subtract(action.T, out, out=out)
@@ -276,6 +269,7 @@ class _Gaussian:
         return log_prob
 
     def backward(self, derivative: np.ndarray, entropy_weight: float) -> np.ndarray:
+        """Like ``Distribution.backward``, for the latest ``log_prob``."""
         weighted: np.ndarray = self._z * derivative
         self._grad_log_std[:] = np.einsum("am,am->a", self._z, weighted)
         self._grad_log_std -= derivative.sum() + entropy_weight * derivative.size

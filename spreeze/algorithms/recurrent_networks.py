@@ -207,6 +207,7 @@ class RecurrentActorCritic(ActorCriticMlp):
     def __init__(self, obs_dim: int, kind: str, size: int, spec: ActorCriticSpec) -> None:
         """``kind`` is one of ``CELLS``, with ``size`` units."""
         super().__init__(size, spec, RecurrentCell.count(obs_dim, kind, size))
+        self.meta |= {"recurrent": kind, "recurrent_size": size}
         self.cell, self._grad_cell = (
             RecurrentCell(obs_dim, kind, size, flat) for flat in (self._extra, self._extra_gradient)
         )

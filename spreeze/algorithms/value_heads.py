@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters
@@ -21,48 +21,31 @@ from spreeze.inference.lazy_torch import Tensor, torch
 N = TypeVar("N", bound=Parameters | ConvParameters)
 
 
-class ReturnHead(Protocol):
-    """Interface of distributional heads, whose outputs describe more than the mean return; see ``distributional``."""
-
-    outputs: int
-    """Z: outputs for each action."""
-
-    def means(self, out: Tensor) -> Tensor:
-        """Mean returns [..., K, B] of outputs [..., K, Z, B]."""
-
-    def next_returns(self, out: Tensor) -> Tensor:
-        """M returns [M, B] from the outputs [Z, B] of the next actions, in new memory; for ``loss_gradient``."""
-
-    def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivative [Z, B] of the loss to outputs [Z, B], mean errors [B] and mean targets [B]; target [M, B]."""
-
-    def row_losses(self) -> Tensor:
-        """The loss [B] of the latest ``loss_gradient``."""
-
-    def folded(self, outputs: Tensor) -> Tensor:
-        """Head rows [k, Z, C] for samplers: rows of the mean [k, 1, C] if it is linear in the outputs."""
-
-
 class QuantileReturns:
     """Z quantiles at the middle levels ``(2 k + 1) / (2 Z)``; the loss is eq. 10 of arXiv 1710.10044 over Z."""
 
     def __init__(self, quantiles: int, device: torch.device) -> None:
         self.outputs = quantiles
+        """Z: outputs for each action."""
         self._levels = torch.arange(quantiles, device=device).add(0.5).div_(quantiles)
         self._latest: tuple[Tensor, Tensor] | None = None
 
     def means(self, out: Tensor) -> Tensor:
+        """Mean returns [..., K, B] of outputs [..., K, Z, B]."""
         return out.mean(-2)
 
     def next_returns(self, out: Tensor) -> Tensor:
+        """M returns [M, B] from the outputs [Z, B] of the next actions, in new memory; for ``loss_gradient``."""
         return out.clone()
 
     def loss_gradient(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivative [Z, B] of the loss to outputs [Z, B], mean errors [B] and mean targets [B]; target [M, B]."""
         self._latest, mean = (out, target), target.mean(0)
         gradient = losses.quantile_huber_gradient(out, target, self._levels).div_(self.outputs)
         return gradient.add_(_unless_finite(target)), out.mean(0) - mean, mean
 
     def row_losses(self) -> Tensor:
+        """The loss [B] of the latest ``loss_gradient``."""
         assert self._latest is not None
         out, target = self._latest
         error = target - out.unsqueeze(1)  # [Z, M, B]
@@ -72,11 +55,15 @@ class QuantileReturns:
         return huber.mul_(weight).mean((0, 1))
 
     def folded(self, outputs: Tensor) -> Tensor:
+        """Head rows [k, Z, C] for samplers: rows of the mean [k, 1, C] if it is linear in the outputs."""
         return outputs.mean(1, keepdim=True)
 
 
 class CategoricalReturns:
-    """Logits of Z returns from ``low`` to ``high``; the loss is the cross-entropy with the projected target."""
+    """Logits of Z returns from ``low`` to ``high``; the loss is the cross-entropy with the projected target.
+
+    Methods are as in ``QuantileReturns``.
+    """
 
     def __init__(self, atoms: int, low: float, high: float, device: torch.device) -> None:
         self.outputs, self._range = atoms, (low, high)
@@ -106,6 +93,9 @@ class CategoricalReturns:
 
     def folded(self, outputs: Tensor) -> Tensor:
         return outputs
+
+
+ReturnHead = QuantileReturns | CategoricalReturns
 
 
 def _unless_finite(target: Tensor) -> Tensor:

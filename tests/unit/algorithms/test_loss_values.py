@@ -8,6 +8,8 @@ import torch
 from numpy_reference import squashed_log_prob
 
 from spreeze.algorithms import losses
+from spreeze.algorithms.fused_mlp import new_parameters
+from spreeze.algorithms.optimizers import TrainedNetworks
 
 
 def test_target_bootstraps_unless_terminated():
@@ -66,11 +68,13 @@ def test_gradient_through_tanh_by_hand():
     assert losses.tanh_backward(action, torch.tensor([[4.0, 4.0, 4.0]])).tolist() == [[3.0, 3.0, 4.0]]
 
 
-def test_polyak_moves_by_tau():
-    target, online = torch.tensor([0.0, 10.0]), torch.tensor([10.0, 20.0])
-    losses.polyak_(target, online, 0.25)
-    assert target.tolist() == [2.5, 12.5]
-    assert online.tolist() == [10.0, 20.0]
+def test_targets_move_by_tau():
+    networks = TrainedNetworks(lambda: new_parameters((1, 2, 1), 1, torch.device("cpu")), 1e-3, torch.Generator())
+    networks.target.flat.zero_()
+    networks.online.flat.fill_(10.0)
+    networks.update_target(0.25)
+    assert set(networks.target.flat.tolist()) == {2.5}
+    assert set(networks.online.flat.tolist()) == {10.0}
 
 
 def test_smoothed_action_clips_noise_and_action():
