@@ -56,8 +56,8 @@ def verify(secret: bytes, kind: bytes, message: bytes) -> memoryview:
     return view[_PROOF_BYTES:]
 
 
-def sign_json(secret: bytes, kind: bytes, facts: dict[str, Any]) -> bytes:
-    return sign(secret, kind, json.dumps(facts).encode())
+def sign_json(secret: bytes, kind: bytes, content: dict[str, Any]) -> bytes:
+    return sign(secret, kind, json.dumps(content).encode())
 
 
 def verify_json(secret: bytes, kind: bytes, message: bytes) -> dict[str, Any]:
@@ -67,12 +67,12 @@ def verify_json(secret: bytes, kind: bytes, message: bytes) -> dict[str, Any]:
 
 def _object(data: memoryview) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(data))
-        if isinstance(found, dict):
-            return found
+        content = json.loads(bytes(data))
     except (ValueError, RecursionError):
-        pass
-    raise TransportError(f"a message of {len(data)} bytes is not a JSON object")
+        content = None
+    if not isinstance(content, dict):
+        raise TransportError(f"a message of {len(data)} bytes is not a JSON object")
+    return content
 
 
 class RowChunk(NamedTuple):
@@ -145,14 +145,14 @@ class RowReader:
         self.taken = 0
         """Rows taken so far: the number of the next one."""
         self._ring, self._heads = ring, [0] * ring.spec.num_shards
-        self._room = MAX_CHUNK_BYTES // ring.spec.layout.row_bytes
+        self._chunk_rows = MAX_CHUNK_BYTES // ring.spec.layout.row_bytes
         self._allowed = 0
         ring.begin_learning()
 
     def allow(self, rows: int) -> None:
         """Lets samplers write up to row number ``rows``, as far as there is room; earlier permissions remain."""
         self._allowed = max(self._allowed, rows)
-        self._ring.sampled = min(self._allowed, self.taken + self._room)
+        self._ring.sampled = min(self._allowed, self.taken + self._chunk_rows)
 
     @property
     def waiting(self) -> int:
@@ -161,7 +161,7 @@ class RowReader:
 
     @property
     def fills_a_chunk(self) -> bool:
-        """True if the waiting rows have the least size of a chunk."""
+        """True if the waiting rows have the minimum size of a chunk."""
         return self.waiting * self._ring.spec.layout.row_bytes >= MIN_CHUNK_BYTES
 
     @property
@@ -171,7 +171,7 @@ class RowReader:
 
     def take(self) -> Taken:
         """Takes waiting rows, at most one chunk. The bytes are the ring's memory: valid until the next ``allow``."""
-        ring, spec, left = self._ring, self._ring.spec, self._room
+        ring, spec, left = self._ring, self._ring.spec, self._chunk_rows
         taken = Taken([], [])
         with ring.shard_locks(0, spec.num_shards - 1):
             for shard, (_, committed) in enumerate(ring.counters()):
@@ -235,13 +235,13 @@ class SequenceTracker:
         self.lost_chunks += 1
 
 
-def shares(room: int | None, outstanding: Sequence[int], most: int) -> list[int]:
-    """Rows that each host may write beyond what it has already: an even share of what the limiter allows.
+def quotas(allowed: int | None, outstanding: Sequence[int], max_outstanding: int) -> list[int]:
+    """Rows that each host may write beyond what it has already: an even part of what the limiter allows.
 
-    ``room`` is the limiter's, None without a limit; ``outstanding`` are the rows that each host may write already or
-    that are on their way; ``most`` is what one host may have outstanding.
+    ``allowed`` is the limiter's, None without a limit; ``outstanding`` are the rows that each host may write already or
+    that are on their way; ``max_outstanding`` bounds those of one host.
     """
     if not outstanding:
         return []
-    each = most if room is None else max(0, room - sum(outstanding)) // len(outstanding)
-    return [max(0, min(most - own, each)) for own in outstanding]
+    even = max_outstanding if allowed is None else max(0, allowed - sum(outstanding)) // len(outstanding)
+    return [max(0, min(max_outstanding - rows, even)) for rows in outstanding]

@@ -93,11 +93,11 @@ class Gossip:
 
     def receive(self) -> list[GossipMessage]:
         """The newest message of each in-neighbour that was not received yet."""
-        found = [message for peer in self.in_neighbours if (message := self._due(peer)) is not None]
-        for message in found:
+        messages = [message for peer in self.in_neighbours if (message := self._due(peer)) is not None]
+        for message in messages:
             self._received[message.sender] = message.epoch, message.number
             self.staleness[message.sender] = 0
-        return found
+        return messages
 
     def _due(self, peer: int) -> GossipMessage | None:
         """The peer's newest message not received yet; in lockstep the one of the same number, if it is there."""
@@ -124,11 +124,10 @@ class Gossip:
 
     def at(self, peer: int, number: int) -> GossipMessage | None:
         """A learner's message of that number, or a newer one if it was overwritten; None while neither exists."""
-        message = self._numbered(peer, number)
-        if message is None:
-            newest = self.newest(peer)
-            message = newest if newest is not None and newest.number > number else None
-        return message
+        if (message := self._numbered(peer, number)) is not None:
+            return message
+        newest = self.newest(peer)
+        return newest if newest is not None and newest.number > number else None
 
     def _numbered(self, peer: int, number: int) -> GossipMessage | None:
         return _message(peer, self._slots[peer].read(number))
@@ -171,13 +170,8 @@ class GossipHandle(Jsonable):
 
 
 def _presence(learners: int) -> tuple[ArraySpec, ...]:
-    """Presence of each learner, one entry each."""
-    return (
-        ArraySpec("pid", (learners,), "int64"),  # process of a learner of this host; 0: none
-        ArraySpec(
-            "heard_s", (learners,), "float64"
-        ),  # latest monotonic time at which a learner of another host was alive
-    )
+    """Each learner's process on this host (0: none), or when one of another host was last alive (monotonic time)."""
+    return ArraySpec("pid", (learners,), "int64"), ArraySpec("heard_s", (learners,), "float64")
 
 
 class GossipMemory:
@@ -193,10 +187,8 @@ class GossipMemory:
         return cls(SharedArrays.create("spreeze-presence", _presence(learners)), messages, own)
 
     def handle(self, *, joined: bool = False) -> GossipHandle:
-        presence, messages = Handle(fds=(self._presence.block.fd,)), tuple(one.handle for one in self._messages)
+        presence, messages = Handle(fds=(self._presence.block.fd,)), tuple(slots.handle for slots in self._messages)
         return GossipHandle(presence=presence, messages=messages, own=self.own, joined=joined)
-
-    # --- for a learner of this host ---
 
     def enter(self, number: int, *, topology: str, max_staleness: int | None) -> Gossip:
         """Registers this process as that learner; the numbers of its messages may begin anew."""
@@ -222,8 +214,6 @@ class GossipMemory:
         except (ProcessLookupError, PermissionError):
             return False
         return pid > 0
-
-    # --- for the process that copies messages between hosts ---
 
     def note_alive(self, numbers: Iterable[int]) -> None:
         """Notes that these learners are alive now; ignores this host's own."""

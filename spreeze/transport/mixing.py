@@ -22,7 +22,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,14 +30,14 @@ import numpy as np
 
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, nameless_file
-from spreeze.transport.weights import ParametersHandle, VersionedParameters
+from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
 from spreeze.types import Arrays, Jsonable
 
 NORMS = 256
 """Updates of which the norms are kept for the bound of Proposition 1."""
 _THETA, _STATISTICS = "theta", "statistics"
 _BARRIER_S = 60.0  # Longest wait at the start for learners that are still loading.
-_NEIGHBOUR_S, _ALONE_S = 5.0, 1.0
+_NEIGHBOUR_S, _OTHERS_S = 5.0, 1.0
 """Longest wait of a learner that returns or joins for a neighbour's parameters, and for others to be seen at all."""
 _SENDING_PARAMETERS = ("gossip", "average")
 _LATE = 0.9  # Weight of the past in the mean number of messages.
@@ -100,12 +100,12 @@ class MixMemory(NamedTuple):
     @classmethod
     def create(cls, learners: int, *, lockstep: bool = False) -> MixMemory:
         """In ``lockstep``, parameters stay until all learners have reached the same mix."""
-
-        def each(slots: int) -> tuple[VersionedParameters, ...]:
-            return tuple(VersionedParameters.create(slots) for _ in range(learners))
-
         board, kept = SharedArrays.create("spreeze-board", board_fields(learners)), messages_kept(learners)
-        return cls(board, nameless_file("spreeze-shared"), each(kept), each(kept if lockstep else 2))
+        messages, mixed = (
+            tuple(VersionedParameters.create(slots) for _ in range(learners))
+            for slots in (kept, kept if lockstep else 2)
+        )
+        return cls(board, nameless_file("spreeze-shared"), messages, mixed)
 
     @property
     def handle(self) -> MixHandle:
@@ -117,19 +117,22 @@ class MixMemory(NamedTuple):
     def aligned(self) -> list[np.ndarray] | None:
         """Each learner's parameters after the same mix, the newest that all have; None if one of these is gone."""
         number = int(self.board["number"].min())
-        found = [parameters.read(number) for parameters in self.mixed]
-        return [one.arrays[_THETA] for one in found if one is not None] if None not in found else None
+        return _thetas(parameters.read(number) for parameters in self.mixed)
 
     def newest(self) -> list[np.ndarray] | None:
         """Each learner's newest parameters; None if one has none yet, or they were just being written."""
-        found = [parameters.read_latest() for parameters in self.mixed]
-        return [one.arrays[_THETA] for one in found if one is not None] if None not in found else None
+        return _thetas(parameters.read_latest() for parameters in self.mixed)
 
     def close(self) -> None:
         for parameters in (*self.messages, *self.mixed):
             parameters.close()
         os.close(self.shared_fd)
         self.board.close()
+
+
+def _thetas(versions: Iterable[Weights | None]) -> list[np.ndarray] | None:
+    weights = list(versions)
+    return None if None in weights else [version.arrays[_THETA] for version in weights if version is not None]
 
 
 class Mixer:
@@ -167,18 +170,18 @@ class Mixer:
         while (elapsed_s := time.monotonic() - start) < _NEIGHBOUR_S:
             living = self._living()
             gossip.restrict_to(living)
-            alone = len(living) == 1 and elapsed_s > _ALONE_S
-            if alone or any(gossip.newest(peer) for peer in gossip.in_neighbours) or not self._wait():
+            is_single = len(living) == 1 and elapsed_s > _OTHERS_S
+            if is_single or any(gossip.newest(peer) for peer in gossip.in_neighbours) or not self._wait():
                 return
 
     def begin(self, parameters: np.ndarray, number: int) -> None:
         """Registers this learner with the others; at the start of a run, waits until all have done so."""
-        own = self.spec.learner
-        self._returned = self._mixed[own].read_latest() is not None
-        self.board["left"][own] = 0
+        learner = self.spec.learner
+        self._returned = self._mixed[learner].read_latest() is not None
+        self.board["left"][learner] = 0
         self._wait()  # from now on it counts as living, before anyone can see that all are there
         if not self._returned:
-            self.board["number"][own] = number
+            self.board["number"][learner] = number
             self._publish(parameters, number)
         if self.spec.mixing == "hogwild":
             self._share(self._joined(parameters))
@@ -227,30 +230,30 @@ class Mixer:
             newest = [message.number for peer in range(self.spec.learners) if (message := gossip.newest(peer))]
             self._ahead = max(0, max(newest, default=0) - number)
         number += self._ahead
-        own = self._joined(gradient)
-        gossip.send(own, number)
-        start, found = time.monotonic(), {}
+        message = self._joined(gradient)
+        gossip.send(message, number)
+        start, received = time.monotonic(), {}
         while True:
             gossip.restrict_to(self._living())
             for peer in gossip.in_neighbours:
-                if peer not in found and (message := gossip.at(peer, number)) is not None:
-                    found[peer] = message.parameters
-            if set(gossip.in_neighbours) <= set(found) or not self._wait():
+                if peer not in received and (sent := gossip.at(peer, number)) is not None:
+                    received[peer] = sent.parameters
+            if set(gossip.in_neighbours) <= set(received) or not self._wait():
                 break
         self.waited_s += time.monotonic() - start
-        return self._mean_of([own, *found.values()]) if found else gradient
+        return self._mean_of([message, *received.values()]) if received else gradient
 
     def mix(self, before: np.ndarray, after: np.ndarray, number: int) -> np.ndarray:
         """The parameters [d] to continue with, where an update led from ``before`` to ``after``; numbers rise."""
-        board, own = self.board, self.spec.learner
+        board, learner = self.board, self.spec.learner
         norm = float(np.linalg.norm(after - before))
-        board["norms"][own, number % NORMS] = norm
-        board["largest"][own] = max(float(board["largest"][own]), norm)
-        found = self._neighbours() if self._returned and self.spec.mixing != "none" else None
+        board["norms"][learner, number % NORMS] = norm
+        board["largest"][learner] = max(float(board["largest"][learner]), norm)
+        newest = self._neighbours() if self._returned and self.spec.mixing != "none" else None
         self._returned = False
-        mixed = after if found is None else self._mean_of([found])  # the others get that, too: its own are old
+        mixed = after if newest is None else self._mean_of([newest])  # the others get that, too: its own are old
         hosts = self.spec.hosts
-        is_new = found is not None and hosts is not None and hosts.joined  # no learner takes its parameters
+        is_new = newest is not None and hosts is not None and hosts.joined  # no learner takes its parameters
         due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
         if due and not is_new:
             mixed = self._gossiped(mixed, number)
@@ -259,7 +262,7 @@ class Mixer:
             mixed = self._mean_of([self._shared.copy()])
             self._shared_before = as_float32(self.statistics)
         self._publish(mixed, number)
-        board["number"][own] = number
+        board["number"][learner] = number
         return mixed
 
     def _gossiped(self, parameters: np.ndarray, number: int) -> np.ndarray:
@@ -268,17 +271,16 @@ class Mixer:
         gossip.restrict_to(self._living())
         message = self._joined(parameters)
         gossip.send(message, number)
-        stale, own = max(gossip.staleness.values(), default=0), self.spec.learner
-        if stale > board["staleness"][own]:
-            board["staleness"][own] = stale
-        found = {message.sender: message.parameters for message in gossip.receive()}
+        stale, learner = max(gossip.staleness.values(), default=0), self.spec.learner
+        board["staleness"][learner] = max(board["staleness"][learner], stale)
+        received = {message.sender: message.parameters for message in gossip.receive()}
         start = time.monotonic()
         while gossip.overdue() and self._wait():
-            found |= {message.sender: message.parameters for message in gossip.receive()}
+            received |= {message.sender: message.parameters for message in gossip.receive()}
             gossip.restrict_to(self._living())
         self.waited_s += time.monotonic() - start
-        self.messages += (1.0 - _LATE) * (len(found) - self.messages)
-        return self._mean_of([message, *found.values()]) if found else parameters
+        self.messages += (1.0 - _LATE) * (len(received) - self.messages)
+        return self._mean_of([message, *received.values()]) if received else parameters
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the messages; empty where there are none."""
@@ -294,8 +296,7 @@ class Mixer:
             return next((message.parameters for message in newest if message is not None), None)
         peers = [*self._gossip.in_neighbours, *(peer for peer in self._living() if peer != self.spec.learner)]
         for peer in peers:
-            weights = self._mixed[peer].read_latest()
-            if weights is not None:
+            if (weights := self._mixed[peer].read_latest()) is not None:
                 return np.concatenate((weights.arrays[_THETA], weights.arrays[_STATISTICS]))
         return None
 
@@ -326,8 +327,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
 def as_float64(pairs: np.ndarray) -> np.ndarray:
     """The inverse of ``as_float32``, to fourteen digits."""
     high, low = np.split(pairs.astype(np.float64), 2)
-    total: np.ndarray = high + low
-    return total
+    return np.asarray(high + low)
 
 
 def _mean(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -66,12 +66,12 @@ class RateLimiter:
             return inserted + rows <= max(self.learning_starts, 1) + self.rows_per_write - 1
         return (inserted - baseline + rows - self.rows_per_write) * self.minimum <= sampled
 
-    def room(self, inserted: int, baseline: int, sampled: int) -> int | None:
+    def rows_allowed(self, inserted: int, baseline: int, sampled: int) -> int | None:
         """Rows that may be inserted now, all writers together; None without a limit."""
         if self.minimum == 0:
             return None
-        most = max(self.learning_starts, 1) - 1 if baseline < 0 else baseline + int(sampled / self.minimum)
-        return max(0, most + self.rows_per_write - inserted)
+        limit = max(self.learning_starts, 1) - 1 if baseline < 0 else baseline + int(sampled / self.minimum)
+        return max(0, limit + self.rows_per_write - inserted)
 
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
         """True if the learner may draw a batch now, or, with a negative ``baseline``, start to learn."""

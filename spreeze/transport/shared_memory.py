@@ -63,8 +63,8 @@ def with_own_descriptors(job: Any) -> Any:
         return job
     if isinstance(job, tuple):
         return tuple(map(with_own_descriptors, job))
-    found = {field.name: with_own_descriptors(getattr(job, field.name)) for field in dataclasses.fields(job)}
-    return dataclasses.replace(job, **found)
+    fields = {field.name: with_own_descriptors(getattr(job, field.name)) for field in dataclasses.fields(job)}
+    return dataclasses.replace(job, **fields)
 
 
 def inherited_fds(job: Jsonable) -> tuple[int, ...]:
@@ -199,18 +199,18 @@ class SharedArrays:
 
     @classmethod
     def create(cls, name: str, fields: tuple[ArraySpec, ...]) -> SharedArrays:
-        made = cls(allocate(name, cls.size_bytes(fields)), fields)
-        np.frombuffer(made.block.view, np.int64, 1)[0] = cls.size_bytes(fields)
-        return made
+        arrays = cls(allocate(name, cls.size_bytes(fields)), fields)
+        np.frombuffer(arrays.block.view, np.int64, 1)[0] = cls.size_bytes(fields)
+        return arrays
 
     @classmethod
     def attach(cls, fd: int, fields: tuple[ArraySpec, ...]) -> SharedArrays:
         """Attaches to an inherited descriptor; a TransportError if it does not hold these fields."""
         block = attach(fd, cls.size_bytes(fields))
-        found, wanted = int(np.frombuffer(block.view, np.int64, 1)[0]), cls.size_bytes(fields)
-        if found != wanted:
+        stored, expected = int(np.frombuffer(block.view, np.int64, 1)[0]), cls.size_bytes(fields)
+        if stored != expected:
             block.close()
-            raise TransportError(f"descriptor {fd} holds {found} bytes of arrays, {wanted} are expected")
+            raise TransportError(f"descriptor {fd} holds {stored} bytes of arrays, {expected} are expected")
         return cls(block, fields)
 
     def __getitem__(self, name: str) -> np.ndarray:

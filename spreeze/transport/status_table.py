@@ -99,14 +99,14 @@ class StatusTable:
     def retune(self, settings: RetunedSettings) -> None:
         """Puts settings in force: workers read them as soon as they see that ``RETUNED`` has changed."""
         batch_size, threads, *per_insert = settings
-        scaled = [round(1e6 * each) for each in per_insert]
+        scaled = [round(1e6 * value) for value in per_insert]
         self.header[BATCH_SIZE : KEPT_PER_INSERT + 1] = batch_size, threads, *scaled
         self.header[RETUNED] += 1
 
     def retuned_settings(self) -> RetunedSettings:
         """The settings in force, once ``RETUNED`` is above 0."""
         batch_size, threads, *per_insert = self.header[BATCH_SIZE : KEPT_PER_INSERT + 1].tolist()
-        return RetunedSettings(batch_size, threads, *(each / 1e6 for each in per_insert))
+        return RetunedSettings(batch_size, threads, *(value / 1e6 for value in per_insert))
 
     def control(self, row: int) -> np.ndarray:
         """int64 control words of a row."""

@@ -26,7 +26,7 @@ from spreeze.transport.chunks import (
     MAX_CHUNK_BYTES,
     RowChunk,
     SequenceTracker,
-    shares,
+    quotas,
     sign,
     sign_json,
     verify_chunk,
@@ -225,9 +225,9 @@ class Bridge:
     def _allow(self, hosts: list[Host]) -> None:
         """Divides the rows that the run's limiter allows among the hosts."""
         known = [host for host in hosts if host.ledger.epoch]
-        room = self._job.limiter.room(*self._sinks[0].counts())
+        room = self._job.limiter.rows_allowed(*self._sinks[0].counts())
         most = 2 * MAX_CHUNK_BYTES // self._layout.row_bytes
-        for host, more in zip(known, shares(room, [host.outstanding for host in known], most), strict=True):
+        for host, more in zip(known, quotas(room, [host.outstanding for host in known], most), strict=True):
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
     def _request(self, host: Host, now: float) -> None:

@@ -19,7 +19,7 @@ from spreeze.transport.chunks import (
     Taken,
     outlet_limiter,
     outlet_spec,
-    shares,
+    quotas,
     sign,
     sign_chunk,
     sign_json,
@@ -232,7 +232,7 @@ def test_json_goes_there_and_back():
 )
 def test_the_room_of_a_limiter_is_what_it_would_let_in_row_by_row(minimum, starts, inserted, baseline, sampled, width):
     limiter = RateLimiter(minimum, 512.0, starts, 4, width)
-    room = limiter.room(inserted, baseline, sampled)
+    room = limiter.rows_allowed(inserted, baseline, sampled)
     if room is None:
         assert minimum == 0.0
         return
@@ -246,7 +246,7 @@ def test_the_room_of_a_limiter_is_what_it_would_let_in_row_by_row(minimum, start
     most=st.integers(0, 3000),
 )
 def test_hosts_are_never_allowed_more_than_the_limiter_has_room_for(room, outstanding, most):
-    found = shares(room, outstanding, most)
+    found = quotas(room, outstanding, most)
     assert len(found) == len(outstanding)
     assert min(found, default=0) >= 0
     assert all(own + more <= max(own, most) for own, more in zip(outstanding, found, strict=True))
