@@ -253,10 +253,8 @@ class ImageEncoder(Encoder):
 
     DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, trained only by the critics' loss, and random shifts.
     Actor and critics read features, through which no gradient of the actor flows back; there is no target encoder.
-    Each image of a batch is shifted by a few pixels, so that critics learn features that do not depend on exact
-    positions. Departures from the authors' code: the trunks of the other algorithms; the first layers of actor and
-    critics, with layer normalisation, instead of a projection to 50 features; losses and exploration of the algorithm
-    that uses this.
+    Departures from the authors' code: the trunks of the other algorithms; the first layers of actor and critics, with
+    layer normalisation, instead of a projection to 50 features; losses and exploration of the algorithm that uses this.
     """
 
     def __init__(self, frames: FrameSpec, config: ActorCriticConfig, seed: int, device: torch.device) -> None:

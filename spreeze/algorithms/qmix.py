@@ -5,23 +5,18 @@ values of the chosen actions to the team's value Q_tot(s, a). It is monotonic in
 values, computed by linear maps of the state (hypernetworks). So the best action of each agent is also best for Q_tot.
 VDN (Sunehag et al. 2017, arXiv 1706.05296) takes the sum instead.
 
-*Agents* share one perceptron, and a one-hot of their number distinguishes them. The paper's agents are recurrent, for
-tasks that need memory; replay here holds single transitions, not episodes, and the tasks of ``mpe2`` show positions and
-velocities, so agents are feed-forward. If an observation hides the past, stack it in the environment.
+*Agents* share one perceptron, and a one-hot of their number distinguishes them.
 
-*Departures* besides that: Adam instead of RMSProp, a soft target update, epsilon by env steps. The next actions are
-those of the online network (double Q-learning), as in the authors' later code.
+*Departures*: feed-forward instead of recurrent agents, Adam instead of RMSProp, a soft target update, epsilon by env
+steps. The next actions are those of the online network (double Q-learning), as in the authors' later code.
 
-*The norm of the state.* The two layers' weights are linear in the state, so Q_tot grows with the square of its norm. In
-simple_spread the highest values then lay far outside the visited states: the team ran away, and its return fell below
-that of random actions (``assets/figures.md``). So the mixer reads states in units of their running root mean square,
-and clips their norm to twice the usual one: levels and distances keep their scale. Values then stay in the range of
-possible returns even with a discount of 0.99 and one-step targets. If ``q_mean`` still leaves that range (Pan et al.
-2021, arXiv 2103.11883), a lower discount and n-step returns limit it.
+*The norm of the state.* The two layers' weights are linear in the state, so Q_tot grows with the square of its norm,
+and the highest values would lie far outside the visited states (``assets/figures.md``). So the mixer reads states in
+units of their running root mean square, and clips their norm to twice the usual one. If ``q_mean`` still leaves the
+range of possible returns (Pan et al. 2021, arXiv 2103.11883), a lower discount and n-step returns limit it.
 
-*Gradients* come from autograd, as for networks of images and custom networks: derived by hand, the mixer alone would be
-longer than this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the
-mixer.
+Gradients come from autograd. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units
+of the mixer.
 """
 
 from __future__ import annotations

@@ -10,13 +10,11 @@ sequence has no burn-in.
 
 With replay (``RecurrentEncoder``), the critics' loss trains the cell through sequences, as in R2D2: a sequence starts
 with the state that its sampler had, which the burn-in refreshes. Actor and critics read the cell's output at each step,
-so that for them a batch of sequences is a batch of transitions. As with images (``ImageEncoder``), no gradient of the
-actor flows back, and samplers keep only the policy's state. Target networks read a target cell, which runs over the
-same steps. Departures from R2D2: rewards are scaled as everywhere here, instead of a transform of values; the cell's
-gradient is clipped separately from the critics'.
+so that for them a batch of sequences is a batch of transitions. No gradient of the actor flows back. Target networks
+read a target cell, which runs over the same steps. Departures from R2D2: rewards are scaled, instead of a transform of
+values; the cell's gradient is clipped separately from the critics'.
 
-The LSTM's gradient is autograd's. The GRU's is derived here: with autograd it would take nine times as long as the
-LSTM's.
+The LSTM's gradient is autograd's. The GRU's is derived here, since autograd would take nine times as long.
 """
 
 from __future__ import annotations

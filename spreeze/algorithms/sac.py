@@ -208,7 +208,7 @@ class _SoftActorCritic(ActorCritic):
         return metrics
 
     def _target_entropy_of_choice(self, obs: Tensor) -> Tensor | float:
-        """A share of the maximum entropy; with masks in obs [B, O], of the allowed options."""
+        """A fraction of the maximum entropy; with masks in obs [B, O], of the allowed options."""
         ratio = self._config.target_entropy_ratio
         if not self._masked:
             return ratio * math.log(self._num_actions)
@@ -311,14 +311,9 @@ class SAC(_SoftActorCritic):
 class DiscreteSAC(_SoftActorCritic):
     """SAC over n actions with a softmax policy.
 
-    If ending an episode is a loss, the target entropy may be unreachable: the entropy bonus rewards long episodes,
-    which widens the gaps between action values, so alpha grows without bound. ``max_alpha`` limits it.
-
-    Transitions span three env steps by default, without the entropy of the two in between: with single steps, value
-    propagates too slowly from a goal that random actions seldom reach, as in Acrobot.
-
-    With action masks, expectations are over valid actions, and the target entropy is a share of the logarithm of their
-    number.
+    Where ending an episode is a loss, the entropy bonus rewards long episodes, and alpha would grow without bound:
+    ``max_alpha`` limits it. With action masks, expectations are over valid actions, and the target entropy is a
+    fraction of the logarithm of their number.
     """
 
     critics: DiscreteCritics

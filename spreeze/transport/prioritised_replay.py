@@ -5,10 +5,9 @@ known by its number in its shard. At each refresh rows that left the window of d
 overwritten or too old, lose their priority, and new rows get the largest so far, so that each is drawn soon. An
 error of a row that has left in the meantime is dropped: another row may have its slot.
 
-*A killed writer* costs no priority. Rows that it announced but did not commit have none; its successor writes them
-under the same numbers. *A killed or restarted learner* loses them all: every row in replay, restored rows of
-``--save-replay`` too, begins again with the largest error of its checkpoint. So a resumed run draws other rows than one
-that was not interrupted, until each has been drawn once.
+Rows that a killed writer announced but did not commit have none. A restarted learner loses them all: every row in
+replay, restored rows of ``--save-replay`` too, begins again with the largest error of its checkpoint. So a resumed run
+draws other rows than one that was not interrupted, until each has been drawn once.
 """
 
 from __future__ import annotations

@@ -25,12 +25,9 @@ class RateLimiter:
     * sample b rows iff s <= i * maximum
 
     *No deadlock.* Where inserting is not allowed, s < (i + r - w) * minimum <= i * minimum <= i * maximum, so sampling
-    is allowed: one side can always continue, whatever the speeds. *Smallest slack.* Write the rules as
-    (i + r) * minimum <= s + S and s + b <= i * maximum + T. At i = s = 0 the larger insertion is rejected if
-    w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass through every i * m - s, so both
-    are rejected somewhere unless S + T >= w * m + b (up to one unit of the lattice). The rules take S = w * minimum and
-    T = b: exactly that sum. *Bounds.* After an insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so
-    the ratio lies within 5 % of the band once i >= 20 w and i >= 20 b / maximum.
+    is allowed: one side can always continue, whatever the speeds. A slack of w * minimum + b is the smallest with which
+    that holds. *Bounds.* After an insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio
+    lies within 5 % of the band once i >= 20 w and i >= 20 b / maximum.
 
     Before learning starts (baseline < 0), up to w - 1 rows more than ``learning_starts`` may be inserted. The baseline
     is taken when learning starts and after every restart: rows inserted before earn no updates, so there is no burst.
