@@ -54,27 +54,6 @@ _FUNCTIONS = {
         static inline float P_tanh1(float x) {
             return 1.0f - 2.0f / (P_exp(2.0f * x) + 1.0f);
         }""",
-    "tanh": """
-        static inline void P_tanh(float *x, int n) {
-            for (int i = 0; i < n; i++) x[i] = P_tanh1(x[i]);
-        }""",
-    "relu": """
-        static inline void P_relu(float *x, int n) {
-            for (int i = 0; i < n; i++) x[i] = x[i] < 0.0f ? 0.0f : x[i];
-        }""",
-    "silu": """
-        static inline void P_silu(float *x, int n) {
-            for (int i = 0; i < n; i++) x[i] = x[i] * (P_tanh1(0.5f * x[i]) + 1.0f) * 0.5f;
-        }""",
-    "gelu": """
-        static inline void P_gelu(float *x, int n) {
-            for (int i = 0; i < n; i++)
-                x[i] = x[i] * (P_tanh1(0.7978845608f * (x[i] + 0.044715f * x[i] * x[i] * x[i])) + 1.0f) * 0.5f;
-        }""",
-    "elu": """
-        static inline void P_elu(float *x, int n) {
-            for (int i = 0; i < n; i++) x[i] = x[i] > 0.0f ? x[i] : P_exp(x[i]) - 1.0f;
-        }""",
     "layer_norm": """
         static inline void P_layer_norm(float *x, int rows, int n) {
             for (int r = 0; r < rows; r++, x += n) {
@@ -88,16 +67,6 @@ _FUNCTIONS = {
     "normalise": """
         static inline void P_normalise(float *x, int n, const float *mean, const float *std) {
             for (int i = 0; i < n; i++) x[i] = (x[i] - mean[i]) / std[i];
-        }""",
-    "add": """
-        static inline void P_add(float *x, int n, const float *b, int size) {
-            for (; n > 0; n -= size, x += size)
-                for (int i = 0; i < size; i++) x[i] += b[i];
-        }""",
-    "multiply": """
-        static inline void P_multiply(float *x, int n, const float *b, int size) {
-            for (; n > 0; n -= size, x += size)
-                for (int i = 0; i < size; i++) x[i] *= b[i];
         }""",
     "clip": """
         static inline void P_clip(float *x, int n, const float *low, const float *high, int size) {
@@ -128,16 +97,6 @@ _FUNCTIONS = {
                                         * (float)w[((o * channels + c) * size + p) * size + q];
                         y[(o * rows + i) * columns + j] = sum;
                     }
-        }""",
-    "channel_add": """
-        static inline void P_channel_add(float *x, int channels, int size, const float *b) {
-            for (int c = 0; c < channels; c++)
-                for (int i = 0; i < size; i++) *x++ += b[c];
-        }""",
-    "channel_multiply": """
-        static inline void P_channel_multiply(float *x, int channels, int size, const float *b) {
-            for (int c = 0; c < channels; c++)
-                for (int i = 0; i < size; i++) *x++ *= b[c];
         }""",
     "lstm": """
         static inline void P_lstm(const float *sums, int n, float *state) {
@@ -180,12 +139,33 @@ _FUNCTIONS = {
             return best;
         }""",
 }
+_ELEMENTWISE = """
+        static inline void P_{0}(float *x, int n) {{
+            for (int i = 0; i < n; i++) x[i] = {1};
+        }}"""
+_REPEATED = """
+        static inline void P_{0}(float *x, int n, const float *b, int size) {{
+            for (; n > 0; n -= size, x += size)
+                for (int i = 0; i < size; i++) x[i] {1}= b[i];
+        }}"""
+_BY_CHANNEL = """
+        static inline void P_channel_{0}(float *x, int channels, int size, const float *b) {{
+            for (int c = 0; c < channels; c++)
+                for (int i = 0; i < size; i++) *x++ {1}= b[c];
+        }}"""
+_ACTIVATIONS = {
+    "tanh": "P_tanh1(x[i])",
+    "relu": "x[i] < 0.0f ? 0.0f : x[i]",
+    "silu": "x[i] * (P_tanh1(0.5f * x[i]) + 1.0f) * 0.5f",
+    "gelu": "x[i] * (P_tanh1(0.7978845608f * (x[i] + 0.044715f * x[i] * x[i] * x[i])) + 1.0f) * 0.5f",
+    "elu": "x[i] > 0.0f ? x[i] : P_exp(x[i]) - 1.0f",
+}
+_FUNCTIONS |= {name: _ELEMENTWISE.format(name, value) for name, value in _ACTIVATIONS.items()}
+for _name, _operator in (("add", "+"), ("multiply", "*")):
+    _FUNCTIONS[_name] = _REPEATED.format(_name, _operator)
+    _FUNCTIONS[f"channel_{_name}"] = _BY_CHANNEL.format(_name, _operator)
 _NEEDS = {"tanh1": ("exp",), "tanh": ("tanh1",), "silu": ("tanh1",), "gelu": ("tanh1",), "elu": ("exp",),
           "lstm": ("tanh1",), "gru": ("tanh1",), "expected": ("exp",)}  # fmt: skip
-
-
-_REPEATED = ("add", "multiply", "clip")
-"""Functions whose constants may be shorter than x: they are repeated."""
 
 
 def c_name(stem: str) -> str:
@@ -220,7 +200,7 @@ class _Source:
             self._cell(kind, *values)
         elif kind in _FUNCTIONS:  # in place
             x, size = self._writable(), self._size
-            sizes = [np.size(values[0])] if kind in _REPEATED else []
+            sizes = [np.size(values[0])] if kind in ("add", "multiply", "clip") else []  # shorter than x: repeated
             self._call(kind, x, size, *map(self._constant, values), *sizes)
         else:
             raise ConfigError(

@@ -120,14 +120,9 @@ class Policy:
             raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
         mask_dim = head.options if meta.get("action_mask") else 0
         if "network" in meta:
-            custom, shape = CustomNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
-            return cls(
-                [(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))],
-                head,
-                obs_scale(arrays, shape[0]),
-                mask_dim=mask_dim,
-                custom=custom,
-            )
+            custom, inputs = CustomNetwork(arrays, meta, head.outputs), int(meta["obs_dim"])
+            layers = [(np.zeros((inputs, head.outputs), np.float32), np.zeros(head.outputs, np.float32))]
+            return cls(layers, head, obs_scale(arrays, inputs), mask_dim=mask_dim, custom=custom)
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
         trunk = Trunk(arrays, meta) if "cnn" in meta else TeamRows(arrays, meta) if "team_actions" in meta else None
