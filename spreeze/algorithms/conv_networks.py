@@ -101,13 +101,12 @@ class Trunks:
         """(weight, bias) of all layers."""
         return list(self.convolutions)
 
-    def trunk(self) -> dict[str, Tensor]:
-        """The convolutions, named as ``spreeze.inference.convolution`` reads them."""
-        return {
-            f"conv{index}_{kind}": tensor
-            for index, pair in enumerate(self.convolutions)
-            for kind, tensor in zip("wb", pair, strict=True)
-        }
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the convolutions, as ``spreeze.inference.convolution`` reads them."""
+        pairs = enumerate(self.convolutions)
+        return host_copies(
+            {f"conv{i}_{kind}": tensor for i, pair in pairs for kind, tensor in zip("wb", pair, strict=True)}
+        )
 
     def numbers(self, obs: Tensor) -> Tensor:
         """The newest numbers [B, V] of observations uint8 [B, k, F]."""
@@ -226,7 +225,7 @@ class ConvActorCritic:
         arrays = policy_arrays(self._parameters.mlp)
         arrays["head_w"] = np.ascontiguousarray(arrays["head_w"][:, : self._outputs])
         arrays["head_b"] = arrays["head_b"][: self._outputs].copy()
-        return arrays | host_copies(self._parameters.trunk())
+        return arrays | self._parameters.arrays()
 
 
 def over_images(name: str) -> dict[str, Any]:
@@ -288,7 +287,3 @@ class ImageEncoder(Encoder):
 
     def update_target(self, tau: float) -> None:
         """Does nothing: there is no target."""
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the trunks, as ``inference.convolution.Trunk`` reads them."""
-        return host_copies(self.online.trunk())

@@ -194,10 +194,10 @@ class DQN(OffPolicyAlgorithm):
         weight, bias = self.critics.policy_head()
         tensors = {"head_w": weight.t().contiguous(), "head_b": bias}
         tensors |= {} if self._atoms is None else {"atoms": self._atoms}
+        arrays = policy_arrays(self.critics.mlp) | host_copies(tensors) | self.critics.noise_arrays()
         if isinstance(self.critics, ImageCritics):
-            tensors |= self.critics.mean.trunk()
-        cell = {} if self.encoder is None else self.encoder.arrays()
-        return policy_arrays(self.critics.mlp) | host_copies(tensors) | self.critics.noise_arrays() | cell
+            return arrays | self.critics.mean.arrays()
+        return arrays if self.encoder is None else arrays | self.encoder.arrays()
 
 
 class ImageCritics(ActionValues[ConvParameters]):

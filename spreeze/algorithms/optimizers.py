@@ -272,9 +272,10 @@ class Encoder(TrainedNetworks[Any]):
     def step(self, grad_obs: Tensor) -> None:
         """One gradient step, given the derivative [B, F] of the critics' loss with respect to the features."""
 
-    @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the weights, as samplers read them."""
+        arrays: dict[str, np.ndarray] = self.online.arrays()
+        return arrays
 
     def row_errors(self, errors: Tensor) -> Tensor:
         """Errors of rows of replay, from those of the transitions."""

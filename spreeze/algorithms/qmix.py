@@ -32,7 +32,6 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm, action_value_meta
-from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithm_settings import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
@@ -197,9 +196,9 @@ class TeamValues(CriticNetworks[TeamNetworks]):
     def __init__(self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device) -> None:
         self._states = torch.tensor([1.0, 0.0], device=device)
         """Mean square of the values of states, and the number of batches counted."""
-        super().__init__(lambda: TeamNetworks(team, config, device, self._states[0]), config.lr, generator)
+        make = partial(TeamNetworks, team, config, device, self._states[0])
+        super().__init__(make, config.lr, generator, max_norm=config.max_grad_norm)
         self._state = slice(-self.online.state_dim, None)
-        self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.lr, max_norm=config.max_grad_norm)
 
     def count_states(self, obs: Tensor) -> None:
         """Adds the states of obs [B, O] to their mean square: over all batches, later over about the last thousand."""

@@ -455,7 +455,3 @@ class RecurrentEncoder(Encoder):
         errors = errors.view(self._valid.shape) * self._valid
         mean = errors.sum(1) / self._valid.sum(1).clamp(min=1.0)
         return _MAX_WEIGHT * errors.amax(1) + (1.0 - _MAX_WEIGHT) * mean
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the cell, as ``inference.recurrence.Cell`` reads them."""
-        return self.online.arrays()
