@@ -425,10 +425,8 @@ class Chunk:
         self.buffers = scratch.under(buffers.out[critics, :, rows], buffers.grad_out[critics, :, rows])
         self.all_q, self.all_grad = self.buffers.out[:, 0], self.buffers.grad_out[:, 0]
         self.x = buffers.x[rows].expand(self.num_critics, -1, -1)
-        self.td_error, self.action_gradients = (
-            buffers.td_error[critics, rows],
-            buffers.action_gradients[critics, :, rows],
-        )
+        self.td_error = buffers.td_error[critics, rows]
+        self.action_gradients = buffers.action_gradients[critics, :, rows]
         self.action_weights = self.online.weights[0][:, buffers.obs_dim :]
 
 

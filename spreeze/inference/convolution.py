@@ -131,36 +131,25 @@ class _Layer:
         self._patches = as_strided(flat, shape, (row, column, row, value), writeable=False)
         self._columns = np.empty(shape, np.float32)
         self._matrix = self._columns.reshape(conv.height * conv.width, -1)
-        self._stride, self._used = stride, (height * stride, width * stride)
+        self._stride, self._used, self._is_first = stride, (height * stride, width * stride), first
         self._out = np.empty((conv.height * conv.width, outputs), np.float32)
         self._image = self._out.reshape(conv.height, conv.width, outputs)
         self.size = self._out.size
 
-    def first(self, image: np.ndarray) -> np.ndarray:
-        """[C, H, W] uint8 to [H', W', C'], a buffer."""
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        """[C, H, W] in the first layer, else [H, W, C], to [H', W', C'], a buffer."""
         if self._words is not None and image.shape[1:] == self._used and image.flags.c_contiguous:
             # Four pixels of a row are copied as one word, in a quarter of the time.
             words = image.view(np.uint32).reshape(len(image), -1, 4, self._words.shape[1])
             np.copyto(self._words, words.transpose(1, 3, 0, 2))
             np.copyto(self._folded, self._words.view(np.uint8).reshape(self._folded.shape))
         else:
-            cut, height, width = self._cut(image.transpose(1, 2, 0))
+            image = image.transpose(1, 2, 0) if self._is_first else image
+            height, width = (min(pair) // self._stride for pair in zip(image.shape, self._used, strict=False))
+            cut = image[: height * self._stride, : width * self._stride]
             parts = cut.reshape(height, self._stride, width, self._stride, -1)
-            np.copyto(self._folded[:height, :width], parts.transpose(0, 2, 4, 1, 3))
-        return self._convolve()
-
-    def __call__(self, image: np.ndarray) -> np.ndarray:
-        """[H, W, C] to [H', W', C'], a buffer."""
-        cut, height, width = self._cut(image)
-        parts = cut.reshape(height, self._stride, width, self._stride, -1)
-        np.copyto(self._folded[:height, :width], parts.transpose(0, 2, 1, 3, 4))
-        return self._convolve()
-
-    def _cut(self, image: np.ndarray) -> tuple[np.ndarray, int, int]:
-        height, width = (min(size, used) // self._stride for size, used in zip(image.shape, self._used, strict=False))
-        return image[: height * self._stride, : width * self._stride], height, width
-
-    def _convolve(self) -> np.ndarray:
+            order = (0, 2, 4, 1, 3) if self._is_first else (0, 2, 1, 3, 4)
+            np.copyto(self._folded[:height, :width], parts.transpose(order))
         np.copyto(self._columns, self._patches)
         np.dot(self._matrix, self._weight, out=self._out)
         self._out += self._bias
@@ -200,10 +189,9 @@ class Trunk:
         for layers, batch in zip(self._trunks, images, strict=True):
             begin, end = end, end + layers[-1].size
             for image, row in zip(batch, out[:, begin:end], strict=True):
-                x = layers[0].first(image)
-                for layer in layers[1:]:
-                    x = layer(x)
-                row[...] = x.reshape(-1)
+                for layer in layers:
+                    image = layer(image)
+                row[...] = image.reshape(-1)
         if end < self.features:
             out[:, end:] = scaled(np.ascontiguousarray(numbers).view(np.float32), self.obs_scale)
         return out
