@@ -52,9 +52,6 @@ class MixHandle(Jsonable):
     messages: tuple[ParametersHandle, ...]
     mixed: tuple[ParametersHandle, ...]
 
-    def attach_board(self) -> SharedArrays:
-        return SharedArrays.attach(self.board.fds[0], board_fields(len(self.mixed)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class MixSpec(Jsonable):
@@ -141,7 +138,7 @@ class Mixer:
     def __init__(self, spec: MixSpec, living: Callable[[], Sequence[int]], wait: Callable[[], bool]) -> None:
         """``wait`` is a short sleep; False: the run is being stopped, which ends all waiting."""
         self.spec, self._living, self._wait = spec, living, wait
-        self.board = spec.memory.attach_board()
+        self.board = SharedArrays.attach(spec.memory.board.fds[0], board_fields(len(spec.memory.mixed)))
         self._hosts: GossipMemory | None = None
         self._gossip = self._open_gossip()
         self._mixed = [mixed.attach() for mixed in spec.memory.mixed]

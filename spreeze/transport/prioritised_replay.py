@@ -49,7 +49,7 @@ class PrioritisedReader(ReplayReader):
             priorities = np.zeros(len(left) + len(added))
             priorities[len(left) :] = self._priority(self.largest_error)
             # Added rows are last, since they may have the slots of those that left.
-            self._tree.set(self._shard_start[shard] + np.concatenate((left, added)) % self._capacity, priorities)
+            self._tree.set(self._shard_start[shard] + np.concatenate((left, added)) % self._shard_rows, priorities)
         self._known = self.windows
 
     def reset_priorities(self, largest_error: float) -> None:
@@ -67,7 +67,7 @@ class PrioritisedReader(ReplayReader):
         row = self._tree.find((np.arange(count) + rng.random(count)) * (total / count))
         shard, position = np.divmod(row, self.ring.spec.stride_rows)
         low = np.array([low for low, _ in self.windows])[shard]
-        return Drawn(shard, low + (position - low) % self._capacity, row)
+        return Drawn(shard, low + (position - low) % self._shard_rows, row)
 
     def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
         """Also takes the priority of rows that have to be drawn again: they are overwritten, or no transition."""

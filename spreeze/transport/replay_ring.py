@@ -441,8 +441,8 @@ class ReplayReader:
 
     def __init__(self, ring: ReplayRing) -> None:
         spec = ring.spec
-        self.ring = ring
-        self._capacity = spec.rows_per_shard
+        self.ring, self.capacity = ring, spec.capacity
+        self._shard_rows = spec.rows_per_shard
         # Leaves out the rows next to the writer, which would be overwritten during the copy. This only saves time.
         self._guard = min(1024, spec.rows_per_shard // 64)
         self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
@@ -455,17 +455,13 @@ class ReplayReader:
         self.inserted, self.available = 0, 0
         self.refresh()
 
-    @property
-    def capacity(self) -> int:
-        return self.ring.spec.capacity
-
     def refresh(self) -> None:
         """Reads the counters; takes microseconds, however much was written."""
         counters = self.ring.counters()
         self.inserted = sum([committed for _, committed in counters])
         if self.inserted > self.capacity and self.inserted - self._age_clock >= self.ring.spec.block_rows:
             self._advance_age_bound(counters)
-        margin = self._capacity - self._guard
+        margin = self._shard_rows - self._guard
         both = zip(counters, self._age_low, strict=True)
         self.windows = [(max(0, reserved - margin, oldest), committed) for (reserved, committed), oldest in both]
         self.available = sum([max(0, end - low) for low, end in self.windows])
@@ -480,7 +476,7 @@ class ReplayReader:
 
         Rows that are overwritten by now are left out. With images they are bytes of each frame, read as float32.
         """
-        ring, capacity = self.ring, self._capacity
+        ring, capacity = self.ring, self._shard_rows
         low, end = self.windows[shard]
         begin = min(max(begin, low), end)
         row = self._shard_start[shard] + np.arange(begin, end) % capacity
@@ -497,7 +493,7 @@ class ReplayReader:
             if end == 0:
                 continue
             last = self._block_of(end - 1)
-            oldest = self._block_of(max(0, reserved - self._capacity))
+            oldest = self._block_of(max(0, reserved - self._shard_rows))
             block = min(max(self._age_block[shard], oldest), last)
             while block <= last and self._end_clock(shard, block, last, end) <= threshold:
                 block += 1
@@ -507,14 +503,14 @@ class ReplayReader:
     def _block_of(self, logical: int) -> int:
         """Number of a row's block, counted since the shard exists."""
         spec = self.ring.spec
-        lap, position = divmod(logical, self._capacity)
+        lap, position = divmod(logical, self._shard_rows)
         return lap * spec.blocks_per_shard + position // spec.block_rows
 
     def _first_row(self, block: int) -> int:
         """Logical index of a block's first row."""
         spec = self.ring.spec
         lap, index = divmod(block, spec.blocks_per_shard)
-        return lap * self._capacity + index * spec.block_rows
+        return lap * self._shard_rows + index * spec.block_rows
 
     def _end_clock(self, shard: int, block: int, last: int, committed: int) -> int:
         """Clock at which a block was full: the next one's stamp, or for the last block a lower bound by its rows."""
@@ -553,7 +549,7 @@ class ReplayReader:
         """Chooses rows uniformly over the windows of all shards."""
         if self.available < 1:
             raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
-        capacity = self._capacity
+        capacity = self._shard_rows
         logical = rng.integers(0, self.available, size=count)
         if len(self.windows) == 1:
             low = self.windows[0][0]
@@ -580,7 +576,7 @@ class ReplayReader:
             if frames is not None:
                 lowest, incomplete = self._copy_frames(drawn, rows, frames)
         counters = ring.counters()  # read after the copy is complete
-        capacity = self._capacity
+        capacity = self._shard_rows
         if incomplete is None and all(
             now[0] - capacity <= low for now, (low, _) in zip(counters, self.windows, strict=True)
         ):
@@ -606,7 +602,7 @@ class ReplayReader:
         The first frame of an episode stands in for the frames before it. A link that is overwritten while it is read
         may hold anything; but then its row, and so the draw, is below the floor.
         """
-        layout, capacity = self.ring.spec.layout, self._capacity
+        layout, capacity = self.ring.spec.layout, self._shard_rows
         chain = np.empty((len(drawn.row), layout.depth + 1), np.int64)
         chain[:, 0] = drawn.row
         logical = drawn.logical.copy()

@@ -69,17 +69,6 @@ class NStep:
         self._window.clear()
 
 
-class NStepRows(NamedTuple):
-    """Columns of n-step transitions, as ``ShardWriter.write`` takes them."""
-
-    obs: np.ndarray  # [R, O]
-    action: np.ndarray  # [R, A]
-    reward: np.ndarray  # [R]
-    terminated: np.ndarray  # [R]
-    next_obs: np.ndarray  # [R, O]
-    num_steps: np.ndarray  # [R]
-
-
 class NStepBatch:
     """The windows of N environments that are stepped together: the transitions of N ``NStep``, in a few NumPy calls.
 
@@ -105,11 +94,12 @@ class NStepBatch:
         *,
         ended: np.ndarray,
         lost: np.ndarray,
-    ) -> NStepRows:
+    ) -> tuple[np.ndarray, ...]:
         """Adds one env step of each [N, ...]; returns the transitions that it finished, R of them.
 
-        Where ``lost`` [N], there was no step, and unfinished transitions are dropped. ``ended`` [N]: terminated or
-        truncated.
+        They are the columns obs [R, O], action [R, A], reward, terminated, next_obs and num_steps, as
+        ``ShardWriter.write`` takes them. Where ``lost`` [N], there was no step, and unfinished transitions are dropped.
+        ``ended`` [N]: terminated or truncated.
         """
         slot, returns = self._slot, self._returns
         self._obs[slot], self._action[slot], self._reward[slot] = obs, action, reward
@@ -126,7 +116,7 @@ class NStepBatch:
         slots = slot - ages
         sums = np.minimum(np.maximum(returns[ages, envs], -_MAX), _MAX).astype(np.float32)
         obs, action, steps = self._obs[slots, envs], self._action[slots, envs], (ages + 1).astype(np.float32)
-        rows = NStepRows(obs, action, sums, terminated[envs], next_obs[envs], steps)
+        rows = obs, action, sums, terminated[envs], next_obs[envs], steps
         self._length[ended] = 0
         np.minimum(self._length, self._n - 1, out=self._length)
         self._slot = (slot + 1) % self._n

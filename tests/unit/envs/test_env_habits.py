@@ -292,8 +292,8 @@ def test_sums_of_rewards_stay_within_float32():
     for sign in (1.0, 1.0, 1.0, -1.0, -1.0, -1.0):
         rows = one.push(none, none, sign * 3e38, False, False, none)
         batch = many.push(none, none, sign * big, np.zeros(1), none, ended=np.zeros(1, bool), lost=np.zeros(1, bool))
-        assert [np.float32(row.reward) for row in rows] == batch.reward.tolist()
-        assert np.isfinite(batch.reward).all()
+        assert [np.float32(row.reward) for row in rows] == batch[2].tolist()
+        assert np.isfinite(batch[2]).all()
 
 
 @pytest.mark.parametrize("first", [True, False])

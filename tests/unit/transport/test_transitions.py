@@ -100,8 +100,8 @@ def test_windows_of_many_environments_give_the_rows_of_one_after_the_other(n):
         found = batch.push(
             obs, action, reward, terminated.astype(np.float32), next_obs, ended=terminated | truncated, lost=lost
         )
-        assert len(found.reward) == len(expected), step
+        assert len(found[2]) == len(expected), step
         for at, one in enumerate(expected):
-            for name, value in one._asdict().items():
+            for column, (name, value) in zip(found, one._asdict().items(), strict=True):
                 wanted = np.asarray(value, np.float32)
-                np.testing.assert_array_equal(getattr(found, name)[at], wanted, str((step, name)))
+                np.testing.assert_array_equal(column[at], wanted, str((step, name)))

@@ -98,7 +98,7 @@ def test_rows_over_n_steps_are_those_of_other_samplers(mode):
         store(obs, actions, step, good, ended, version)
         columns = (obs, actions, step.reward, step.terminated.float(), step.next_obs)
         found = window.push(*(part.numpy() for part in columns), ended=ended.numpy(), lost=~good.numpy())
-        if len(found.reward):
+        if len(found[2]):
             wanted.extend(np.concatenate([part.reshape(len(part), -1) for part in found], 1).tolist())
         plain.append(good.sum().item())
 
