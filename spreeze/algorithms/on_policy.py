@@ -229,10 +229,10 @@ class OnPolicyAlgorithm(Algorithm):
         unrolled = self._unrolled(batch, obs, normalizer)
         sequences = None if unrolled is None else unrolled.sequences
         forward_pass = self._forward(obs, sequences) if weighted or self.single_step else None
-        known = None if unrolled is None else unrolled.value
-        value = (
-            forward_pass[1].clone() if forward_pass is not None else self.net.values(obs) if known is None else known
-        )
+        if forward_pass is not None:
+            value = forward_pass[1].clone()
+        else:
+            value = self.net.values(obs) if unrolled is None else unrolled.value
         weight = torch.ones_like(value)
         if weighted and forward_pass is not None:
             now = self._kind.log_prob(forward_pass[0], action)
