@@ -79,7 +79,7 @@ class FrameSpec:
     @property
     def images(self) -> tuple[tuple[int, int, int], ...]:
         """[C, H, W] of each image of a frame."""
-        planes = (each.channels // 3 if each.rgb and self.options["grey"] else each.channels for each in self.more)
+        planes = (part.channels // (3 if part.rgb and self.options["grey"] else 1) for part in self.more)
         return tuple((channels, self.height, self.width) for channels in (self.channels, *planes))
 
     @property
@@ -375,11 +375,11 @@ def nested(parts: list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]) -> C
     groups: dict[str | int, list[tuple[tuple[str | int, ...], Callable[[Any], Any]]]] = {}
     for (key, *rest), make in parts:
         groups.setdefault(key, []).append((tuple(rest), make))
-    found = {key: nested(group) for key, group in groups.items()}
+    makers = {key: nested(group) for key, group in groups.items()}
     if isinstance(parts[0][0][0], int):
-        ordered = [found[index] for index in range(len(found))]
+        ordered = [makers[index] for index in range(len(makers))]
         return lambda rows: tuple([make(rows) for make in ordered])
-    return lambda rows: {key: make(rows) for key, make in found.items()}
+    return lambda rows: {key: make(rows) for key, make in makers.items()}
 
 
 class TransitionBatch(NamedTuple):
@@ -565,13 +565,12 @@ class RowLayout:
             return slice(0, self.width)
         return slice(self.frame_bytes - 4 * self.frame_numbers, self.frame_bytes) if self.frame_bytes else self.obs
 
-    def counted(self, found: np.ndarray) -> np.ndarray:
+    def counted(self, columns: np.ndarray) -> np.ndarray:
         """Observations [n, O] for a normaliser, from columns ``numbers`` of rows; each observation of a stream once."""
         if self.sequence is None:
-            return found
-        batch, learned = self.split_sequences(found, 1.0), slice(self.sequence.burn_in, self.sequence.slots)
-        counted: np.ndarray = batch.obs[:, learned][batch.valid[:, learned] > 0.0]
-        return counted
+            return columns
+        batch, learned = self.split_sequences(columns, 1.0), slice(self.sequence.burn_in, self.sequence.slots)
+        return np.asarray(batch.obs[:, learned][batch.valid[:, learned] > 0.0])
 
     def observations(self, rows: Any, frames: Any) -> tuple[Any, ...]:
         """Views of ``obs`` and ``next_obs`` in rows [B, W], with images in ``frames`` [B, T, *frame] uint8.

@@ -44,7 +44,7 @@ def check(
         WeightsError: they differ, and the file is ``exact``.
     """
     obs = export.file_input(spec, obs)
-    found, next_state = act(obs, state)
+    actual, next_state = act(obs, state)
     count = len(obs)
     for wanted, received in zip(expected_state, next_state, strict=True):
         if exact and not np.allclose(wanted, received, rtol=0.0, atol=TOLERANCE):
@@ -52,15 +52,15 @@ def check(
                 f"the exported policy's next states differ by up to {np.abs(wanted - received).max():.2g}, more than "
                 f"{TOLERANCE:g}; no file was written"
             )
-    if found.shape != expected.shape or (exact and isinstance(spec.action, Choices) and found.dtype != np.int64):
+    if actual.shape != expected.shape or (exact and isinstance(spec.action, Choices) and actual.dtype != np.int64):
         raise WeightsError(
-            f"the exported policy gives actions of shape {found.shape} and type {found.dtype}, expected "
+            f"the exported policy gives actions of shape {actual.shape} and type {actual.dtype}, expected "
             f"{expected.shape}; no file was written"
         )
     wrong, ties, difference = 0, 0, 0.0
     if spec.choices is not None:
         clear = _is_clear(steps, obs, state)
-        differs = found != expected if spec.box is None else (found != expected)[:, spec.box.dim :]
+        differs = actual != expected if spec.box is None else (actual != expected)[:, spec.box.dim :]
         wrong, ties = (int(rows.reshape(count, -1).any(1).sum()) for rows in (differs & clear, ~clear))
         if exact and wrong:
             raise WeightsError(
@@ -70,7 +70,7 @@ def check(
         low, high = np.array(spec.box.low, np.float32), np.array(spec.box.high, np.float32)
         half = 0.5 * (high - low)
         rounding = np.spacing(np.maximum(np.abs(high), np.abs(low)))
-        gap = np.abs(found - expected)[:, : len(low)]
+        gap = np.abs(actual - expected)[:, : len(low)]
         difference = float(np.max(gap / half))
         if exact and not np.all(gap <= TOLERANCE * half + rounding):
             raise WeightsError(

@@ -307,21 +307,21 @@ class _Source:
     def _columns(self, count: np.ndarray) -> None:
         self._shape = (int(count),)
 
-    def _mask(self, count: np.ndarray, numbers: np.ndarray | int = 0) -> None:
-        self._call("mask", f"{self._x} + {int(numbers)}", f"obs + {self._obs_size - int(count)}", int(count))
+    def _mask(self, count: np.ndarray, begin: np.ndarray | int = 0) -> None:
+        self._call("mask", f"{self._x} + {int(begin)}", f"obs + {self._obs_size - int(count)}", int(count))
 
     def _squash(self, count: np.ndarray) -> None:
         self._call("tanh", self._writable(), int(count))
 
     def _choose(self, count: np.ndarray, columns: np.ndarray, unused: np.ndarray) -> None:
-        x, numbers = self._x, int(count)
+        x, continuous = self._x, int(count)
         starts, sizes = (self._constant(part, "int32_t") for part in (columns[:, 0], (unused == 0.0).sum(1)))
-        y = self._new((numbers + len(columns),))
+        y = self._new((continuous + len(columns),))
         self._used["best"] = None
         self._body += [
-            f"for (int i = 0; i < {numbers}; i++) {y}[i] = {x}[i];",
+            f"for (int i = 0; i < {continuous}; i++) {y}[i] = {x}[i];",
             f"for (int r = 0; r < {len(columns)}; r++) "
-            f"{y}[{numbers} + r] = (float){self._name}_best({x} + {starts}[r], {sizes}[r]);",
+            f"{y}[{continuous} + r] = (float){self._name}_best({x} + {starts}[r], {sizes}[r]);",
         ]
 
     def _expected(self, returns: np.ndarray) -> None:
@@ -437,8 +437,8 @@ def open_header(path: Path) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], An
     shape = json.loads(action_line[1]) if action_line else [int(actions)]
     big = name.upper()
     program = f"""#include "{path.resolve()}"
-void each(int rows, const {obs_type} *obs, float *state, {action_type} *action);
-void each(int rows, const {obs_type} *obs, float *state, {action_type} *action) {{
+void act_rows(int rows, const {obs_type} *obs, float *state, {action_type} *action);
+void act_rows(int rows, const {obs_type} *obs, float *state, {action_type} *action) {{
     (void)state;
     for (int r = 0; r < rows; r++)
         {name}_act(obs + r * {big}_OBS, {f"state + r * {big}_STATE, " if stateful else ""}action + r * {big}_ACTIONS);
@@ -450,14 +450,14 @@ void each(int rows, const {obs_type} *obs, float *state, {action_type} *action) 
         result = subprocess.run(command, input=program, capture_output=True, text=True, timeout=_TIMEOUT_S)
         if result.returncode:
             raise ConfigError(f"{path_of_compiler} does not take the header: {result.stderr.strip()[:500]}")
-        each = ctypes.CDLL(str(library)).each
+        act_rows = ctypes.CDLL(str(library)).act_rows
 
     def act(obs: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         obs = np.ascontiguousarray(obs)
         next_state = tuple(part.copy() for part in state)
         action = np.empty((len(obs), int(actions)), np.int32 if action_type == "int32_t" else np.float32)
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (obs, *(next_state or (action,)), action)]
-        each(len(obs), *pointers)
+        act_rows(len(obs), *pointers)
         action = action.reshape(len(obs), *shape)
         return (action.astype(np.int64) if action.dtype == np.int32 else action), next_state
 

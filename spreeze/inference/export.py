@@ -66,41 +66,41 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)
     activation = str(meta.get("activation", ACTIVATIONS[0]))
-    found = _trunks(arrays, meta) if "cnn" in meta else _normaliser(arrays)
+    steps = _trunks(arrays, meta) if "cnn" in meta else _normaliser(arrays)
     if spec.team is not None:
-        found.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
+        steps.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
     if "recurrent" in meta:
         cell = Cell(arrays, meta)
-        found.append(Operation(cell.kind, (cell.weight[:-1], cell.weight[-1])))
-    numbers = 0 if spec.box is None or spec.choices is None else spec.box.dim
+        steps.append(Operation(cell.kind, (cell.weight[:-1], cell.weight[-1])))
+    continuous = 0 if spec.box is None or spec.choices is None else spec.box.dim
     weights = [arrays[f"w{index}"] for index in range(hidden)] + [arrays["head_w"]]
     head_b = arrays["head_b"]
     if meta["policy"] == "squashed_mixed":  # without the log standard deviations
-        deviations = slice(numbers, 2 * numbers)
+        deviations = slice(continuous, 2 * continuous)
         weights[-1], head_b = np.delete(weights[-1], deviations, 1), np.delete(head_b, deviations)
     for index, weight in enumerate(weights):
-        found += _matmul(weight, spec if index == 0 else None)
+        steps += _matmul(weight, spec if index == 0 else None)
         if index == hidden:
             break
         if meta.get("layer_norm"):
-            found.append(Operation("layer_norm"))
-        found += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
-    found.append(Operation("add", (_f32(head_b),)))
+            steps.append(Operation("layer_norm"))
+        steps += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
+    steps.append(Operation("add", (_f32(head_b),)))
     if "atoms" in arrays:
-        found.append(Operation("expected", (_f32(arrays["atoms"]),)))
+        steps.append(Operation("expected", (_f32(arrays["atoms"]),)))
     if spec.team is not None and spec.choices is not None and len(set(spec.choices.nvec)) > 1:
-        found.append(Operation("add", (_unused(spec.choices),)))
+        steps.append(Operation("add", (_unused(spec.choices),)))
     if meta.get("action_mask"):
-        found.append(Operation("mask", (_i64(head.options), *([_i64(numbers)] if numbers else []))))
-    return found + _HEADS[str(meta["policy"])](spec)
+        steps.append(Operation("mask", (_i64(head.options), *([_i64(continuous)] if continuous else []))))
+    return steps + _HEADS[str(meta["policy"])](spec)
 
 
 def _matmul(weight: np.ndarray, first: EnvSpec | None) -> list[Operation]:
     """A layer's matmul; for the one-hot numbers of a team's agents, the ``first`` layer adds their weights instead."""
     if first is None or first.team is None:
         return [Operation("matmul", (_f32(weight),))]
-    own = first.team.obs_dim
-    return [Operation("matmul", (_f32(weight[:own]),)), Operation("add", (_f32(weight[own:]),))]
+    size = first.team.obs_dim
+    return [Operation("matmul", (_f32(weight[:size]),)), Operation("add", (_f32(weight[size:]),))]
 
 
 def _normaliser(arrays: Arrays) -> list[Operation]:
@@ -114,20 +114,20 @@ def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
     """Maps the result of ``file_input`` to features [N, F + V], those of an image ordered by row, column, channel."""
     inputs, layers = TrunkInputs.from_meta(meta), CNNS[meta["cnn"]]
     is_single = len(inputs.images) == 1 and not inputs.vector_dim
-    found, end = [], 0
+    steps, end = [], 0
     for number, image in enumerate(inputs.images):
         begin, end = end, end + math.prod(image)
         shape = _i64([-1, *image])
-        found.append(Operation("stack", (shape,)) if is_single else Operation("part", (_i64([begin, end]), shape)))
+        steps.append(Operation("stack", (shape,)) if is_single else Operation("part", (_i64([begin, end]), shape)))
         for index, layer in enumerate(layers):
             name = f"conv{number * len(layers) + index}"
             weight = _f32(arrays[f"{name}_w"]) / np.float32(255.0 if index == 0 else 1.0)
-            found += [Operation("conv", (weight, _f32(arrays[f"{name}_b"]), _i64(layer.stride))), Operation("relu")]
-        found += [Operation("flatten"), *([] if is_single else [Operation("keep")])]
+            steps += [Operation("conv", (weight, _f32(arrays[f"{name}_b"]), _i64(layer.stride))), Operation("relu")]
+        steps += [Operation("flatten"), *([] if is_single else [Operation("keep")])]
     if inputs.vector_dim:
         columns = _i64([end, end + inputs.vector_dim])
-        found += [Operation("part", (columns, _i64([-1, inputs.vector_dim]))), *_normaliser(arrays), Operation("keep")]
-    return found if is_single else [*found, Operation("join")]
+        steps += [Operation("part", (columns, _i64([-1, inputs.vector_dim]))), *_normaliser(arrays), Operation("keep")]
+    return steps if is_single else [*steps, Operation("join")]
 
 
 def file_input(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
@@ -169,26 +169,26 @@ def _best(spec: EnvSpec) -> list[Operation]:
     best = Operation("argmax", (_i64(choice.start[0]) if alike else _i64(choice.start).reshape(choice.shape),))
     if spec.team is not None or not choice.shape:
         return [best]
-    found = [Operation("gather", (_options(choice).reshape(*choice.shape, -1),))]
+    steps = [Operation("gather", (_options(choice).reshape(*choice.shape, -1),))]
     if len(set(choice.nvec)) > 1:
-        found.append(Operation("add", (_unused(choice).reshape(*choice.shape, -1),)))
-    return [*found, best]
+        steps.append(Operation("add", (_unused(choice).reshape(*choice.shape, -1),)))
+    return [*steps, best]
 
 
 def _options(choice: Choices) -> np.ndarray:
     """Columns int64 [A, largest n] of each choice's options; a choice with fewer options repeats its last one."""
-    most, parts = np.arange(max(choice.nvec)), zip(choice.slices, choice.nvec, strict=True)
-    return _i64([part.start + np.minimum(most, count - 1) for part, count in parts])
+    index, parts = np.arange(max(choice.nvec)), zip(choice.slices, choice.nvec, strict=True)
+    return _i64([part.start + np.minimum(index, count - 1) for part, count in parts])
 
 
 def _mixed(spec: EnvSpec, *, squashed: bool) -> list[Operation]:
     assert spec.box is not None
     assert spec.choices is not None
-    numbers, most = spec.box.dim, np.finfo(np.float32).max
-    clips = np.repeat(_f32([1.0, most]), [numbers, spec.choices.options])
-    first = Operation("squash", (_i64(numbers),)) if squashed else Operation("clip", (-clips, clips))
-    columns = numbers + _options(spec.choices)
-    return [first, Operation("choose", (_i64(numbers), columns, _unused(spec.choices))), *_scaling(spec)]
+    continuous, unbounded = spec.box.dim, np.finfo(np.float32).max
+    clips = np.repeat(_f32([1.0, unbounded]), [continuous, spec.choices.options])
+    first = Operation("squash", (_i64(continuous),)) if squashed else Operation("clip", (-clips, clips))
+    columns = continuous + _options(spec.choices)
+    return [first, Operation("choose", (_i64(continuous), columns, _unused(spec.choices))), *_scaling(spec)]
 
 
 def _unused(choice: Choices) -> np.ndarray:
@@ -302,14 +302,14 @@ def plain_source(function: Callable[..., Any]) -> str:
     """The source of a function without annotations."""
     lines = inspect.getsource(function).splitlines(keepends=True)
     tree = ast.parse("".join(lines))
-    found = [(node.lineno, node.col_offset + len(node.arg), node.annotation) for node in _nodes(tree, ast.arg)]
-    found += [(node.lineno, node.target.end_col_offset or 0, node.annotation) for node in _nodes(tree, ast.AnnAssign)]
-    found += [
+    spans = [(node.lineno, node.col_offset + len(node.arg), node.annotation) for node in _nodes(tree, ast.arg)]
+    spans += [(node.lineno, node.target.end_col_offset or 0, node.annotation) for node in _nodes(tree, ast.AnnAssign)]
+    spans += [
         (node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns)
         for node in _nodes(tree, ast.FunctionDef)
         if node.returns is not None
     ]
-    for line, begin, annotation in sorted(found, key=lambda span: span[:2], reverse=True):
+    for line, begin, annotation in sorted(spans, key=lambda span: span[:2], reverse=True):
         if annotation is not None:  # each is on one line
             text = lines[line - 1]
             lines[line - 1] = text[:begin] + text[annotation.end_col_offset :]
@@ -322,8 +322,8 @@ def _nodes(tree: ast.AST, kind: type[_N]) -> list[_N]:
 
 def numpy_arrays(steps: list[Operation]) -> Arrays:
     """The arrays of a NumPy file, for ``run``."""
-    found = {"operations": np.array([step.kind for step in steps])}
-    return found | {f"{index}.{k}": value for index, step in enumerate(steps) for k, value in enumerate(step.values)}
+    kinds = {"operations": np.array([step.kind for step in steps])}
+    return kinds | {f"{index}.{k}": value for index, step in enumerate(steps) for k, value in enumerate(step.values)}
 
 
 def _write_numpy(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
@@ -389,12 +389,12 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         def forward(self, obs: Any, *state: Any) -> Any:
             x, after, kept = obs, list[Any](), list[Any]()
 
-            def masked(x: Any, count: int, at: int = 0) -> Any:
-                found = x[:, at:].masked_fill(obs[:, -count:] == 0.0, float("-inf"))
-                return torch.cat((x[:, :at], found), 1) if at else found
+            def mask(x: Any, count: int, at: int = 0) -> Any:
+                masked = x[:, at:].masked_fill(obs[:, -count:] == 0.0, float("-inf"))
+                return torch.cat((x[:, :at], masked), 1) if at else masked
 
             of_inputs: dict[str, Callable[..., Any]] = {
-                "mask": masked,
+                "mask": mask,
                 "part": lambda x, columns, shape: obs[:, columns[0] : columns[1]].unflatten(1, shape[1:]),
                 "keep": lambda x: kept.append(x),
                 "join": lambda x: torch.cat(kept, 1),
@@ -429,8 +429,8 @@ def _open_torch(path: Path) -> Act:
 
     def act(obs: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         with torch.no_grad():
-            found = module(*map(torch.from_numpy, (obs, *state)))
-        action, *after = [part.numpy() for part in (found if isinstance(found, tuple) else (found,))]
+            outputs = module(*map(torch.from_numpy, (obs, *state)))
+        action, *after = [part.numpy() for part in (outputs if isinstance(outputs, tuple) else (outputs,))]
         return action, tuple(after)
 
     return act
@@ -497,8 +497,8 @@ def _onnx_gelu(graph: _Graph) -> None:
     graph.node("Mul", x, graph.over("Mul", _f32(0.5)))
 
 
-def _onnx_mask(graph: _Graph, count: np.ndarray, numbers: np.ndarray | None = None) -> None:
-    before, out = (None, graph.x) if numbers is None else _onnx_halves(graph, numbers)
+def _onnx_mask(graph: _Graph, count: np.ndarray, continuous: np.ndarray | None = None) -> None:
+    before, out = (None, graph.x) if continuous is None else _onnx_halves(graph, continuous)
     mask = graph.columns("obs", -count)
     forbidden = graph.node("Equal", mask, graph.constant(_f32(0.0)))
     masked = graph.node("Where", forbidden, graph.constant(_f32(-np.inf)), out)
@@ -513,17 +513,17 @@ def _onnx_halves(graph: _Graph, count: np.ndarray) -> tuple[str, str]:
 
 
 def _onnx_squash(graph: _Graph, count: np.ndarray) -> None:
-    numbers, others = _onnx_halves(graph, count)
-    graph.node("Concat", graph.node("Tanh", numbers), others, axis=1)
+    continuous, others = _onnx_halves(graph, count)
+    graph.node("Concat", graph.node("Tanh", continuous), others, axis=1)
 
 
 def _onnx_choose(graph: _Graph, count: np.ndarray, columns: np.ndarray, unused: np.ndarray) -> None:
     x = graph.x
-    numbers = graph.columns(x, _i64(0), count)
+    continuous = graph.columns(x, _i64(0), count)
     graph.node("Gather", x, graph.constant(columns), axis=1)
     graph.over("Add", unused)
     graph.node("ArgMax", axis=-1, keepdims=0)
-    graph.node("Concat", numbers, graph.node("Cast", to=1), axis=1)
+    graph.node("Concat", continuous, graph.node("Cast", to=1), axis=1)
 
 
 def _onnx_cell(graph: _Graph, weight: np.ndarray, bias: np.ndarray, *, kind: str) -> None:

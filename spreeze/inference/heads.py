@@ -86,9 +86,9 @@ class Deterministic(Head):
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["action_dim"])
-        least = _finite(meta.get("exploration_noise", 0.0))
-        self._range = least, _finite(meta.get("exploration_noise_max", least))
-        self._noise = np.full((1, 1), least, np.float32)
+        lowest = _finite(meta.get("exploration_noise", 0.0))
+        self._range = lowest, _finite(meta.get("exploration_noise_max", lowest))
+        self._noise = np.full((1, 1), lowest, np.float32)
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if len(out) != len(self._noise):
@@ -106,16 +106,16 @@ class Deterministic(Head):
 
 
 def _finite(value: object) -> float:
-    found = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(found):
-        raise ValueError(f"{found} is neither a probability nor a noise scale")
-    return found
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is neither a probability nor a noise scale")
+    return number
 
 
 class EpsilonGreedy(Head):
-    """The action of the highest value; explores with a linearly decreasing share of random actions.
+    """The action of the highest value; explores with a linearly decreasing fraction of random actions.
 
-    The share goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``. It counts the env steps of the
+    It goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``, which count the env steps of the
     whole run when the weights were published, plus those taken here since.
     """
 
@@ -201,8 +201,8 @@ class CategoricalHead(DrawingHead):
         """Samples with uniform noise [N, A] in [0, 1); log-probabilities are summed."""
         if self.noise_dim == 1:
             return self._draw_one(out, noise)
-        found = [self._draw_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
-        return np.concatenate([index for index, _ in found], 1), np.add.reduce([log_prob for _, log_prob in found])
+        draws = [self._draw_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
+        return np.concatenate([index for index, _ in draws], 1), np.add.reduce([log_prob for _, log_prob in draws])
 
     def _draw_one(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first option [N, 1] whose cumulative probability is above the noise [N, 1], and its logarithm [N]."""
@@ -233,11 +233,11 @@ class CategoricalHead(DrawingHead):
 class MixedHead(Head):
     """Numbers and choices: the outputs of one head are followed by those of ``CategoricalHead``."""
 
-    numbers: Callable[[dict[str, Any], Arrays], Head] = SquashedGaussian
+    continuous: Callable[[dict[str, Any], Arrays], Head] = SquashedGaussian
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
-        self._numbers, self._choices = type(self).numbers(meta, arrays), CategoricalHead(meta, arrays)
-        self._split = self._numbers.outputs
+        self._continuous, self._choices = type(self).continuous(meta, arrays), CategoricalHead(meta, arrays)
+        self._split = self._continuous.outputs
         self.outputs = self._split + self._choices.outputs
 
     @property
@@ -245,19 +245,19 @@ class MixedHead(Head):
         return self._choices.outputs
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        numbers, choices = out[:, : self._split], out[:, self._split :]
-        return np.concatenate((self._numbers.explore(numbers, rng), self._choices.explore(choices, rng)), 1)
+        continuous, choices = out[:, : self._split], out[:, self._split :]
+        return np.concatenate((self._continuous.explore(continuous, rng), self._choices.explore(choices, rng)), 1)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        numbers, choices = out[:, : self._split], out[:, self._split :]
-        return np.concatenate((self._numbers.greedy(numbers), self._choices.greedy(choices)), 1)
+        continuous, choices = out[:, : self._split], out[:, self._split :]
+        return np.concatenate((self._continuous.greedy(continuous), self._choices.greedy(choices)), 1)
 
 
 class DrawingMixedHead(MixedHead, DrawingHead):
     """Gaussian numbers and choices; log-probabilities are summed."""
 
-    numbers = GaussianHead
-    _numbers: GaussianHead
+    continuous = GaussianHead
+    _continuous: GaussianHead
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         super().__init__(meta, arrays)
@@ -265,9 +265,9 @@ class DrawingMixedHead(MixedHead, DrawingHead):
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples with noise that is standard normal for numbers, then uniform in [0, 1) for choices."""
-        numbers, of_numbers = self._numbers.draw(out[:, : self._split], noise[:, : self._split])
-        choices, of_choices = self._choices.draw(out[:, self._split :], noise[:, self._split :])
-        return np.concatenate((numbers, choices), 1), of_numbers + of_choices
+        continuous, log_prob = self._continuous.draw(out[:, : self._split], noise[:, : self._split])
+        choices, choices_log_prob = self._choices.draw(out[:, self._split :], noise[:, self._split :])
+        return np.concatenate((continuous, choices), 1), log_prob + choices_log_prob
 
 
 def _column(index: np.ndarray, agents: int = 1) -> np.ndarray:

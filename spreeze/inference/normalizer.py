@@ -24,11 +24,10 @@ REWARD_CLIP = 10.0
 _LARGEST, _JUDGED = 3, 10
 _STEPS = 64
 """Number of rewards whose returns are computed by one matmul."""
-_MIN_SHARE = 1e-9
-"""Share of the mean square below which a variance is rounding error, so that all returns count as equal."""
+_MIN_FRACTION = 1e-9
+"""Fraction of the mean square below which a variance is rounding error, so that all returns count as equal."""
 SPIKE, SPIKES = 1000.0, 0.1
-"""Distance of a spike, in standard deviations of at least 1; largest share of a batch that may be left out as spikes.
-"""
+"""Distance of a spike, in standard deviations of at least 1; largest fraction of a batch that may be left out."""
 
 
 def obs_scale(arrays: dict[str, np.ndarray], obs_dim: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -57,8 +56,8 @@ def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | Non
     """Values [B, O] with spikes replaced by ``centre`` [O], so that they do not distort running statistics.
 
     A spike lies more than ``SPIKE`` times ``std`` [O] (at least 1) from the centre; if ``std`` is None, times the
-    largest distance of nine tenths of the values. A column with more than one spike, and more than a share ``SPIKES``,
-    is left unchanged: such values are normal there.
+    largest distance of nine tenths of the values. A column with more than one spike, and more than the fraction
+    ``SPIKES``, is left unchanged: such values are normal there.
     """
     distance = np.abs(values - centre)
     if std is None:
@@ -161,7 +160,7 @@ class ReturnMoments:
         if self.count < 2.0:
             return 1.0
         variance = self.m2 / self.count
-        return math.sqrt(variance) if variance > _MIN_SHARE * (variance + self.mean**2) else 1.0
+        return math.sqrt(variance) if variance > _MIN_FRACTION * (variance + self.mean**2) else 1.0
 
     def sums(self) -> tuple[float, float, float]:
         """Count, sum and sum of squares, which can be summed over processes."""
@@ -226,12 +225,12 @@ class DiscountedReturns(ReturnMoments):
     def _block(self, reward: np.ndarray, ended: np.ndarray, returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Discounted returns [T, N] of a block, given those before it [N]; and those after it, for the next block."""
         steps = len(reward)
-        found = self._decay[:steps, :steps] @ reward
+        totals = self._decay[:steps, :steps] @ reward
         weights = self._gamma * self._decay[:steps, 0]
-        found += weights[:, np.newaxis] * returns
+        totals += weights[:, np.newaxis] * returns
         for t, env in np.argwhere(ended).tolist():  # in order of time: returns from before an end are removed after it
-            found[t + 1 :, env] -= weights[: steps - t - 1] * found[t, env]
-        return found, np.where(ended[-1], 0.0, found[-1])
+            totals[t + 1 :, env] -= weights[: steps - t - 1] * totals[t, env]
+        return totals, np.where(ended[-1], 0.0, totals[-1])
 
     def state(self) -> dict[str, Any]:
         returns = {str(source): values.tolist() for source, values in self._returns.items()}
@@ -252,8 +251,8 @@ def set_averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None], 
     """Continues from averages [k] of ``averaged_statistics`` of these parts over learners."""
     for part in parts:
         if part is not None:
-            own, values = np.split(values, [len(part.averaged())])
-            part.set_averaged(own)
+            averaged, values = np.split(values, [len(part.averaged())])
+            part.set_averaged(averaged)
 
 
 def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:

@@ -39,12 +39,7 @@ class Cell:
             raise WeightsError(f"weights need a cell of kind {self.kind!r}; known are {', '.join(CELLS)}")
         size, gates = self.size, _GATES[self.kind]
         columns = len(gates) * size
-        shapes: dict[str, tuple[int, ...]] = {
-            "x": (-1, columns),
-            "h": (size, columns),
-            "x_bias": (columns,),
-            "h_bias": (columns,),
-        }
+        shapes = {"x": (-1, columns), "h": (size, columns), "x_bias": (columns,), "h_bias": (columns,)}
         parts = {name: _array(arrays, f"cell_{name}", shape) for name, shape in shapes.items()}
         self.inputs, self.state_dim = len(parts["x"]), state_dim(self.kind, size)
         of_gate = {
@@ -53,14 +48,14 @@ class Cell:
         }
         blocks = []
         for gate in "ifog" if self.kind == "lstm" else "rzn":
-            found = of_gate[gate]
-            block = [np.concatenate((found["x"], found["h"])), found["x_bias"] + found["h_bias"]]
+            part = of_gate[gate]
+            block = [np.concatenate((part["x"], part["h"])), part["x_bias"] + part["h_bias"]]
             if gate in "ifo" or gate in "rz":  # sigmoid(x) = (tanh(x / 2) + 1) / 2; half of a weight is exact
-                block = [part * _HALF for part in block]
+                block = [values * _HALF for values in block]
             if gate == "n":  # tanh(x part + r * h part)
                 zeros = np.zeros_like
-                blocks.append([np.concatenate((found["x"], zeros(found["h"]))), found["x_bias"]])
-                block = [np.concatenate((zeros(found["x"]), found["h"])), found["h_bias"]]
+                blocks.append([np.concatenate((part["x"], zeros(part["h"]))), part["x_bias"]])
+                block = [np.concatenate((zeros(part["x"]), part["h"])), part["h_bias"]]
             blocks.append(block)
         self.weight = np.concatenate([np.concatenate((weight, bias[None])) for weight, bias in blocks], 1)
         """[I + H + 1, 4 H]: maps inputs, h and 1 to the sums of an LSTM's gates i, f, o (halved) and g, or of a GRU's
@@ -110,9 +105,9 @@ class Cell:
 
 
 def _array(arrays: Arrays, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    found = np.asarray(arrays[name] if name in arrays else np.zeros(0), np.float32)
-    if found.ndim != len(shape) or any(
-        wanted not in (-1, size) for wanted, size in zip(shape, found.shape, strict=True)
+    array = np.asarray(arrays[name] if name in arrays else np.zeros(0), np.float32)
+    if array.ndim != len(shape) or any(
+        needed not in (-1, size) for needed, size in zip(shape, array.shape, strict=True)
     ):
-        raise WeightsError(f"weights '{name}' have shape {found.shape}; {shape} is needed")
-    return found
+        raise WeightsError(f"weights '{name}' have shape {array.shape}; {shape} is needed")
+    return array

@@ -155,7 +155,7 @@ class Mixer:
         spec = self.spec
         topology = "full" if spec.mixing in ("all_reduce", "average") else spec.topology
         if spec.hosts is None:
-            messages = [one.attach() for one in spec.memory.messages]
+            messages = [slots.attach() for slots in spec.memory.messages]
             return Gossip(spec.learner, messages, topology=topology, max_staleness=spec.max_staleness)
         self._hosts = hosts = spec.hosts.attach()
         self._living = hosts.living
@@ -302,11 +302,11 @@ class Mixer:
         """True if this learner's weights are the run's."""
         return self.spec.mixing in ("none", "average") or self.spec.learner == 0
 
-    def mean_policy(self, own: Arrays) -> Arrays:
-        """The mean of all learners' newest policies; ``own`` counts for this one."""
-        newest = [one.read_latest() for learner, one in enumerate(self._policies) if learner != self.spec.learner]
+    def mean_policy(self, arrays: Arrays) -> Arrays:
+        """The mean of all learners' newest policies; ``arrays`` count for this one."""
+        newest = [slots.read_latest() for learner, slots in enumerate(self._policies) if learner != self.spec.learner]
         others = [weights.arrays for weights in newest if weights is not None]
-        return {name: _mean([array, *(other[name] for other in others)]) for name, array in own.items()}
+        return {name: _mean([array, *(other[name] for other in others)]) for name, array in arrays.items()}
 
     def leave(self) -> None:
         """Tells the others that no more messages follow."""
