@@ -23,16 +23,11 @@ impala         impact, on_policy, losses
 =============  ================================
 
 SAC, CrossQ and TD3 support distributional critics (``distributional``) with the same interface. DQN has dueling
-streams and distributions, and noise in its weights (``value_heads``).
+streams and distributions, and noise in its weights (``value_heads``). Memories are in ``recurrent_networks``.
 
-*Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``.
-Parameters are flat vectors, both critics are one stacked network, unused gradients are not computed, and Adam and the
-target update are one call each. Tests compare the gradients with autograd and NumPy; ``tests/support/lean_sac.py``
-measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks (``conv_networks``)
-and custom networks (``custom_networks``) use autograd. Memories are in ``recurrent_networks``.
-
-*Off-policy corrections.* PPO and A2C learn from rollouts with a lag of one in mode hts: see ``on_policy`` and ``ppo``.
-IMPACT, APPO and IMPALA learn from rollouts with any lag: see ``impact``.
+*Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``;
+``tests/support/lean_sac.py`` measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks
+(``conv_networks``) and custom networks (``custom_networks``) use autograd.
 """
 
 from __future__ import annotations

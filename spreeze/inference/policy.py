@@ -190,11 +190,6 @@ class Policy:
         """K: options of all choices; for policies without choices, outputs of the last layer."""
         return self._head.options
 
-    @property
-    def noise_dim(self) -> int:
-        """Z: noise values of ``draw`` per action; standard normal for numbers, uniform in [0, 1) for choices."""
-        return self._drawing_head().noise_dim
-
     def draw(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
         """Exploring actions from given noise [N, Z]; each row's result depends bit for bit on that row alone.
 
@@ -225,7 +220,12 @@ class Policy:
         return np.concatenate(action), np.concatenate(log_prob), joined
 
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
-        head, tile, rows = self._drawing_head(), self._tile, len(obs)
+        if self._drawing is None:
+            raise WeightsError(
+                f"a policy of kind {type(self._head).__name__} draws its own noise; only on-policy "
+                "algorithms collect with noise from outside"
+            )
+        tile, rows = self._tile, len(obs)
         inputs = obs if self._trunk is None else self._trunk(obs)
         tile.fill(inputs, noise)
         x = scaled(tile.features, self._obs_scale)
@@ -236,16 +236,8 @@ class Policy:
         out = self._run(x, tile.buffers, tile.row_by_row)
         if self._mask_dim:
             self._apply_mask(inputs, out[:rows])  # unused rows would allow no action, for which softmax is undefined
-        action, log_prob = head.draw(out, tile.noise)
+        action, log_prob = self._drawing.draw(out, tile.noise)
         return action[:rows], log_prob[:rows], state
-
-    def _drawing_head(self) -> DrawingHead:
-        if self._drawing is None:
-            raise WeightsError(
-                f"a policy of kind {type(self._head).__name__} draws its own noise; only on-policy "
-                "algorithms collect with noise from outside"
-            )
-        return self._drawing
 
     def _forward(
         self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None

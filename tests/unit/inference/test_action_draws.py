@@ -29,9 +29,8 @@ def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation
 
 
 def inputs(rng, rows, obs_dim, policy):
-    noise = (
-        rng.random((rows, policy.noise_dim)) if policy.noise_dim == 1 else rng.standard_normal((rows, policy.noise_dim))
-    )
+    size = policy._head.noise_dim
+    noise = (rng.random if size == 1 else rng.standard_normal)((rows, size))
     return rng.standard_normal((rows, obs_dim)).astype(np.float32), noise.astype(np.float32)
 
 
@@ -46,7 +45,7 @@ def test_a_gaussian_action_is_mean_plus_deviation_times_noise_with_its_log_densi
     policy, arrays = policy_of("gaussian")
     obs, noise = inputs(np.random.default_rng(1), 20, 5, policy)
     action, log_prob, _ = policy.draw(obs, noise)
-    assert (policy.noise_dim, action.shape, action.dtype, log_prob.dtype) == (3, (20, 3), np.float32, np.float32)
+    assert (policy._head.noise_dim, action.shape, action.dtype, log_prob.dtype) == (3, (20, 3), np.float32, np.float32)
     mean, std = hidden_layers(arrays, obs), np.exp(arrays["log_std"].astype(np.float64))
     np.testing.assert_allclose(action, mean + std * noise, atol=1e-5)
     density = np.exp(-0.5 * ((action - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
@@ -64,7 +63,7 @@ def test_a_discrete_action_is_where_the_cumulative_probability_passes_the_noise(
     out = hidden_layers(arrays, obs[:1])[0]
     prob = np.exp(out - out.max())
     prob /= prob.sum()
-    assert policy.noise_dim == 1
+    assert policy._head.noise_dim == 1
     np.testing.assert_array_equal(np.diff(action[:, 0]) >= 0, True)
     np.testing.assert_allclose(np.bincount(action[:, 0].astype(int), minlength=3) / 4000, prob, atol=3e-4)
     np.testing.assert_allclose(log_prob, np.log(prob)[action[:, 0].astype(int)], atol=1e-5)

@@ -67,7 +67,7 @@ def test_a_drawn_row_does_not_depend_on_the_others(kind, discrete):
     policy, rng = policy_of(kind, discrete=discrete), np.random.default_rng(2)
     rows = 2 * TILE + 3
     obs = rng.standard_normal((rows, 3)).astype(np.float32)
-    noise = (rng.random if discrete else rng.standard_normal)((rows, policy.noise_dim)).astype(np.float32)
+    noise = (rng.random if discrete else rng.standard_normal)((rows, policy._head.noise_dim)).astype(np.float32)
     state = rng.standard_normal((rows, policy.state_dim)).astype(np.float32)
     action, log_prob, (following,) = policy.draw(obs, noise, (state,))
     for row in range(rows):
