@@ -150,15 +150,9 @@ class EvaluatedRollouts:
 
     def __setitem__(self, key: tuple[int, int], evaluated: Evaluated) -> None:
         if self._block is None:
-            sequences = evaluated.samples.sequences
-
-            def space(tensor: Tensor, dim: int) -> Tensor:
-                shape = list(tensor.shape)
-                shape[dim] *= self._capacity
-                return tensor.new_empty(shape)
-
-            cache = None if sequences is None else sequences.new_rollout_cache(self._capacity)
-            self._block = evaluated.map(space, cache)
+            sequences, count = evaluated.samples.sequences, self._capacity
+            all_sequences = None if sequences is None else sequences.repeated(count)
+            self._block = evaluated.map(lambda tensor, dim: torch.cat([tensor] * count, dim), all_sequences)
         slot = self._free.pop()
         self._slots[key], self._undrawn[slot] = slot, torch.empty(0, dtype=torch.int64)
         for stored, part in zip(self[key].parts(), evaluated.parts(), strict=True):

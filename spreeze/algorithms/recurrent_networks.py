@@ -56,23 +56,18 @@ class Sequences(NamedTuple):
     def of(self, index: np.ndarray) -> Sequences:
         """The sequences with the indices ``index`` [b]."""
         rows = torch.from_numpy(index).to(self.state.device)
-        return self._each(lambda part: part[index] if isinstance(part, np.ndarray) else part.index_select(0, rows))
+        return self._map(lambda part: part[index] if isinstance(part, np.ndarray) else part.index_select(0, rows))
 
     def split(self, count: int) -> list[Sequences]:
         """Equal parts, as views."""
         size = len(self.begins) // count
-        return [self._each(itemgetter(slice(at * size, (at + 1) * size))) for at in range(count)]
+        return [self._map(itemgetter(slice(at * size, (at + 1) * size))) for at in range(count)]
 
-    def new_rollout_cache(self, count: int) -> Sequences:
-        """Uninitialised sequences, ``count`` times as many."""
+    def repeated(self, count: int) -> Sequences:
+        """Copies of all sequences, ``count`` times."""
+        return self._map(lambda part: (np if isinstance(part, np.ndarray) else torch).concatenate([part] * count))
 
-        def space(part: Any) -> Any:
-            shape = (count * len(part), *part.shape[1:])
-            return np.zeros(shape, part.dtype) if isinstance(part, np.ndarray) else part.new_zeros(shape)
-
-        return self._each(space)
-
-    def _each(self, change: Callable[[Any], Any]) -> Sequences:
+    def _map(self, change: Callable[[Any], Any]) -> Sequences:
         changed: list[Any] = [None if part is None else change(part) for part in self]
         return Sequences(*changed)
 
