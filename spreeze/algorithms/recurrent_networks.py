@@ -93,7 +93,7 @@ class Packing:
         part = np.cumsum(starts.reshape(-1)) - 1
         first = np.flatnonzero(starts)
         offset = np.arange(starts.size) - first[part]
-        self._last = part[length - 1 :: length]
+        last = part[length - 1 :: length]
         if after is not None:
             part, offset = np.concatenate((part, part[after])), np.concatenate((offset, offset[after] + 1))
         by_length = np.argsort(-np.bincount(part), kind="stable")
@@ -107,7 +107,7 @@ class Packing:
         """Index of the sequence of each part, in the order of the batch."""
         self.continues = torch.from_numpy((first % length == 0) & ~begins.reshape(-1)[first])
         """True for a part that starts with its sequence's state."""
-        self.last = torch.from_numpy(rank[self._last])
+        self.last = torch.from_numpy(rank[last])
         """Index of the last part of each sequence [B]."""
 
 

@@ -491,12 +491,10 @@ class RolloutReader:
     """
 
     def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, cycles: bool = False) -> None:
-        """``cycles`` decides what happens when samplers are slower than the reader and all rollouts are used up.
+        """``cycles``: a rollout is given again only after all others that are stored, as in an epoch of PPO.
 
-        If true, a rollout is given again only after all others that are stored, like minibatches in an epoch of PPO:
-        ``take`` returns None until the next rollout is complete, unless a sampler waits for uses. Rollouts of a sampler
-        that is dead, at rest or far slower than the others count only until they are used up. If false, the same
-        rollout is given again until it is used up.
+        Then ``take`` returns None until the next rollout is complete, unless a sampler waits for uses; rollouts of a
+        sampler that is dead, at rest or far slower than the others count only until they are used up.
         """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:

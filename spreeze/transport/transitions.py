@@ -17,6 +17,9 @@ _MAX = float(np.finfo(np.float32).max)
 """Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
 
 
+_NO_OBS = np.empty(0, np.float32)
+
+
 class NStepTransition(NamedTuple):
     """A transition that spans ``num_steps`` env steps."""
 
@@ -144,7 +147,6 @@ class FrameLog:
         self._last = [0] * num_envs
         self._age = [0] * num_envs
         self._entries: list[_Entry] = []
-        self._nothing = np.zeros((4 * num_envs, 0), np.float32)
 
     def start(self, index: int, frame: np.ndarray) -> None:
         """Starts an episode of environment ``index`` with ``frame`` [F] uint8 (copied)."""
@@ -162,8 +164,7 @@ class FrameLog:
             self._last[index] = self._writer.next_logical + len(entries)
             entries.append(_Entry(first, 0, 0, None))
             self._first[index] = None
-        nothing = self._nothing[0]
-        finished = self._n_steps[index].push(nothing, action, reward, terminated, truncated, nothing)
+        finished = self._n_steps[index].push(_NO_OBS, action, reward, terminated, truncated, _NO_OBS)
         self._age[index] = age = min(self._age[index] + 1, self._layout.depth)
         previous = self._last[index]
         self._last[index] = self._writer.next_logical + len(entries)
@@ -185,10 +186,6 @@ class FrameLog:
             if transition is not None:
                 action[row] = transition.action
                 values[:3, row] = transition.reward, transition.terminated, transition.num_steps
-        if count > len(self._nothing):
-            self._nothing = np.zeros((2 * count, 0), np.float32)
-        empty = self._nothing[:count]
-        self._writer.write(
-            empty, action, values[0], values[1], empty, values[2], version, FrameColumns(frames, backs, values[3])
-        )
+        no_obs, columns = np.empty((count, 0), np.float32), FrameColumns(frames, backs, values[3])
+        self._writer.write(no_obs, action, values[0], values[1], no_obs, values[2], version, columns)
         entries.clear()
