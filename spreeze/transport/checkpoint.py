@@ -238,7 +238,8 @@ def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
         with contextlib.suppress(*DAMAGE):
             manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
             for name, entry in manifest["files"].items():
-                _check(path / Path(name).name, entry, size_only=name != STATE)
+                _check(path / Path(name).name, entry, size_only=True)
+            _check(path / STATE, manifest["files"][STATE])
             state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
             return int(manifest["updates"]), state
     return None
