@@ -117,7 +117,7 @@ class RolloutSpec(Jsonable):
         return (("state", self.num_slots), ("memory", 2), ("marked_memory", _MARKS)) if self.state_dim else ()
 
 
-SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
+COLUMNS = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
 """The arrays of a slot, in the order of ``StepRows``."""
 
 
@@ -204,13 +204,14 @@ class Rollouts:
         return np.where((start < steps)[:, None], self.fields["memory"][steps % 2, envs], np.float32(0.0))
 
     @property
-    def side(self) -> tuple[str, ...]:
+    def columns(self) -> tuple[str, ...]:
         """The names of all arrays of a slot."""
-        return (*SIDE, "state") if self.spec.state_dim else SIDE
+        return (*COLUMNS, "state") if self.spec.state_dim else COLUMNS
 
     def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        return RolloutBatch(**{key: self.fields[key][rollout % self._slots] for key in self.side if key != "version"})
+        slot, names = rollout % self._slots, (name for name in self.columns if name != "version")
+        return RolloutBatch(**{name: self.fields[name][slot] for name in names})
 
     def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
@@ -247,7 +248,7 @@ class Rollouts:
     def trajectories_sha256(self, rollout: int) -> str:
         """Hash of everything in a rollout."""
         digest = hashlib.sha256()
-        for name in self.side:
+        for name in self.columns:
             digest.update(name.encode() + np.ascontiguousarray(self.fields[name][rollout % self._slots]).data)
         return digest.hexdigest()
 
@@ -261,7 +262,7 @@ class Rollouts:
         if self.current > 0:
             before, with_batch = (self.current - 1) % self._slots, with_batch and self.current > self.first
             arrays["last_obs"] = fields["next_obs"][before, -1]
-            arrays |= {f"side_{name}": fields[name][before] for name in self.side if with_batch}
+            arrays |= {f"side_{name}": fields[name][before] for name in self.columns if with_batch}
         if self.spec.state_dim:
             arrays["memory"] = fields["marked_memory"][mark]
         return {name: array.copy() for name, array in arrays.items()}
@@ -280,7 +281,7 @@ class Rollouts:
                 f"the checkpoint has {dim} values of a policy's memory, now it is {spec.state_dim}; "
                 "use the same recurrent network"
             )
-        side = {name: arrays[f"side_{name}"] for name in self.side if f"side_{name}" in arrays}
+        side = {name: arrays[f"side_{name}"] for name in self.columns if f"side_{name}" in arrays}
         # Earlier releases do not write the interval.
         steps = int(arrays.get("sync_interval", next((len(array) for array in side.values()), spec.sync_interval)))
         same_sizes = (steps, len(arrays["start"])) == (spec.sync_interval, spec.num_envs)
@@ -343,7 +344,7 @@ class RolloutWriter:
         self._rollouts, self._spec, self._first, self._count = rollouts, rollouts.spec, first, count
         self._mine = slice(first, first + count)
         self._steps, self._log = rollouts.steps, rollouts.fields["log"]
-        self._sides = [rollouts.fields[name] for name in SIDE]
+        self._arrays = [rollouts.fields[name] for name in COLUMNS]
         self._states = (rollouts.fields["state"], rollouts.fields["memory"]) if rollouts.spec.state_dim else None
         self._rollout_steps = rollouts.spec.sync_interval
         start, episode = rollouts.episode_of(np.arange(first, first + count))
@@ -382,7 +383,7 @@ class RolloutWriter:
         """Stores one env step of each of ``indices`` [n], ascending."""
         steps, start, action, log_steps = self.steps, self._start, rows.action, self._spec.log_steps
         envs, at_rows = self._index_of(indices)
-        for array, values in zip(self._sides, rows, strict=False):
+        for array, values in zip(self._arrays, rows, strict=False):
             array[at_rows] = values
         if self._states is not None:
             self._keep_states(indices, rows.state, rows.next_state)
@@ -468,7 +469,7 @@ class RolloutWriter:
         return int(self._steps.min()) >= max(self.steps)
 
     def close(self) -> None:
-        del self._steps, self._log, self._sides, self._states
+        del self._steps, self._log, self._arrays, self._states
 
 
 class TakenRollout(NamedTuple):
@@ -551,7 +552,7 @@ class RolloutReader:
             slot, columns = rollout % spec.num_slots, self._columns[writer]
             fields["uses"][slot, columns.start] = rollout * _USES_BASE + uses + 1
             fields.in_order()
-            names = ("version",) if chosen.key in known else self._rollouts.side
+            names = ("version",) if chosen.key in known else self._rollouts.columns
             copies = {
                 name: (fields[name][slot, columns] if name == "state" else fields[name][slot, :, columns]).copy()
                 for name in names

@@ -22,7 +22,7 @@ DYING = """
 import json, os, signal, sys
 sys.path[:0] = [os.path.join(os.environ["PYTHONPATH"], "tests", name) for name in ("contract", "support")]
 from test_rollout_transports import step
-from spreeze.transport.rollouts import SIDE, Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.rollouts import COLUMNS, Rollouts, RolloutSpec, RolloutWriter
 sink = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
 
 class HalfWritten:
@@ -35,8 +35,8 @@ class HalfWritten:
 
 while sink.steps[0] < int(sys.argv[4]):
     step(sink, sink.may_step())
-number = SIDE.index(sys.argv[3])
-sink._sides[number] = HalfWritten(sink._sides[number])
+number = COLUMNS.index(sys.argv[3])
+sink._arrays[number] = HalfWritten(sink._arrays[number])
 step(sink, sink.may_step())
 """
 WRITER = """
