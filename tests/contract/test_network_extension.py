@@ -104,7 +104,7 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
                                         for index, own in enumerate(parameters._modules)), x)  # fmt: skip
     torch.testing.assert_close(ones, expected)
     assert not torch.equal(parameters.flat[: len(parameters.flat) // 2], parameters.flat[len(parameters.flat) // 2 :])
-    assert parameters.one(1)._each[0]["last.bias"].data_ptr() == parameters._named[1]["last.bias"].data_ptr()
+    assert parameters.one(1)._named[0]["last.bias"].data_ptr() == parameters._named[1]["last.bias"].data_ptr()
 
 
 def test_two_threads_do_not_share_the_module_of_a_network_of_ones_own(module):
