@@ -52,6 +52,9 @@ class MixHandle(Jsonable):
     messages: tuple[ParametersHandle, ...]
     mixed: tuple[ParametersHandle, ...]
 
+    def attach_board(self) -> SharedArrays:
+        return SharedArrays.attach(self.board.fds[0], board_fields(len(self.mixed)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixSpec(Jsonable):
@@ -138,7 +141,7 @@ class Mixer:
     def __init__(self, spec: MixSpec, living: Callable[[], Sequence[int]], wait: Callable[[], bool]) -> None:
         """``wait`` is a short sleep; False: the run is being stopped, which ends all waiting."""
         self.spec, self._living, self._wait = spec, living, wait
-        self.board = SharedArrays.attach(spec.memory.board.fds[0], board_fields(len(spec.memory.mixed)))
+        self.board = spec.memory.attach_board()
         self._hosts: GossipMemory | None = None
         self._gossip = self._open_gossip()
         self._mixed = [mixed.attach() for mixed in spec.memory.mixed]
