@@ -49,7 +49,7 @@ from spreeze.workers.gpu_replay import (
 from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.on_policy_trainer import sha256_of
 from spreeze.workers.parameter_averages import PolicyAverage
-from spreeze.workers.torch_devices import free_bytes, kernels_of, out_of_memory, release_cached, resolve_device
+from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cached, resolve_device
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
@@ -409,22 +409,6 @@ class ReplayTrainer:
                     raise
             # Outside the handler, so that the traceback no longer holds what the update allocated.
             on_shrink(self.shrink())
-
-    def kernels(self) -> int:
-        """Kernels of one update with its draw from GPU replay, which this runs; on a GPU by its profiler.
-
-        On a CPU, and where the profiler sees nothing, these are the operations that compute; a few of them are more
-        than one kernel.
-        """
-        launches, period = self._launches, self.algorithm.period
-
-        def single() -> None:
-            for _ in range(period):
-                self.update(1) if launches is None else self._update_with(launches.gpu_replay.draw())
-
-        found = kernels_of(single, self._device_text) / period
-        self.updates = self.algorithm.updates
-        return round(found)
 
     def _count(self, done: int) -> None:
         self.updates += done

@@ -6,12 +6,11 @@ import contextlib
 import ctypes
 import gc
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.algorithms.parallel_work import TwoThreads, thread_pair_for
 from spreeze.config.schema import LearnerConfig
@@ -46,58 +45,6 @@ def gpus_of(device: str) -> list[str]:
 def synchronise(device: str) -> None:
     for gpu in gpus_of(device):
         torch.cuda.synchronize(gpu)
-
-
-_VIEWS = {
-    "alias",
-    "as_strided",
-    "detach",
-    "diagonal",
-    "expand",
-    "permute",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "t",
-    "transpose",
-    "unbind",
-    "unsqueeze",
-    "view",
-    "_unsafe_view",
-}
-"""Operations of PyTorch that compute nothing."""
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations within this context that compute something; for a GPU each is a kernel, or a few."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func._schema.name.partition("::")[2] not in _VIEWS
-        return func(*args, **(kwargs or {}))
-
-
-def kernels_of(work: Callable[[], object], device: str) -> int:
-    """Kernels and copies that ``work`` runs on a GPU; its operations on a CPU and where no profiler can count."""
-    if gpus_of(device):
-        profiler: Any = torch.profiler
-        on_gpu = torch.profiler.ProfilerActivity.CUDA.name
-        synchronise(device)
-        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
-            work()
-            synchronise(device)
-        found = [event for event in profile.events() if str(event.device_type).endswith(on_gpu)]
-        if found:
-            return len(found)
-    counted = Operations()
-    with counted:
-        work()
-    return counted.count
 
 
 def forget_memory(device: str) -> None:

@@ -27,6 +27,7 @@ from fault_envs import NUMBERED_ID, count_numbered
 from figures import Row, row
 from linked_cluster import cluster_over
 from lossy_link import lossy_link
+from ray_hosts import forget_host, raylet_pid
 from sampler_cost import publish_policy, task_plan
 from whole_runs import ratio_row, time_row
 
@@ -248,8 +249,8 @@ def kill(args: argparse.Namespace) -> list[Row]:
             missing_s = 0.0
             if time.monotonic() >= next_s and back_s is None:
                 next_s, deaths, start_s = next_s + args.kill_every, deaths + 1, time.monotonic()
-                os.kill(cluster.pid(0), signal.SIGKILL)
-                cluster.remove(0)
+                os.kill(raylet_pid(cluster, 0), signal.SIGKILL)
+                forget_host(cluster, 0)
                 cluster.add()  # takes seconds, in which the bridge stands still and hosts keep their rows
                 back_s = time.monotonic()
                 missing_s = back_s - start_s

@@ -228,6 +228,7 @@ def bounds(device: str) -> dict[str, Any]:
     """Kernels of an update, seconds of as many empty launches, and of an update's matmuls by precision and batch."""
     import torch
     from gpu_checks import VECTORS, Place, ring_of, trainer_of
+    from kernel_count import kernels_of_update
     from matmul_floor import ACTION_DIM, OBS_DIM, MatmulRound, matmuls
 
     from spreeze.workers.torch_devices import matmuls_in
@@ -245,7 +246,7 @@ def bounds(device: str) -> dict[str, Any]:
             )
             for _ in range(3):
                 trainer.update()
-            found[f"kernels, {name}"] = trainer.kernels()
+            found[f"kernels, {name}"] = kernels_of_update(trainer)
     counter = torch.zeros((), device=device)
     found["empty launches [s]"] = seconds_of(
         lambda: [counter.add_(1.0) for _ in range(found["kernels, eager"])], device

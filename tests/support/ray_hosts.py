@@ -90,6 +90,16 @@ def gone(processes):
          what=lambda: f"the end of {[process for process in processes if process.is_running()]}")  # fmt: skip
 
 
+def raylet_pid(cluster, index):
+    """Process id of a host's raylet, whose death is the host's."""
+    return int(cluster.hosts[index].all_processes["raylet"][0].process.pid)
+
+
+def forget_host(cluster, index):
+    """Forgets a host whose raylet was killed, and ends what is left of it."""
+    cluster._cluster.remove_node(cluster.hosts.pop(index), allow_graceful=False)
+
+
 def main():
     from spreeze.runtime.cluster.ray_nodes import LocalCluster
 
@@ -103,12 +113,12 @@ def main():
     for line in sys.stdin:
         word, *index = line.split()
         if word == "pid":
-            tell(pid=cluster.pid(int(index[0])))
+            tell(pid=raylet_pid(cluster, int(index[0])))
         elif word == "add":
             cluster.add()
             tell(done=True)
         elif word == "remove":
-            cluster.remove(int(index[0]))
+            forget_host(cluster, int(index[0]))
             tell(done=True)
     cluster.close()
 

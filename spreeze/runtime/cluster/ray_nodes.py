@@ -306,14 +306,6 @@ class LocalCluster:
         with _handlers_kept():
             self.hosts.append(self._cluster.add_node(**self._arguments()))
 
-    def pid(self, index: int) -> int:
-        """Process id of a host's raylet, whose death is the host's."""
-        return int(self.hosts[index].all_processes["raylet"][0].process.pid)
-
-    def remove(self, index: int) -> None:
-        """Forgets a host whose raylet was killed, and ends what is left of it."""
-        self._cluster.remove_node(self.hosts.pop(index), allow_graceful=False)
-
     def close(self) -> None:
         """Ends all of it."""
         with contextlib.suppress(Exception):  # a node that was killed

@@ -10,13 +10,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from kernel_count import Operations, kernels_of
 
 from spreeze.algorithms import create, optimizers
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, new_parameters, relu_layer
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout, TeamSpec
-from spreeze.workers.torch_devices import Operations, forget_memory, kernels_of
+from spreeze.workers.torch_devices import forget_memory
 
 META, ROWS, OBS, ACT = "meta", 256, 22, 6
 TEAM = TeamSpec(actions=(3, 2), obs_dim=8, state_dim=6)
