@@ -7,25 +7,16 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import time
 from typing import Any
 
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper, ending, oom_kills
-from spreeze.machine.processes import (
-    CLOSING_S,
-    LOW_PRIORITY,
-    end_orphans,
-    kill_and_wait,
-    left_behind,
-    mark,
-    signals_blocked,
-)
+from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, left_behind
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import evaluator_job
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import begin_log, child_environment, group_arguments, open_log
+from spreeze.runtime.launcher import begin_log, group_arguments, open_log, start_process
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport.shared_memory import readable
@@ -61,19 +52,18 @@ def _played(
     job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
     gives_way = plan.config.tuning.give_way
     nice = str(LOW_PRIORITY if gives_way else 0)
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice]
+    arguments = ("-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice)
     log, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
     try:
-        with open_log(log) as output, signals_blocked():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+        with open_log(log) as output:
+            process = start_process(
+                arguments,
+                run_dir.nonce,
+                name="evaluator",
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env=child_environment(1, run_dir.nonce, "evaluator"),
                 **group_arguments(gives_way),
             )
-        mark(process.pid, run_dir.nonce)
     except OSError as error:  # no reason to fail a run that has ended well
         recorder.event("warning", f"the final evaluation could not be started: {error}")
         return None

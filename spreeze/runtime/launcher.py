@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypedDict
@@ -203,19 +203,16 @@ class Launcher:
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...], output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Starts the process; the descriptors keep their numbers."""
-        with signals_blocked():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.workers.main", argument],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                close_fds=True,
-                pass_fds=fds,
-                env=child_environment(spec.threads, run_context.nonce, spec.name),
-                **group_arguments(run_context.gives_way),
-            )
-        mark(process.pid, run_context.nonce)
-        return process
+        return start_process(
+            ("-m", "spreeze.workers.main", argument),
+            run_context.nonce,
+            threads=spec.threads,
+            name=spec.name,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=fds,
+            **group_arguments(run_context.gives_way),
+        )
 
 
 FRESH = Launcher()
@@ -273,6 +270,22 @@ def open_log(log: Log | KeptLog) -> IO[bytes]:
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
     """A file object for the log of a process without environments; see ``open_log``."""
     return open_log(Log.now(log_path(run_dir, name)))
+
+
+def start_process(
+    arguments: Sequence[str], nonce: str, *, threads: int = 1, name: str = "", **options: Any
+) -> subprocess.Popen[bytes]:
+    """Starts Python as a marked process of the run with that nonce; an OSError if that fails.
+
+    It has to call ``leave_to_supervisor``. ``options`` are those of ``subprocess.Popen``.
+    """
+    env = child_environment(threads, nonce, name)
+    with signals_blocked():
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.DEVNULL, env=env, **options
+        )
+    mark(process.pid, nonce)
+    return process
 
 
 def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str]:
@@ -335,18 +348,17 @@ class Prewarm(Launcher):
 
     def _start_waiting(self) -> None:
         self._line, theirs = socket.socketpair()
-        with theirs, signals_blocked():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.workers.main", "--wait", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
+        with theirs, signals_blocked():  # no Ctrl-C before it can be closed
+            self._process = start_process(
+                ("-m", "spreeze.workers.main", "--wait", str(theirs.fileno())),
+                self.nonce,
+                threads=self._threads,
+                name=_PREWARMED,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                close_fds=True,
                 pass_fds=(theirs.fileno(),),
-                env=child_environment(self._threads, self.nonce, _PREWARMED),
                 **group_arguments(self._gives_way),
             )
-        mark(self._process.pid, self.nonce)
 
     def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...], output: IO[bytes]

@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +27,11 @@ from spreeze.config.layers import iterate
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.processes import OWN_PREFIX, end_orphans, kill_and_wait, mark, signals_blocked
+from spreeze.machine.processes import OWN_PREFIX, end_orphans, kill_and_wait
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
-from spreeze.runtime.launcher import child_environment, log_file
+from spreeze.runtime.launcher import log_file, start_process
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 
@@ -96,21 +95,20 @@ class Sink:
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
         fd = theirs.fileno()
-        with theirs, log_file(run_dir.path, self._log) as output, signals_blocked():
+        with theirs, log_file(run_dir.path, self._log) as output:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "spreeze.machine.processes", f"{OWN_PREFIX}log", self.module, str(fd)],
-                    stdin=subprocess.DEVNULL,
+                self._process = start_process(
+                    ("-m", "spreeze.machine.processes", f"{OWN_PREFIX}log", self.module, str(fd)),
+                    self.mark,
+                    name=self._log,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     pass_fds=(fd,),
                     start_new_session=True,  # without a terminal, nothing can ask for a password there
-                    env=child_environment(1, self.mark, self._log),
                 )
             except OSError:
                 self._line.close()
                 raise
-        mark(self._process.pid, self.mark)
         self.put(opening)
 
     def fileno(self) -> int:

@@ -29,12 +29,12 @@ from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
 from spreeze.machine.logs import LogKeeper
-from spreeze.machine.processes import kill_and_wait, mark, signals_blocked
+from spreeze.machine.processes import kill_and_wait, mark
 from spreeze.machine.watcher import OrphanWatch
 from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder, versions
 from spreeze.runtime.assembly import limit_of_each
-from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
+from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment, start_process
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table
 from spreeze.transport.chunks import RowReader, outlet_limiter, outlet_spec
@@ -166,16 +166,9 @@ class HostSamplers(threading.Thread):
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         """The choice of this host's tuner, which keeps its results in this host's cache."""
-        with signals_blocked():
-            process = subprocess.Popen(
-                [sys.executable, *_TUNER, *self._job.tune],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
-                env=child_environment(1, nonce),
-            )
-        mark(process.pid, nonce)
+        process = start_process(
+            (*_TUNER, *self._job.tune), nonce, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
+        )
         try:
             output, _ = process.communicate(timeout=_TUNE_S)
         finally:
@@ -326,10 +319,9 @@ class HostRun(threading.Thread):
             self.starts += 1
             output_path = folder / f"run-{self.starts}.txt"
             location = ("--runs-dir", str(folder / "runs"), "--name", f"host-{self.starts}")
-            command = [sys.executable, "-m", "spreeze.train", *self._job.arguments, *location]
             with open(output_path, "wb") as output:
                 process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-m", "spreeze.train", *self._job.arguments, *location],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -16,14 +16,7 @@ from typing import Any
 
 from spreeze.errors import ConfigError, SpreezeError, TransportError
 from spreeze.formatting import clean
-from spreeze.machine.processes import (
-    end_orphans,
-    end_with_parent,
-    kill_and_wait,
-    leave_to_supervisor,
-    mark,
-    signals_blocked,
-)
+from spreeze.machine.processes import end_orphans, end_with_parent, kill_and_wait, leave_to_supervisor
 from spreeze.runtime.cluster.ray_nodes import (
     ClusterAddress,
     Nodes,
@@ -32,7 +25,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     check_reachable,
     connected,
 )
-from spreeze.runtime.launcher import child_environment
+from spreeze.runtime.launcher import start_process
 from spreeze.transport.chunks import sign_json, verify_json
 
 _JOIN_S, _CHECK_S = 60.0, 150.0  # Longest time to join a cluster, and to check all of its hosts.
@@ -54,16 +47,8 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
     check_reachable(address)
     nonce = secrets.token_hex(8)
     limit_s = _JOIN_S if task is None else _JOIN_S + _CHECK_S
-    with signals_blocked():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.runtime.cluster.survey", json.dumps({"address": address, "task": task})],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-            env=child_environment(1, nonce),
-        )
-    mark(process.pid, nonce)
+    arguments = ("-m", "spreeze.runtime.cluster.survey", json.dumps({"address": address, "task": task}))
+    process = start_process(arguments, nonce, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0)
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
