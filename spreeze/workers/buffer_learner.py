@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
-from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.checkpoint import Checkpoint
@@ -31,7 +28,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
-from spreeze.workers.on_policy_trainer import Progress, RolloutAverage, sha256_of
+from spreeze.workers.on_policy_trainer import _A, Progress, RolloutAverage, RolloutTrainer, sha256_of
 from spreeze.workers.torch_devices import open_device
 
 _UPDATES = SLOTS["learner"].index("updates")
@@ -89,10 +86,7 @@ class BufferFeed(RestoredFeed):
         return self.trainer.env_steps
 
 
-_A = TypeVar("_A", bound=OnPolicyAlgorithm)
-
-
-class RestoredRolloutTrainer(Generic[_A]):
+class RestoredRolloutTrainer(RolloutTrainer[_A]):
     """Base of trainers whose state is in their checkpoint: after a restart, rollouts are collected again."""
 
     def __init__(self, algorithm: _A, meta: dict[str, Any]) -> None:
@@ -109,12 +103,6 @@ class RestoredRolloutTrainer(Generic[_A]):
         arrays = self._average.policy_arrays()
         return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
 
-    def health(self) -> dict[str, float]:
-        return self.algorithm.health()
-
-    def value_snapshot(self) -> LazySnapshot | None:
-        return self.algorithm.value_snapshot(self.algorithm.return_scale)
-
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Tensors and JSON of a checkpoint."""
         arrays = self.algorithm.state_arrays() | self._average.state_arrays()
@@ -128,20 +116,6 @@ class RestoredRolloutTrainer(Generic[_A]):
 
     def parameters_sha256(self) -> str:
         return sha256_of(self.algorithm.state_arrays())
-
-    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        return {
-            "updates": self.updates,
-            "wait_s": wait_s,
-            "learn_s": self.learn_s,
-            "publish_s": publish_s,
-            "batch_size": self.batch_size,
-            "updates_skipped": self.algorithm.updates_skipped(),
-            "policy_lag": 0.0,
-            "rollout_uses": math.nan,
-            "rollouts_dropped": math.nan,  # there is no circular buffer
-            **self.algorithm.metrics(),
-        }
 
 
 class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
@@ -226,8 +200,11 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         self._dropped = max(self._dropped, self._source.dropped)
-        own = {"policy_lag": _mean(self._lags), "rollouts_dropped": self._dropped, "rollout_uses": _mean(self._uses)}
-        return super().metrics(wait_s=wait_s, publish_s=publish_s) | own
+        return super().metrics(wait_s=wait_s, publish_s=publish_s) | {
+            "policy_lag": _mean(self._lags),
+            "rollouts_dropped": self._dropped,
+            "rollout_uses": _mean(self._uses),
+        }
 
 
 def _mean(values: Collection[float]) -> float:

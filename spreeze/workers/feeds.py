@@ -63,41 +63,32 @@ def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iter
         yield from Learner(context, job, RolloutFeed(context, job, rollouts)).turns()
 
 
-class SkippedUpdates:
-    """Detects that no update is applied any more, because loss or gradient is not finite."""
-
-    def __init__(self, trainer: ReplayTrainer | RestoredRolloutTrainer[Any]) -> None:
-        self._trainer, self._in_a_row = trainer, 0
-        self._updates, self._skipped = trainer.updates, trainer.algorithm.updates_skipped()
-
-    def check(self) -> None:
-        """Raises a WorkerError if too many updates in a row were skipped."""
-        skipped, updates = self._trainer.algorithm.updates_skipped(), self._trainer.updates
-        done = updates - self._updates
-        self._in_a_row = self._in_a_row + done if skipped - self._skipped == done else 0
-        if self._in_a_row > _MAX_SKIPPED_IN_A_ROW:
-            raise WorkerError(
-                f"{self._in_a_row} consecutive updates had a non-finite loss or gradient; lower the learning "
-                "rate, or check the scale of rewards (the learner restarts from its last checkpoint)"
-            )
-        self._skipped, self._updates = skipped, updates
-
-
 class RestoredFeed(Feed):
     """A feed whose trainer's state is in its checkpoint."""
 
     trainer: ReplayTrainer | RestoredRolloutTrainer[Any]
-    _skipped: SkippedUpdates
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if checkpoint is not None:
             self.trainer.load_state(checkpoint.tensors, checkpoint.state)
             self._report(f"learner continues from update {self.trainer.updates}")
-        self._skipped = SkippedUpdates(self.trainer)
+        self._begin_checks()
+
+    def _begin_checks(self) -> None:
+        self._skipped_in_a_row = 0
+        self._checked_updates, self._skipped = self.trainer.updates, self.trainer.algorithm.updates_skipped()
 
     def check(self) -> None:
-        """Raises a WorkerError if too many updates in a row were skipped."""
-        self._skipped.check()
+        """Raises a WorkerError if too many updates in a row were skipped, for a loss or gradient that is not finite."""
+        skipped, updates = self.trainer.algorithm.updates_skipped(), self.trainer.updates
+        done = updates - self._checked_updates
+        self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped == done else 0
+        if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise WorkerError(
+                f"{self._skipped_in_a_row} consecutive updates had a non-finite loss or gradient; lower the learning "
+                "rate, or check the scale of rewards (the learner restarts from its last checkpoint)"
+            )
+        self._skipped, self._checked_updates = skipped, updates
 
 
 class ReplayFeed(RestoredFeed):
@@ -162,7 +153,7 @@ class ReplayFeed(RestoredFeed):
 
     def roll_back(self, checkpoint: Checkpoint) -> str:
         self.trainer.roll_back(checkpoint.tensors, checkpoint.state)
-        self._skipped = SkippedUpdates(self.trainer)
+        self._begin_checks()
         self._broadcast()
         return f"learning rates are {self.trainer.algorithm.lr_multiplier:g} of the settings"
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from spreeze.errors import TransportError
 from spreeze.formatting import size
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import RowLayout
+from spreeze.workers.on_device.device_replay import DeviceReplay
 
 _CHUNK_ROWS = 4096
 _SHARE = 0.8
@@ -43,28 +43,11 @@ def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) ->
     return num_shards * rows_per_shard * 4 * layout.width
 
 
-class AnyGpuReplay(Protocol):
-    """Replay from which batches are drawn on the device alone."""
-
-    batch: Tensor
-    generator: torch.Generator
-    is_copy: bool  # a copy of replay elsewhere, which the learner can do without
-
-    def pull(self) -> None: ...
-
-    def draw(self) -> Tensor: ...
-
-    def set_batch_size(self, batch_size: int) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def lag_and_age(self, version_now: int) -> tuple[float, float]: ...
-
-
 class GpuReplay:
     """The newest rows of every shard on a device."""
 
     is_copy = True
+    """The learner can do without it: all rows are in shared memory as well."""
 
     def __init__(
         self,
@@ -201,6 +184,10 @@ class GpuReplay:
         shard, logical = self.shard.cpu().numpy(), self.logical.cpu().numpy()
         spec = self._reader.ring.spec
         return self._reader.lag_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
+
+
+AnyGpuReplay = GpuReplay | DeviceReplay
+"""Replay from which batches are drawn on the device alone."""
 
 
 def _pieces(begin: int, end: int, capacity: int) -> list[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -37,8 +37,39 @@ _AVERAGE = "policy_average/"
 _MAX_SKIPPED_ROLLOUTS = 5
 
 
-class OnPolicyTrainer:
-    """Learns rollout by rollout; independent of processes."""
+_A = TypeVar("_A", bound=OnPolicyAlgorithm)
+
+
+class RolloutTrainer(Generic[_A]):
+    """Base of the trainers that learn from rollouts; independent of processes."""
+
+    algorithm: _A
+    batch_size: int
+    learn_s: float
+
+    def health(self) -> dict[str, float]:
+        return self.algorithm.health()
+
+    def value_snapshot(self) -> LazySnapshot | None:
+        return self.algorithm.value_snapshot(self.algorithm.return_scale)
+
+    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+        return {
+            "updates": self.algorithm.updates,
+            "wait_s": wait_s,
+            "learn_s": self.learn_s,
+            "publish_s": publish_s,
+            "policy_lag": 0.0,
+            "batch_size": self.batch_size,
+            "updates_skipped": self.algorithm.updates_skipped(),
+            "rollout_uses": math.nan,
+            "rollouts_dropped": math.nan,  # there is no circular buffer
+            **self.algorithm.metrics(),
+        }
+
+
+class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
+    """Learns rollout by rollout."""
 
     def __init__(
         self,
@@ -196,12 +227,6 @@ class OnPolicyTrainer:
         found, mixer = _found(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: found.arrays if mixer is None else mixer.mean_policy(found.arrays), found.meta
 
-    def health(self) -> dict[str, float]:
-        return self.algorithm.health()
-
-    def value_snapshot(self) -> LazySnapshot | None:
-        return self.algorithm.value_snapshot(self.algorithm.return_scale)
-
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Returns tensors and JSON from which a resume restarts this rollout."""
         rollouts = self._rollouts
@@ -222,19 +247,8 @@ class OnPolicyTrainer:
         return sha256_of(_found(self._memory.states, self._rollouts.current).arrays)
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        return {
-            "updates": self.algorithm.updates,
-            "wait_s": wait_s + self.waited_s,
-            "learn_s": self.learn_s,
-            "publish_s": publish_s + self.hand_s,
-            "policy_lag": self._lag,
-            "batch_size": self.batch_size,
-            "updates_skipped": self.algorithm.updates_skipped(),
-            "rollout_uses": math.nan,
-            "rollouts_dropped": math.nan,  # there is no circular buffer
-            **self.algorithm.metrics(),
-            **({} if self.mixer is None else self.mixer.metrics()),
-        }
+        metrics = super().metrics(wait_s=wait_s + self.waited_s, publish_s=publish_s + self.hand_s)
+        return metrics | {"policy_lag": self._lag} | ({} if self.mixer is None else self.mixer.metrics())
 
 
 class RolloutAverage:

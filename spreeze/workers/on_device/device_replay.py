@@ -104,10 +104,6 @@ class DeviceReplay:
 
     lag_and_age = last_lag_age
 
-    @property
-    def size_bytes(self) -> int:
-        return self._rows.element_size() * self._rows.nelement()
-
     def set_batch_size(self, batch_size: int) -> None:
         self.batch = torch.zeros((batch_size, self._layout.width), device=self._rows.device)
         """[B, W], the rows of the latest draw."""
