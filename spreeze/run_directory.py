@@ -214,7 +214,6 @@ class RunDir:
                             raise
 
     def _lock_replacement(self, path: str) -> None:
-        """Locks a file that will replace ``run.lock``."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.dup2(fd, self._lock_fd, inheritable=False)

@@ -132,7 +132,6 @@ def demonstrated(plan: RunPlan, ring: ReplayRing) -> ReturnSums:
 
 
 def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
-    """Adds the bridge that receives rows of other hosts."""
     plan, config, limiter = run.plan, run.plan.config, _limiter(run.plan, ring)
     assert config.cluster.address is not None
     host = HostJob(

@@ -62,8 +62,6 @@ def opened(opening: dict[str, Any], send: Send) -> TakeRow:
 
 
 class _Hooked:
-    """A callback, and how often each of its methods has raised."""
-
     def __init__(self, callback: BaseCallback, opening: dict[str, Any], send: Send) -> None:
         self._callback, self._send, self._failures = callback, send, Counter[str]()
         callback.run_dir, callback.settings = Path(opening["run_dir"]), opening["settings"]

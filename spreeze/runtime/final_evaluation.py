@@ -100,5 +100,4 @@ def _played(
 
 
 def _rows(plan: RunPlan, run_dir: RunDir) -> list[list[dict[str, Any]]]:
-    """The rows of ``eval.csv`` of each group."""
     return [read_rows(group_folder(run_dir.path, group) / "eval.csv") for group in range(plan.policies)]

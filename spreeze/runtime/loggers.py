@@ -147,7 +147,6 @@ class Sink:
         self._check_alive(ended)
 
     def _check_alive(self, ended: bool) -> None:
-        """Switches the sink off if its process has ended, or has not answered for too long."""
         if not self.open:
             return
         if ended:

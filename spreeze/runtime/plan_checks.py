@@ -40,7 +40,6 @@ def check(plan: RunPlan) -> None:
 
 
 def _check_replay(plan: RunPlan) -> None:
-    """Rejects a replay that is too small, or whose frames would be stored."""
     config = plan.config
     if plan.spec.frames is not None and config.replay.save:
         frames_gib = config.replay.capacity * plan.layout.row_bytes / 2**30
@@ -76,7 +75,6 @@ def _check_replay(plan: RunPlan) -> None:
 
 
 def _check_sequences(plan: RunPlan) -> None:
-    """Rejects sequences in replay together with settings that need transitions."""
     config, algo, device = plan.config, plan.config.run.algo, plan.config.learner.device
     if plan.layout.sequence is None:
         return
@@ -98,7 +96,6 @@ def _check_sequences(plan: RunPlan) -> None:
 
 
 def _check_device(plan: RunPlan) -> None:
-    """Rejects settings that are not possible with all steps on one device."""
     config, spec, replay = plan.config, plan.spec, plan.config.replay
     own, device = config.own, config.learner.device
     unfit = refusal_on_device(spec.env_id, spec)
@@ -118,7 +115,6 @@ def _check_device(plan: RunPlan) -> None:
 
 
 def _check_goals(plan: RunPlan) -> None:
-    """Rejects hindsight if transitions cannot have other goals."""
     her, goals, env_id = plan.config.replay.her, plan.spec.goals, plan.spec.env_id
     if her != "off" and goals is None:
         raise ConfigError(
@@ -133,7 +129,6 @@ def _check_goals(plan: RunPlan) -> None:
 
 
 def _check_demonstrations(plan: RunPlan) -> None:
-    """Rejects learning from demonstrations alone without data or without an end."""
     config, replay = plan.config, plan.config.replay
     reasons = {
         "there is nothing else to learn from; add --demonstrations FILE": not replay.demonstrations,
@@ -149,7 +144,6 @@ def _check_demonstrations(plan: RunPlan) -> None:
 
 
 def _check_cluster(plan: RunPlan) -> None:
-    """Rejects other hosts if their rows cannot be used."""
     config = plan.config
     if config.data_flow.supports_remote_learners:
         return
@@ -169,7 +163,6 @@ def _check_cluster(plan: RunPlan) -> None:
 
 
 def _check_learners(plan: RunPlan) -> None:
-    """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
     learners, run = plan.learners, plan.config.run
     if learners > 1 and not plan.config.data_flow.supports_learner_groups:
         raise ConfigError(
@@ -200,7 +193,6 @@ def _check_learners(plan: RunPlan) -> None:
 
 
 def _check_rollout(plan: RunPlan) -> None:
-    """Rejects inconsistent settings of an on-policy run."""
     part, replay = plan.config.rollout, plan.config.replay
     conflicts = {"her": replay.her != "off", "demonstrations": replay.demonstrations, "offline": replay.offline}
     if (name := first_true(conflicts)) is not None:
@@ -249,7 +241,6 @@ def _check_rollout(plan: RunPlan) -> None:
 
 
 def _check_hosts(plan: RunPlan) -> None:
-    """Rejects learners of other hosts if they cannot take part."""
     data_flow, gala = plan.config.data_flow, plan.config.gala
     if plan.spans_hosts and data_flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
         raise ConfigError(

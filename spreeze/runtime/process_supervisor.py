@@ -182,7 +182,6 @@ class ProcessSupervisor:
         return waited_s - handle.waited_s
 
     def _report_slow_start(self, handle: WorkerHandle, phase: Phase, silent_s: float, deadline_s: float) -> None:
-        """Reports once that an environment of a sampler takes long to start."""
         spec = handle.spec
         if phase in _STARTING and spec.role.steps and silent_s > _SLOW_START_S and not handle.slow_start_reported:
             handle.slow_start_reported = True
@@ -233,7 +232,6 @@ class ProcessSupervisor:
         handle.restarts.restarted()
 
     def _failed(self, handle: WorkerHandle, reason: str, now: float) -> None:
-        """Records a failure, decides when to restart the worker, and reports both."""
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)

@@ -208,7 +208,6 @@ class Recorder:
         return True  # unknown
 
     def _report_trouble(self) -> None:
-        """Reports trouble with the metrics file, and that GPU metrics are missing or available again."""
         for level, text in self._store.reports():
             self.event(level, text)
             if level == "warning":
@@ -359,7 +358,6 @@ class Recorder:
         self._write(row.t, int(row.env_steps), scores)
 
     def _check_target(self, found: Any) -> None:
-        """Reports an evaluation that reached the target return, or whose second evaluation did not."""
         target, outcome = self._plan.target_return, self.outcome
         if target is None or not isinstance(found, Mapping) or outcome.time_to_target_s is not None:
             return
@@ -375,7 +373,6 @@ class Recorder:
         self._loggers.write(t, step, values)
 
     def _update_target(self, *, final: bool) -> None:
-        """The final metric so far, and whether the target is reached or held."""
         outcome, stop = self.outcome, self._plan.config.stop
         self._update_final_metrics()
         target = self._plan.target_return

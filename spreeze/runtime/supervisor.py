@@ -178,7 +178,6 @@ class _RunLoop:
             self._recorder.event("error", str(error))
 
     def _pause(self) -> None:
-        """Stops all processes of the workers where they are, and continues them when the pause is over."""
         self._workers.signal_all(signal.SIGSTOP)
         try:
             self._recorder.wait_while_paused(lambda: self._stop_reason() is None)
@@ -187,7 +186,6 @@ class _RunLoop:
             self._workers.signal_all(signal.SIGCONT)
 
     def _post_header(self) -> None:
-        """Writes the flags and counts that workers read from the header."""
         header = self._assembly.status.header
         header[status_table.PAUSED_MS] = round(1000 * self._recorder.paused_s)
         header[status_table.ENV_ARGS] = self._env_args.version
@@ -350,7 +348,6 @@ class _RunLoop:
                 outcome.take_learner_result(handle.spec.address.group, message)
 
     def _watch_falls(self) -> None:
-        """Reports that the return has fallen, and sends the learner back to its best checkpoint if possible."""
         curve, header = self._recorder.curve, self._assembly.status.header
         if (text := self._falls.fallen(curve)) is None:
             return

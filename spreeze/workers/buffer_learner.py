@@ -28,7 +28,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
-from spreeze.workers.on_policy_trainer import _A, Progress, RolloutAverage, RolloutTrainer, sha256_of
+from spreeze.workers.on_policy_trainer import OnPolicy, Progress, RolloutAverage, RolloutTrainer, sha256_of
 from spreeze.workers.torch_devices import open_device
 
 _UPDATES = SLOTS["learner"].index("updates")
@@ -86,10 +86,10 @@ class BufferFeed(RestoredFeed):
         return self.trainer.env_steps
 
 
-class RestoredRolloutTrainer(RolloutTrainer[_A]):
+class RestoredRolloutTrainer(RolloutTrainer[OnPolicy]):
     """Base of trainers whose state is in their checkpoint: after a restart, rollouts are collected again."""
 
-    def __init__(self, algorithm: _A, meta: dict[str, Any]) -> None:
+    def __init__(self, algorithm: OnPolicy, meta: dict[str, Any]) -> None:
         """``meta`` is published with every policy."""
         self.batch_size = 0
         self.algorithm, self._meta, self._average = algorithm, meta, RolloutAverage(algorithm)

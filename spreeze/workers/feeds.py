@@ -168,7 +168,6 @@ class ReplayFeed(RestoredFeed):
             self.broadcast_s += perf_counter() - start
 
     def _open_gossip(self, epoch: int) -> Gossip | None:
-        """The exchange with the learners to average with; None where there are none."""
         own, hosts = self._context.address.group, self._job.hosts
         if hosts is not None:
             self._hosts = hosts.attach()
@@ -215,7 +214,6 @@ class ReplayFeed(RestoredFeed):
         return self._device.enter_context(opened)[1]
 
     def _retune(self) -> None:
-        """Applies the settings that the tuner has changed."""
         self._retuned = self._context.count(status_table.RETUNED)
         found = self._context.status.retuned_settings()
         learner = dataclasses.replace(self._learner, batch_size=found.batch_size, threads=found.learner_threads)
@@ -258,7 +256,6 @@ class ReplayFeed(RestoredFeed):
         return self.began and not done and self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled)
 
     def _count_new(self) -> None:
-        """Counts new returns and rows."""
         self._count_returns()
         self.trainer.refresh()
 
@@ -278,7 +275,6 @@ class ReplayFeed(RestoredFeed):
         self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
 
     def _shrunk(self, text: str) -> None:
-        """Reports what the trainer did when the device ran out of memory."""
         self._report(text, "warning")
         self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batch_rows)
         malloc_trim()

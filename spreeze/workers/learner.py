@@ -221,7 +221,6 @@ class Learner:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 
     def _roll_back(self) -> None:
-        """Learns on from the checkpoint nearest to the best policy."""
         context, best = self._context, best_updates(Path(self._job.run_dir))
         path = None if best is None else self._checkpoints.nearest(best)
         if not self._feed.rollback_enabled or path is None:

@@ -37,13 +37,13 @@ _AVERAGE = "policy_average/"
 _MAX_SKIPPED_ROLLOUTS = 5
 
 
-_A = TypeVar("_A", bound=OnPolicyAlgorithm)
+OnPolicy = TypeVar("OnPolicy", bound=OnPolicyAlgorithm)
 
 
-class RolloutTrainer(Generic[_A]):
+class RolloutTrainer(Generic[OnPolicy]):
     """Base of the trainers that learn from rollouts; independent of processes."""
 
-    algorithm: _A
+    algorithm: OnPolicy
     batch_size: int
     learn_s: float
 

@@ -363,7 +363,6 @@ class ReplayTrainer:
         self._renew_device_normalizer()
 
     def _renew_device_normalizer(self) -> None:
-        """Brings the statistics to the device where batches are drawn there."""
         if self._device_normalizer is not None:
             self._device_normalizer.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
 
@@ -632,7 +631,6 @@ class ReplayTrainer:
         self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": self._rng.bit_generator.state})
 
     def _set_rollbacks(self, times: int) -> None:
-        """Halves the learning rates ``times`` times."""
         self._rollbacks, multiplier = times, 0.5**times
         if multiplier == self.algorithm.lr_multiplier:
             return

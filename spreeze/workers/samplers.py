@@ -158,7 +158,6 @@ class SamplerLoop:
 
 
 def _turns(context: WorkerContext, turn: Callable[[], object]) -> Iterator[None]:
-    """Takes turns until the run is to stop."""
     yield
     while not context.stopping:
         turn()

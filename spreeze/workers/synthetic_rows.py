@@ -40,7 +40,6 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
 
 
 def _fill_sequences(ring: ReplayRing, count: int, spec: EnvSpec, rng: np.random.Generator) -> None:
-    """Fills every shard with sequences out of long episodes."""
     layout = ring.spec.layout
     rows = rng.standard_normal((count, layout.width), np.float32)
     batch = layout.split_sequences(rows, 1.0)

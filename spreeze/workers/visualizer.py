@@ -123,7 +123,6 @@ class _Show:
             self._rest(begin_s, time.process_time() - cpu_s)
 
     def _failed(self, error: Exception) -> None:
-        """Reports a failed picture, and pauses before the next attempt."""
         self._failures += 1
         if is_power_of_ten(self._failures):
             text = f"rendering failed{in_a_row(self._failures)}: {described(error)}"
@@ -232,7 +231,6 @@ class _Show:
             self._clip = None
 
     def _rest(self, begin_s: float, cpu_s: float) -> None:
-        """Sleeps until the next frame is due in real time and within the share of a core."""
         in_clip = self._clip is not None and self._has_free_core
         period_s = 1.0 / (self._clip_fps if in_clip else self._config.frames_per_s)
         if not self._has_free_core:

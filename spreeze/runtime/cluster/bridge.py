@@ -182,7 +182,6 @@ class Bridge:
     # --- hosts come and go ---
 
     def _check_nodes(self, now: float) -> None:
-        """Drops hosts whose node is dead, and gives new nodes a gateway."""
         living = {node.id: node for node in self._nodes.others()}
         for host in self._hosts:
             if host.node is not None and host.node.id not in living:
@@ -231,7 +230,6 @@ class Bridge:
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
     def _request(self, host: Host, now: float) -> None:
-        """Keeps two pulls in progress, and sends new weights and pings."""
         assert host.gateway is not None
         if now < host.resume_s:
             return
@@ -252,7 +250,6 @@ class Bridge:
             self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; waiting for it")
 
     def _take(self, host: Host, reference: Any) -> None:
-        """Stores a chunk, or handles its absence."""
         try:
             chunk = verify_chunk(self._secret, self._layout, self._nodes.answer(reference))
         except GatewayDied as error:
@@ -291,7 +288,6 @@ class Bridge:
             self._learner.notify()
 
     def _take_facts(self, host: Host, facts: dict[str, Any]) -> None:
-        """Reports a host's events and failure."""
         for text in list(facts.get("events") or ())[:10]:
             self._event("warning", f"{host.name}: {clean(text, 300)}")
         if facts.get("failure"):
@@ -301,7 +297,6 @@ class Bridge:
             self._event("info", f"{host.name} is back")
 
     def _give_up(self, host: Host, why: str) -> None:
-        """Ends a gateway that cannot work; a new one is tried later."""
         if host.node is None:
             return
         if self._failed.get(host.node.id, (0.0, ""))[1] != why:
@@ -313,7 +308,6 @@ class Bridge:
     # --- weights and clocks ---
 
     def _read_weights(self) -> None:
-        """Puts new weights into Ray's store, once for all hosts."""
         hint = self._context.weights_hint
         if hint == self._hint:
             return

@@ -131,7 +131,6 @@ class LearnerBridge:
     # --- messages ---
 
     def _call(self, host: _Host, now: float) -> None:
-        """Keeps one call of each kind in progress, if there is something to send."""
         living = self._memory.living()
         if "ping" not in host.calls and now - host.ping_s >= _PING_S:
             host.ping_s = now

@@ -111,7 +111,6 @@ class TransitionCollector(Collector):
         self.counts.write_s += written - stepped
 
     def _count_rewards(self, ended: list[tuple[int, bool]], broken: list[int]) -> None:
-        """Keeps the rewards of this step, and adds a block of them to the returns once it is full."""
         at = self._in_block
         self._rewards[at] = self._reward
         if ended or broken:
@@ -169,7 +168,6 @@ class TransitionCollector(Collector):
         return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
 
     def _renew_vector(self) -> None:
-        """Makes and resets the vector environment, and tries again as long as that raises."""
         assert self._make_vector is not None
         while True:
             self._on_progress(Phase.INIT)

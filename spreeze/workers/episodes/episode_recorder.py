@@ -56,8 +56,6 @@ _KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 class _Tape:
-    """One episode while it is played."""
-
     def __init__(self) -> None:
         self.obs: list[np.ndarray] = []
         self.actions: list[np.ndarray] = []

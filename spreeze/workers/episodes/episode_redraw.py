@@ -141,7 +141,6 @@ def draw(run_dir: Path, key: EvaluationKey, kind: str, make_task: Callable[[Path
 
 
 def _is_locked(path: Path) -> bool:
-    """True if a process is drawing into that file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -170,8 +170,6 @@ def new_task(make_task: Callable[[], Task]) -> Task:
 
 
 class _Env:
-    """An environment, its row in the batch, and its current episode."""
-
     def __init__(self, row: int, task: Task) -> None:
         self.row, self.task = row, task
         self.position, self.total, self.length = -1, 0.0, 0
