@@ -47,7 +47,6 @@ def assemble(run: Assembly) -> None:
         BufferLearnerJob(
             **run.learner_fields(0) | {"algorithm": plan.algorithm_fields() | {"slots": plan.buffer_slots}},
             batch_size=plan.batch_size,
-            previous_env_steps=plan.earlier.env_steps,
             envs_per_sampler=each,
             rollouts=rollouts.handle,
             weights_channel=weights_channel,

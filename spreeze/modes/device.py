@@ -51,10 +51,7 @@ def assemble(run: Assembly) -> None:
     )
     deadlines = {name: getattr(config.sampling, name) for name in ("step_deadline_s", "start_deadline_s")}
     if config.on_policy is not None:
-        job = DeviceRolloutJob(
-            **fields, batch_size=plan.batch_size, previous_env_steps=plan.earlier.env_steps, envs=envs
-        )
-        run.learner(0, job, **deadlines)
+        run.learner(0, DeviceRolloutJob(**fields, batch_size=plan.batch_size, envs=envs), **deadlines)
         return
     replay = config.replay
     ratio = replay.samples_per_insert_min or replay.serial_ratio(config.learner.batch_size)
@@ -65,15 +62,5 @@ def assemble(run: Assembly) -> None:
         batch_size=config.learner.batch_size,
         rows_per_write=envs.num_envs,
     )
-    run.learner(
-        0,
-        DeviceReplayJob(
-            **fields,
-            limiter=limiter,
-            sampler_rows=(row,),
-            previous_env_steps=plan.earlier.env_steps,
-            layout=plan.layout,
-            envs=envs,
-        ),
-        **deadlines,
-    )
+    job = DeviceReplayJob(**fields, limiter=limiter, sampler_rows=(row,), layout=plan.layout, envs=envs)
+    run.learner(0, job, **deadlines)

@@ -78,7 +78,6 @@ def assemble(run: Assembly) -> None:
                 replay=ring.handle,
                 limiter=_limiter(plan, ring),
                 sampler_rows=tuple(counted),
-                previous_env_steps=plan.earlier.env_steps,
                 averages=averages,
                 hosts=hosts,
                 wakeup=learner_wakeups[group],

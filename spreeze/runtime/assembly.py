@@ -128,6 +128,7 @@ class Assembly(contextlib.ExitStack):
             "stop": config.stop,
             "run_started_s": self.started_s,
             "previous_wall_s": self.plan.earlier.wall_s,
+            "previous_env_steps": self.plan.earlier.env_steps,
             "session": self.started_s,
             "publishes_values": config.evaluation.enabled and config.evaluation.keep_episodes > 0,
         }

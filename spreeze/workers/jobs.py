@@ -43,8 +43,9 @@ class AnyLearnerJob(Job):
     stop: StopConfig
     """When the run ends; env steps are those of the whole run."""
     run_started_s: float
-    """Monotonic time at which this session started; ``previous_wall_s`` is the wall time of earlier sessions."""
+    """Monotonic time at which this session started; ``previous_...`` are totals of earlier sessions."""
     previous_wall_s: float
+    previous_env_steps: int = 0
     session: float
     """Identifies this session among all sessions of the run."""
     publishes_values: bool = False
@@ -70,8 +71,6 @@ class AnyReplayJob(AnyLearnerJob):
     """True if it goes back to its best checkpoint once the return has fallen."""
     sampler_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
-    previous_env_steps: int
-    """Env steps of earlier sessions of this run."""
     weights_channel: ParametersHandle | None = None
     """The memory by which its samplers get the weights of every update; None: files."""
     averages: tuple[ParametersHandle, ...] = ()
@@ -117,22 +116,22 @@ class DeviceReplayJob(AnyReplayJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceRolloutJob(AnyLearnerJob):
+class AnyRolloutJob(AnyLearnerJob):
+    batch_size: int
+    """Rows of one update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRolloutJob(AnyRolloutJob):
     code = "spreeze.workers.on_device.device_learner:learn_from_device_rollouts"
 
-    batch_size: int
-    """Rows of one update, for the metrics."""
-    previous_env_steps: int
-    """Env steps of earlier sessions."""
     envs: DeviceEnvs
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyLearnerJob(AnyLearnerJob):
+class OnPolicyLearnerJob(AnyRolloutJob):
     code = "spreeze.workers.feeds:learn_from_rollouts"
 
-    batch_size: int
-    """Rows of one update, for the metrics."""
     correction: str
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
@@ -144,13 +143,9 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferLearnerJob(AnyLearnerJob):
+class BufferLearnerJob(AnyRolloutJob):
     code = "spreeze.workers.buffer_learner:learn_from_buffer"
 
-    batch_size: int
-    """Rows of one update."""
-    previous_env_steps: int
-    """Env steps of earlier sessions."""
     envs_per_sampler: int
     rollouts: RolloutsHandle
     weights_channel: ParametersHandle
