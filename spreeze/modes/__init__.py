@@ -14,20 +14,12 @@ governor  once a second           number of active samplers: as many as the lear
 limiter   at each row and update  who may proceed, so that TR_L / TR_A has its serial value
 ========  ======================  ================================================================================
 
-A bad choice of the first two costs speed, but does not change the ratio. The staleness P = B_s / N_s follows from the
-fixed batch size and the size of replay.
+The staleness P = B_s / N_s follows from the fixed batch size and the size of replay.
 
 *hts* (HTS-RL): the policy lag is exactly one rollout. Random numbers are counter-based (seed, environment, episode,
 step), and inference uses tiles of fixed height. Results are therefore identical for any number of inference workers,
-any timing, and across a resume, with a learner on the CPU and no learning rate that follows the clock. Without
-inference workers, the default, an env step costs half as much.
-
-The successor of a killed sampler replays the actions of its episodes; if an observation differs, because the
-environment is not deterministic, it starts new ones and reports that. A step that raises or returns NaN is not stored
-(see ``workers.collectors``). ``tests/support/hts_theory.py`` models the cost of waiting.
-
-*impact* (IMPACT): each step records policy version and log-probability, so the algorithm can correct for any lag. A
-restarted sampler starts new episodes.
+any timing, and across a resume, with a learner on the CPU and no learning rate that follows the clock.
+``tests/support/hts_theory.py`` models the cost of waiting.
 """
 
 from __future__ import annotations
@@ -46,28 +38,18 @@ from spreeze.runtime.supervisor import run_workers
 
 
 def assemble(run: Assembly) -> None:
-    """Assembles the workers of a run of any mode.
-
-    Raises:
-        ResourceError: there is no room for its memory, or there are too few descriptors.
-        ConfigError: a checkpoint does not fit the settings.
-    """
+    """Assembles the workers of a run of any mode; raises as ``runtime.assembly.assembled``."""
     config = run.plan.config
     path = "replay" if config.on_policy is None else "buffer" if config.data_flow.asynchronous else "paced_rollouts"
-    own = getattr(_module(config.mode), "assemble", None)
-    (own or importlib.import_module(f"{__name__}.{path}").assemble)(run)
+    custom = getattr(_module(config.mode), "assemble", None)
+    (custom or importlib.import_module(f"{__name__}.{path}").assemble)(run)
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
-    """Trains until a stop condition or an interrupt; ``launcher`` starts the workers, if there are any.
-
-    Raises:
-        ResourceError: there is no room for its memory, or a worker could not be started.
-        ConfigError: a checkpoint does not fit the settings.
-    """
-    own = getattr(_module(plan.config.mode), "run_mode", None)
-    if own is not None:
-        outcome: Outcome = own(plan, run_dir, view, interrupts, launcher)
+    """Trains until a stop condition or an interrupt; ``launcher`` starts the workers. Raises as ``run_workers``."""
+    custom = getattr(_module(plan.config.mode), "run_mode", None)
+    if custom is not None:
+        outcome: Outcome = custom(plan, run_dir, view, interrupts, launcher)
         return outcome
     return run_workers(assemble, plan, run_dir, view, interrupts, launcher)
 

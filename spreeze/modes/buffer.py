@@ -2,8 +2,8 @@
 
 The algorithm sets the number of slots of the buffer, the uses of a rollout (``slots``, ``uses``), and whether a sampler
 waits before it overwrites one with too few uses (``least_uses``, by default half of ``uses``, rounded down). The
-learner waits when all stored rollouts are used up. Weights reach the samplers in shared
-memory, and the evaluator by files and a pointer.
+learner waits when all stored rollouts are used up. Each step has the policy's version and its log-probability, so the
+algorithm can correct for any lag.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BufferData(Data):
 
 def assemble(run: Assembly) -> None:
     """One learner and its samplers."""
-    plan, config, each = run.plan, run.plan.config, run.plan.config.rollout.envs_per_sampler
+    plan, config, num_envs = run.plan, run.plan.config, run.plan.config.rollout.envs_per_sampler
     checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
     rollouts = run.open(lambda: Rollouts.create(plan.rollout_spec()))
     weights_channel = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
@@ -47,7 +47,7 @@ def assemble(run: Assembly) -> None:
         BufferLearnerJob(
             **run.learner_fields(0) | {"algorithm": plan.algorithm_fields() | {"slots": plan.buffer_slots}},
             batch_size=plan.batch_size,
-            envs_per_sampler=each,
+            envs_per_sampler=num_envs,
             rollouts=rollouts.handle,
             weights_channel=weights_channel,
             wakeup=wakeup,
@@ -60,7 +60,7 @@ def assemble(run: Assembly) -> None:
             BufferSamplerJob(
                 spec=plan.spec,
                 index=index,
-                num_envs=each,
+                num_envs=num_envs,
                 nan_policy=config.sampling.nan_policy,
                 seed=plan.session_seed,
                 rollouts=rollouts.handle,

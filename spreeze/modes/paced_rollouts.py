@@ -13,8 +13,7 @@ ring (``--cluster``): a run on each host, which starts with a neighbour's parame
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
 steps of one size of either. The mean of n such steps is 1/sqrt(n) as long as one step from all rows would be. So the
 learning rate is multiplied by sqrt(n) (``gala.scale_lr``), but not to above 4e-3, where learners fall back
-(``assets/figures.md``). Learners keep samplers of their own, also on small tasks: that costs no env steps, and a crash
-of an environment ends no learner.
+(``assets/figures.md``).
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class RolloutData(Data):
                 f"{learner} now has {spec.num_envs} environments and rollouts of {spec.rows} rows, other than before: "
                 "all begin new episodes, and the rollout that was collected last is lost"
             )
-        self.first_rollout, state = self.rollouts.current, self.memory.states.read(self.rollouts.current)
-        self.first_updates = 0 if state is None else int(state.meta["updates"])
+        self._first_rollout, state = self.rollouts.current, self.memory.states.read(self.rollouts.current)
+        self._first_updates = 0 if state is None else int(state.meta["updates"])
 
     def _restore(self, folder: Path) -> bool:
         """False if rollouts have other sizes now."""
@@ -86,8 +85,8 @@ class RolloutData(Data):
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         """Counts whole rollouts only, since a resume collects the rest again."""
-        collected = (self.rollouts.current - self.first_rollout) * self.rollouts.spec.rows
-        updates = int(max(0.0, posted.learner["updates"] - self.first_updates))
+        collected = (self.rollouts.current - self._first_rollout) * self.rollouts.spec.rows
+        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
         for sampler in posted.samplers if ending else ():
             sampler["env_steps"] = collected / len(posted.samplers)
         return dataclasses.replace(posted, inserted=collected, sampled=updates * self.batch_size)
@@ -99,7 +98,7 @@ def assemble(run: Assembly) -> None:
     groups = range(plan.learners)
     data = [RolloutData(run, group) for group in groups]
     run.data += data
-    run.whole_env_steps = sum(one.env_steps for one in data)
+    run.whole_env_steps = sum(part.env_steps for part in data)
     samplers = [run.wakeups(plan.samplers_of(group)) for group in groups]
     inference_workers, learners = run.wakeups(plan.inference_workers), run.wakeups(plan.learners)
     memory = None
@@ -161,14 +160,14 @@ def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearner
 
 
 def _mixing(
-    run: Assembly, job: OnPolicyLearnerJob, own: int, memory: MixMemory, data: list[RolloutData]
+    run: Assembly, job: OnPolicyLearnerJob, learner: int, memory: MixMemory, data: list[RolloutData]
 ) -> OnPolicyLearnerJob:
     """A learner's job with its part in the mixing; all start with the same parameters."""
     plan, hosts, gala = run.plan, run.messages, run.plan.config.gala
     averages, algorithm = plan.config.data_flow.averages_parameters, dict(job.algorithm)
-    means = own == 0 and plan.policies == 1
+    means = learner == 0 and plan.policies == 1
     mix = MixSpec(
-        learner=own,
+        learner=learner,
         learners=plan.learners,
         mixing="average" if averages else gala.mixing,
         topology=gala.topology,
@@ -176,7 +175,7 @@ def _mixing(
         interval=-(-plan.config.learner.average_interval // plan.updates_in_rollout),
         rows=tuple(range(plan.learners)),
         memory=memory.handle,
-        policies=tuple(one.memory.policies.handle for one in data) if means else (),
+        policies=tuple(part.memory.policies.handle for part in data) if means else (),
         hosts=hosts,
     )
     if gala.scale_lr and mix.mixing == "gossip":
@@ -211,18 +210,14 @@ class LearnerSpread:
         self._named_s = [-math.inf] * plan.learners
 
     def measured(self, groups: tuple[GroupSample, ...], now_s: float, recorder: Recorder) -> tuple[GroupSample, ...]:
-        """The groups with facts on all of them together, as numbers of the first one's learner."""
-        found = self._sizes()
-        returns = [sampler["episode_return"] for group in groups for sampler in group.samplers if sampler["episodes"]]
-        means = [
-            float(np.mean([sampler["episode_return"] for sampler in group.samplers if sampler["episodes"]]))
-            for group in groups
-            if any(sampler["episodes"] for sampler in group.samplers)
-        ]
-        if len(returns) and len(means) == len(groups):
-            found |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
+        """The groups with metrics of all of them together, as numbers of the first one's learner."""
+        metrics = self._sizes()
+        returns = [[row["episode_return"] for row in group.samplers if row["episodes"]] for group in groups]
+        if all(returns):
+            means = [float(np.mean(group)) for group in returns]
+            metrics |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
         self._name_slow([group.learner["updates"] for group in groups], now_s, recorder)
-        first = dataclasses.replace(groups[0], learner=groups[0].learner | found)
+        first = dataclasses.replace(groups[0], learner=groups[0].learner | metrics)
         return (first, *groups[1:])
 
     def _sizes(self) -> dict[str, float]:
@@ -235,10 +230,10 @@ class LearnerSpread:
         parameters = memory.aligned() if self._lockstep else memory.newest()
         if parameters is None:
             return {}
-        found = {"gossip_radius": radius(np.stack(parameters))}
-        self._start = found["gossip_radius"] if self._start is None else self._start
+        sizes = {"gossip_radius": radius(np.stack(parameters))}
+        self._start = sizes["gossip_radius"] if self._start is None else self._start
         if not self._gossips:
-            return found
+            return sizes
         numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
         both = zip(board["norms"], numbers, strict=True)
         latest = [norms[np.arange(number - NORMS + 1, number + 1) % NORMS] for norms, number in both]
@@ -246,7 +241,7 @@ class LearnerSpread:
             latest = [norms[NORMS // 2 :] for norms in latest]
         largest, staleness = float(board["largest"].max()), float(board["staleness"].max())
         bound = asynchronous_bound(largest, self._gala.topology, self._learners, staleness)
-        return found | {
+        return sizes | {
             "gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
             "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan,
         }
@@ -259,7 +254,7 @@ class LearnerSpread:
         then_s, before = self._past[0]
         if now_s - then_s < _WINDOW_S or not all(before):  # one that still loads is not slow
             return
-        rates = [max(after - one, 0.0) / (now_s - then_s) for one, after in zip(before, updates, strict=True)]
+        rates = [max(new - old, 0.0) / (now_s - then_s) for old, new in zip(before, updates, strict=True)]
         for learner, rate in enumerate(rates):
             others = median([*rates[:learner], *rates[learner + 1 :]])
             if others > 0.0 and rate < _SLOW * others and now_s - self._named_s[learner] >= _NAMED_S:

@@ -41,21 +41,16 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 def assemble(run: Assembly) -> None:
     """One learner and one sampler, independent of the clock; on-policy with several samplers, as in mode hts."""
     run.in_one_process = run.plan.samplers == 1
-    own = paced_rollouts if run.plan.config.on_policy is not None else replay
-    own.assemble(run)
+    (paced_rollouts if run.plan.config.on_policy is not None else replay).assemble(run)
     if not run.in_one_process:
         return
-    weights_channel = LocalHandle(fds=(), channel=LocalParameters())
+    weights_channel, part = LocalHandle(fds=(), channel=LocalParameters()), run.plan.config.replay
     for name, spec in run.specs.items():
         job: Any = spec.job
-        changes: dict[str, Any] = {}
-        if isinstance(job, AnyLearnerJob):
-            changes = _learner_changes(run.plan, job)
+        changes = _learner_changes(run.plan, job) if isinstance(job, AnyLearnerJob) else {}
         if isinstance(job, LearnerJob | SamplerJob):
-            limiter = job.limiter
-            replayed = run.plan.config.replay
-            ratio = replayed.serial_ratio(limiter.batch_size * run.plan.layout.steps) / replayed.rows_per_step
-            limiter = WithoutWaiting(**dataclasses.asdict(limiter) | {"minimum": 0.0, "maximum": ratio})
+            ratio = part.serial_ratio(job.limiter.batch_size * run.plan.layout.steps) / part.rows_per_step
+            limiter = WithoutWaiting(**dataclasses.asdict(job.limiter) | {"minimum": 0.0, "maximum": ratio})
             changes |= {"limiter": limiter, "weights_channel": weights_channel}
         if isinstance(job, SamplerJob):
             changes |= {"seed": run.plan.config.run.seed, "stream": run.plan.earlier.sessions}
