@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spreeze.config.layers import USER, Layer, Settings, Values
-from spreeze.config.schema import Config
 from spreeze.envs.families import engine_of
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError
@@ -59,18 +58,20 @@ def allowed(
     config = settings.config
     part = "sampling" if config.on_policy is None else "rollout"
     key = f"{part}.envs_per_sampler"
-    wanted = Counts(samplers, getattr(config, part).envs_per_sampler, _room(config, probe), config.visualizer.enabled)
+    max_envs = min(config.evaluation.episodes, envs_at_once(probe.spec)) if config.evaluation.enabled else 0
+    wanted = Counts(samplers, getattr(config, part).envs_per_sampler, max_envs, config.visualizer.enabled)
     counts, reasons = wanted, dict[str, str]()
-    each_is_set, pictures_are = (settings.sources.get(one) == USER for one in (key, "visualizer.enabled"))
-    is_set = {"each": each_is_set, "samplers": samplers_are_set, "pictures": pictures_are}
-    fixed = {name for name, found in is_set.items() if found}
+    by_setting = {"each": key, "pictures": "visualizer.enabled"}
+    fixed = {name for name, setting in by_setting.items() if settings.sources.get(setting) == USER}
+    fixed |= {"samplers"} if samplers_are_set else set()
     if probe.start_s > _SLOW_START_S and "each" not in fixed:
-        most = max(1, int(_PATIENCE_S // probe.start_s))
-        if most < counts.each:
-            counts = counts._replace(each=most)
-            reasons[key] = f"{most}: an environment takes {probe.start_s:.0f} s to start"
+        in_time = max(1, int(_PATIENCE_S // probe.start_s))
+        if in_time < counts.each:
+            counts = counts._replace(each=in_time)
+            reasons[key] = f"{in_time}: an environment takes {probe.start_s:.0f} s to start"
     if engine_of(probe.spec.env_id) is None:
-        demand = _Demand.of(probe, shared_bytes)
+        further_bytes, other_bytes = _further(probe), _LEARNER_BYTES + shared_bytes
+        demand = _Demand(probe.spec.env_id, probe.memory_bytes, further_bytes, other_bytes)
         fitting = demand.lowered(counts, free_bytes, fixed, config.run.learners)
         why = f"an environment takes {size(demand.each_bytes)} of memory, {size(free_bytes)} are free"
         if fitting.each != counts.each:
@@ -111,10 +112,6 @@ def _with(settings: Settings, values: Values) -> Settings:
     return settings.with_layer(Layer("environment", values)) if values else settings
 
 
-def _room(config: Config, probe: Probe) -> int:
-    return min(config.evaluation.episodes, envs_at_once(probe.spec)) if config.evaluation.enabled else 0
-
-
 def _further(probe: Probe) -> int:
     return probe.memory_bytes if probe.further_env_bytes is None else probe.further_env_bytes
 
@@ -125,10 +122,6 @@ class _Demand:
     first_bytes: int
     each_bytes: int
     other_bytes: int  # Memory of the learner and shared memory.
-
-    @classmethod
-    def of(cls, probe: Probe, shared_bytes: int) -> _Demand:
-        return cls(probe.spec.env_id, probe.memory_bytes, _further(probe), _LEARNER_BYTES + shared_bytes)
 
     def envs_bytes(self, counts: Counts) -> int:
         """Memory of all environments."""
@@ -149,13 +142,9 @@ class _Demand:
         if self.envs_bytes(counts) < _SMALL_SHARE * free_bytes:
             return counts
         wanted = counts
-        for name, least in (
-            ("max_envs", min(counts.max_envs, 1)),
-            ("each", 1),
-            ("samplers", learners),
-            ("pictures", 0),
-        ):
-            while name not in fixed and getattr(counts, name) > least and not self._fits(counts, free_bytes):
+        minima = {"max_envs": min(counts.max_envs, 1), "each": 1, "samplers": learners, "pictures": 0}
+        for name, minimum in minima.items():
+            while name not in fixed and getattr(counts, name) > minimum and not self._fits(counts, free_bytes):
                 counts = counts._replace(**{name: type(getattr(counts, name))(getattr(counts, name) - 1)})
         if self._fits(counts, free_bytes):
             return counts
@@ -165,7 +154,7 @@ class _Demand:
         remedy = "close other programs, or give it a machine with more memory"
         if self._fits(few, free_bytes):
             remedy = f"use --envs-per-sampler {few.each}" + (" and --no-visualizer" if counts.pictures else "")
-        elif fixed & {"samplers"} and counts.samplers > learners:
+        elif "samplers" in fixed and counts.samplers > learners:
             remedy = "use fewer --samplers"
         raise ResourceError(
             f"{self.env_id}: an environment takes {size(self.each_bytes)} of memory; {counts.samplers} "
@@ -185,10 +174,9 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     part = "sampling" if config.on_policy is None else "rollout"
     each, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""
     why = f"there can be one {env_id} {where}at a time (a second one: {probe.alone})"
-    reasons = {}
     if each > 1 and settings.sources.get(f"{part}.envs_per_sampler") == USER:
         raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or remove it")
-    reasons[f"{part}.envs_per_sampler"] = f"1: {why}"
+    reasons = {f"{part}.envs_per_sampler": f"1: {why}"}
     values: Values = {part: {"envs_per_sampler": 1}}
     if probe.alone_in_process and not (config.data_flow.serial and samplers == 1):
         return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, max_envs=1)

@@ -10,10 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self, TypedDict
+from typing import IO, Any, Self
 
 from spreeze.config import python_path
 from spreeze.machine.hardware import CoreFacts, core_facts
@@ -98,13 +98,7 @@ class Worker(abc.ABC):
             while data := os.read(self.message_fd, 65536):
                 self._pending += data
         *lines, self._pending = self._pending.split(b"\n")
-        messages: list[dict[str, Any]] = []
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    messages.append(record)
-        return messages
+        return messages_in(lines)
 
     @abc.abstractmethod
     def signal_group(self, number: signal.Signals) -> None:
@@ -144,6 +138,15 @@ class WorkerProcess(Worker):
         for fd in (self.message_fd, self.lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def messages_in(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The JSON object of each line; damaged lines are skipped."""
+    messages: list[Any] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            messages.append(json.loads(line))
+    return [message for message in messages if isinstance(message, dict)]
 
 
 class Launcher:
@@ -219,16 +222,11 @@ FRESH = Launcher()
 _AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-class _GroupArguments(TypedDict):
-    process_group: int | None
-    start_new_session: bool
-
-
 _FEW_CORES = 2.0
 
 
-def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> _GroupArguments:
-    """Arguments with which a worker leads its process group; in two cases it leads a session, too.
+def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> dict[str, Any]:
+    """Arguments of ``Popen`` with which a worker leads its process group; in two cases it leads a session, too.
 
     Where Linux shares each core between sessions before it looks at their processes (autogroup), a run in one session
     counts as one program, however many workers it has. On n cores it then loses a whole one to a program of one thread
@@ -241,8 +239,8 @@ def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups:
         by_session = autogroups.read_text(encoding="ascii").strip() == "1"
     except OSError:
         by_session = False
-    own = by_session and (gives_way or (core_facts() if cores is None else cores).usable <= _FEW_CORES)
-    return {"process_group": None if own else 0, "start_new_session": own}
+    new_session = by_session and (gives_way or (core_facts() if cores is None else cores).usable <= _FEW_CORES)
+    return {"process_group": None if new_session else 0, "start_new_session": new_session}
 
 
 def log_path(run_dir: Path, name: str) -> Path:
@@ -332,11 +330,6 @@ class Prewarm(Launcher):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the waiting process."""
-        return self._process.pid if self._process else None
 
     def close(self) -> None:
         """Ends the process if it still waits; workers are fresh processes from now on."""

@@ -31,7 +31,7 @@ from spreeze.machine.processes import OWN_PREFIX, end_orphans, kill_and_wait
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
-from spreeze.runtime.launcher import log_file, start_process
+from spreeze.runtime.launcher import log_file, messages_in, start_process
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 
@@ -55,8 +55,8 @@ def check_sinks(names: Sequence[str]) -> None:
         ConfigError: it is not installed.
     """
     for name in names:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # a mere folder of that name, as W&B makes one
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a mere folder of that name, as W&B makes one
             raise ConfigError(
                 f"--log {name}: the package {name} is not installed: pip install 'spreeze[{name}]', or disable "
                 "logging: --log ''"
@@ -144,16 +144,10 @@ class Sink:
         ended = self._process.poll() is not None  # before its last messages are read
         for message in self._answers():
             self._take(message)
-        self._check_alive(ended)
-
-    def _check_alive(self, ended: bool) -> None:
-        if not self.open:
-            return
-        if ended:
-            self._switch_off(f"its process ended with exit code {self._process.returncode}")
-            return
         limit_s = self._limits_s[self._done > 0]
-        if self._done < self._put and AWAKE() - self._answered_s > limit_s:
+        if self.open and ended:
+            self._switch_off(f"its process ended with exit code {self._process.returncode}")
+        elif self.open and self._done < self._put and AWAKE() - self._answered_s > limit_s:
             self._switch_off(f"no answer for {limit_s:g} s")
 
     def late(self) -> None:
@@ -172,11 +166,7 @@ class Sink:
             while data := self._line.recv(65536):
                 self._received += data
         *lines, self._received = self._received.split(b"\n")
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-        return [message for message in found if isinstance(message, dict)]
+        return messages_in(lines)
 
     def _take(self, message: dict[str, Any]) -> None:
         self._answered_s = AWAKE()
@@ -254,9 +244,8 @@ class Loggers:
         self._put(t, step, values={self._tag(name): value for name, value in values.items()})
 
     def evaluation(self, row: EvaluationRow) -> None:
-        found = row._asdict().items()
-        fields = {f"Evaluation/{name}": float(value) for name, value in found if name not in ("t", "env_steps")}
-        self._put(row.t, row.env_steps, values=fields)
+        values = {name: float(value) for name, value in row._asdict().items() if name not in ("t", "env_steps")}
+        self._put(row.t, row.env_steps, values={f"Evaluation/{name}": value for name, value in values.items()})
 
     def event(self, t: float, level: str, source: str, text: str) -> None:
         self._put(t, self._now[1], event=(level, clean(text if source == "supervisor" else f"{source}: {text}", 2000)))
@@ -309,7 +298,7 @@ def setting_values(plan: RunPlan) -> dict[str, Any]:
 
 
 def _opening(name: str, plan: RunPlan, run_dir: Path, known: Any) -> dict[str, Any]:
-    own = known.get(name) if isinstance(known, dict) else None
+    stored = known.get(name) if isinstance(known, dict) else None
     facts = {key: str(value) for key, value in versions().items() if value}
     facts |= {key: str(value) for key, value in read_run(run_dir).items() if key in ("machine", "started")}
     facts |= {f"reason of {key}": reason for key, reason in plan.reasons.items()}
@@ -319,5 +308,5 @@ def _opening(name: str, plan: RunPlan, run_dir: Path, known: Any) -> dict[str, A
         "project": plan.config.logging.project,
         "settings": setting_values(plan),
         "facts": facts,
-        "known": {str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {},
+        "known": {str(key): str(value) for key, value in stored.items()} if isinstance(stored, dict) else {},
     }

@@ -22,7 +22,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.files import replace_bytes, replace_json
+from spreeze.files import read_json, replace_bytes, replace_json
 from spreeze.metrics import student_quantile
 
 _TEST_EVERY = 8  # evaluations for one test
@@ -84,22 +84,22 @@ class BestPolicy:
         self._challenger, _ = _stored(self._folder, "challenger")
         self.tests = self._evaluations = self._tested_at = 0
 
-    def offer(self, found: Candidate) -> None:
+    def offer(self, candidate: Candidate) -> None:
         """Takes a policy that was evaluated on all seeds."""
         self._evaluations += 1
-        kept = self._kept
-        if kept is None or (not self._confirmed and found.stats.bound > kept.stats.bound):
-            self._keep(found, confirmed=False)
-        elif self._confirmed and found.stats.far_above(kept.stats):
+        kept, stats = self._kept, candidate.stats
+        if kept is None or (not self._confirmed and stats.bound > kept.stats.bound):
+            self._keep(candidate, confirmed=False)
+        elif self._confirmed and stats.far_above(kept.stats):
             self._forget_challenger()
-            self._keep(found, confirmed=False)
+            self._keep(candidate, confirmed=False)
         elif (
             self._confirmed
-            and found.stats.mean > kept.stats.mean
-            and (self._challenger is None or found.stats.bound > self._challenger.stats.bound)
+            and stats.mean > kept.stats.mean
+            and (self._challenger is None or stats.bound > self._challenger.stats.bound)
         ):
-            self._challenger = found
-            self._store("challenger", found, confirmed=False)
+            self._challenger = candidate
+            self._store("challenger", candidate, confirmed=False)
 
     def due(self, *, last: bool = False) -> Candidate | None:
         """The policy that is to play on fresh seeds now, if any; ``last``: however few evaluations there were since."""
@@ -110,32 +110,30 @@ class BestPolicy:
     def record_retest(self, candidate: Candidate, more: ReturnStats | None) -> None:
         """Takes the result of a candidate's test; None if it gave none."""
         self.tests, self._tested_at = self.tests + 1, self._evaluations
-        whole = candidate if more is None else candidate._replace(stats=candidate.stats.with_more(more))
-        if candidate is self._kept:
-            if more is not None:
-                self._keep(whole, confirmed=True)
-            return
-        self._forget_challenger()
-        if more is not None and (self._kept is None or whole.stats.bound > self._kept.stats.bound):
-            self._keep(whole, confirmed=True)
+        tested = candidate if more is None else candidate._replace(stats=candidate.stats.with_more(more))
+        is_kept = candidate is self._kept
+        if not is_kept:
+            self._forget_challenger()
+        if more is not None and (is_kept or self._kept is None or tested.stats.bound > self._kept.stats.bound):
+            self._keep(tested, confirmed=True)
 
     def _forget_challenger(self) -> None:
         self._challenger = None
         for name in ("challenger.json", "challenger.safetensors"):
             (self._folder / name).unlink(missing_ok=True)
 
-    def _keep(self, found: Candidate, *, confirmed: bool) -> None:
-        self._store("best", found, confirmed=confirmed)
-        self._kept, self._confirmed = found, confirmed
+    def _keep(self, candidate: Candidate, *, confirmed: bool) -> None:
+        self._store("best", candidate, confirmed=confirmed)
+        self._kept, self._confirmed = candidate, confirmed
 
-    def _store(self, name: str, found: Candidate, *, confirmed: bool) -> None:
+    def _store(self, name: str, candidate: Candidate, *, confirmed: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        stats = found.stats
-        replace_bytes(self._folder / f"{name}.safetensors", found.data)
+        stats = candidate.stats
+        replace_bytes(self._folder / f"{name}.safetensors", candidate.data)
         replace_json(
             self._folder / f"{name}.json",
             {
-                **found.record,
+                **candidate.record,
                 "return": stats.mean,
                 "bound": stats.bound,
                 "played": stats.episodes,
@@ -147,20 +145,18 @@ class BestPolicy:
 
 def best_updates(run_dir: Path) -> int | None:
     """Updates of the best policy of a run so far; None where there is none."""
-    try:
-        return int(json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["updates"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    updates = read_json(run_dir / "checkpoints" / "best.json").get("updates")
+    return updates if isinstance(updates, int) else None
 
 
 def _stored(folder: Path, name: str) -> tuple[Candidate | None, bool]:
     """Candidate that this or an earlier session kept under that name, and whether it was confirmed."""
     try:
-        facts = json.loads((folder / f"{name}.json").read_bytes())
-        stats = ReturnStats(int(facts.pop("played")), float(facts.pop("return")), float(facts.pop("std")))
-        confirmed = bool(facts.pop("confirmed"))
+        record = json.loads((folder / f"{name}.json").read_bytes())
+        stats = ReturnStats(int(record.pop("played")), float(record.pop("return")), float(record.pop("std")))
+        confirmed = bool(record.pop("confirmed"))
         path = folder / f"{name}.safetensors"
         data = path.read_bytes() if path.is_file() else b""
-        return Candidate(stats, data, facts), confirmed or not data
+        return Candidate(stats, data, record), confirmed or not data
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None, False

@@ -25,7 +25,7 @@ _HOLDER = """
 import sys, time
 from spreeze.runtime.launcher import Prewarm
 held = Prewarm(1)
-print(held.pid, flush=True)
+print(held._process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -89,15 +89,15 @@ def test_it_ends_with_its_holder_however_that_ends():
 
 def test_it_ends_where_nobody_takes_it():
     with Prewarm(1) as held:
-        waiting = psutil.Process(held.pid)
-    assert held.pid is None
+        waiting = psutil.Process(held._process.pid)
+    assert held._process is None
     assert not waiting.is_running()
 
 
 def test_no_process_is_begun_where_none_is_wanted():
     before = len(psutil.Process().children())
     with Prewarm(1, wanted=False) as held:
-        assert held.pid is None
+        assert held._process is None
         assert len(psutil.Process().children()) == before
         assert len(held.nonce) == 16
 
@@ -134,10 +134,10 @@ class _Started:
 
 def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
     with Prewarm(1) as held:
-        waiting = held.pid
+        waiting = held._process.pid
         with _Started(held, tmp_path) as started:
             assert started.child.pid == waiting
-            assert held.pid is None
+            assert held._process is None
             assert "test_prewarm" in started.error(), "the class of the job is none that a worker can import"
     assert "Traceback" in (tmp_path / "logs" / "learner.log").read_text()
 
@@ -145,7 +145,7 @@ def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
 @pytest.mark.parametrize("other", [{"threads": 2}, {"nonce": "another run's"}])
 def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
     with Prewarm(1) as held:
-        waiting = psutil.Process(held.pid)
+        waiting = psutil.Process(held._process.pid)
         with _Started(held, tmp_path, **other) as started:
             assert started.child.pid != waiting.pid
             assert not waiting.is_running(), "it would wait in vain"
@@ -154,7 +154,7 @@ def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
 
 def test_a_fresh_process_takes_over_where_the_waiting_one_was_killed(tmp_path):
     with Prewarm(1) as held:
-        waiting = psutil.Process(held.pid)
+        waiting = psutil.Process(held._process.pid)
         waiting.kill()
         poll(lambda: waiting.status() == psutil.STATUS_ZOMBIE, what="the end of the waiting process")
         with _Started(held, tmp_path) as started:
