@@ -118,13 +118,13 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
             group = turn % job.groups
             hints = context.status.group(group)
             hint = int(hints[status_table.WEIGHTS_HINT])
-            found = watches[group].newer(hint)
-            if found is None:
+            weights = watches[group].newer(hint)
+            if weights is None:
                 yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, hints, hint))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             seen, requests = requests, context.count(status_table.EVALUATION_REQUESTS)
-            record = evaluation.attempt(found, group)
+            record = evaluation.attempt(weights, group)
             if record is not None:
                 context.post(
                     evaluations=evaluation.evaluations,
@@ -249,12 +249,12 @@ class Evaluation:
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
             return None
-        found, meta = score(episodes), weights.meta
+        result, meta = score(episodes), weights.meta
         record = Record(
             wall_s=float(meta.get("wall_s", 0.0)), env_steps=int(meta.get("env_steps", 0)),
             updates=int(meta.get("updates", 0)), epoch=weights.epoch, version=weights.version, group=group,
-            episodes=found.episodes, return_mean=found.return_mean, return_std=found.return_std,
-            length_mean=found.length_mean,
+            episodes=result.episodes, return_mean=result.return_mean, return_std=result.return_std,
+            length_mean=result.length_mean,
             episodes_cut=cut, episodes_lost=lost, whole=not cut and lost <= len(episodes),
         )  # fmt: skip
         if (success := success_rate(episodes)) is not None:
@@ -268,21 +268,13 @@ class Evaluation:
             stats, record["target"] = self._check_target(_return_stats(episodes), weights, group)
             self._best.offer(Candidate(stats, weights.to_bytes(), dict(record)))
         if recorder is not None:
-            self._keep_episodes(recorder, episodes, seeds, record, last=keep_partial)
+            self._keep_episodes(episodes, seeds, record, last=keep_partial)
         return record
 
-    def _keep_episodes(
-        self,
-        recorder: EpisodeRecorder,
-        episodes: Sequence[Episode],
-        seeds: Sequence[int],
-        record: Record,
-        *,
-        last: bool,
-    ) -> None:
+    def _keep_episodes(self, episodes: list[Episode], seeds: list[int], record: Record, *, last: bool) -> None:
         """Writes the episodes for the page's player; a failure costs only these files."""
         try:
-            if recorder.keep(episodes, seeds, dict(record), tries=not last):
+            if self._recorder.keep(episodes, seeds, dict(record), tries=not last):
                 self.close()  # the next ones draw
             self._unrecorded = 0
         except Exception as error:
@@ -317,14 +309,14 @@ class Evaluation:
 
     def _confirm(self, target: float, weights: Weights, group: int) -> ReturnStats | None:
         """The returns of a second evaluation, continued while its result is undecided; None if it was cut."""
-        found: list[Episode] = []
+        played: list[Episode] = []
         for number in range(MAX_CONFIRMING // CONFIRMING_EPISODES):
             seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, number)
             episodes, lost = self._play(weights, seeds)
             if len(episodes) + lost < len(seeds) or lost > len(episodes):
                 return None
-            found += episodes
-            stats = _return_stats(found)
+            played += episodes
+            stats = _return_stats(played)
             if stats.mean < target or stats.bound >= target:
                 break
         return stats
@@ -353,21 +345,21 @@ class Evaluation:
 
     def test_best(self, *, last: bool = False) -> None:
         """Plays the best policy or its challenger on fresh seeds if that is due; ``last``: in any case."""
-        found = self._best.due(last=last)
-        if found is None:
+        candidate = self._best.due(last=last)
+        if candidate is None:
             return
         count = self._job.config.episodes
 
         def test() -> bool:
             self.prepare()
-            seeds = self._seeds(weights := decode(found.data, self._run_dir), count, _RETEST, found.stats.episodes)
-            episodes, lost = self._play(weights, seeds)
+            weights = decode(candidate.data, self._run_dir)
+            episodes, lost = self._play(weights, self._seeds(weights, count, _RETEST, candidate.stats.episodes))
             if len(episodes) + lost == count:  # not stopped
-                self._best.record_retest(found, _return_stats(episodes) if lost <= len(episodes) else None)
+                self._best.record_retest(candidate, _return_stats(episodes) if lost <= len(episodes) else None)
             return True
 
         if self._attempt(test) is None:
-            self._best.record_retest(found, None)
+            self._best.record_retest(candidate, None)
 
     def attempt(self, weights: Weights, group: int = 0) -> Record | None:
         """Like ``evaluate``, but reports a failure instead of raising it; the next attempt makes new environments."""
@@ -395,7 +387,7 @@ _LONGEST_EPISODE_S = 15.0
 """A sampler's episode that does not end is truncated for an evaluation that has been due for this long."""
 
 
-class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
+class TurnEvaluation:
     """Plays the newest weights as the evaluator would, for at most ``evaluation.cpu_share`` of the time."""
 
     def __init__(self, context: WorkerContext, job: EvaluatorJob) -> None:
@@ -409,7 +401,7 @@ class TurnEvaluation(contextlib.AbstractContextManager["TurnEvaluation"]):
         """True if an evaluation has waited too long for the end of an episode."""
         return time.monotonic() > self._due_s + _LONGEST_EPISODE_S
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._evaluation.close()
 
     def play(self, task: Task) -> Task | None:
@@ -440,7 +432,7 @@ def turn_evaluation(
     context: WorkerContext, job: EvaluatorJob | None
 ) -> contextlib.AbstractContextManager[TurnEvaluation | None]:
     """Opens the evaluation of a sampler whose job has one; otherwise None."""
-    return contextlib.nullcontext() if job is None else TurnEvaluation(context, job)
+    return contextlib.nullcontext() if job is None else contextlib.closing(TurnEvaluation(context, job))
 
 
 def append_row(path: Path, record: Record) -> None:
@@ -480,8 +472,7 @@ def record_of(row: dict[str, Any], group: int, wanted: int) -> Record:
 
 
 def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:
-    found = score(episodes)
-    return ReturnStats(found.episodes, found.return_mean, found.return_std)
+    return ReturnStats(*score(episodes)[:3])
 
 
 def final_evaluation(
@@ -498,22 +489,17 @@ def final_evaluation(
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
     rows = [read_rows(group_folder(run_dir, group) / "eval.csv") for group in range(job.groups)]
-    scores = [found[-1]["return_mean"] if found else -math.inf for found in rows]
+    scores = [group_rows[-1]["return_mean"] if group_rows else -math.inf for group_rows in rows]
     group = scores.index(max(scores))
     folder = group_folder(run_dir, group)
     weights = WeightsWatch(folder).newer(0)
     if weights is None:
         on_record(None)
         return None
-    wanted = (weights.epoch, weights.version, job.config.episodes)
-    known = next(
-        (
-            record_of(row, group, job.config.episodes)
-            for row in reversed(rows[group])
-            if (row["epoch"], row["version"], row["episodes"]) == wanted
-        ),
-        None,
-    )
+    count, known = job.config.episodes, None
+    for row in rows[group]:
+        if (row["epoch"], row["version"], row["episodes"]) == (*weights.order, count):
+            known = record_of(row, group, count)
 
     def on_error(where: str, error: Exception, count: int) -> None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
@@ -522,15 +508,12 @@ def final_evaluation(
     def late() -> bool:
         return time.monotonic() >= end_s
 
-    evaluation = Evaluation(job, on_error, late)
-    try:
+    with contextlib.closing(Evaluation(job, on_error, late)) as evaluation:
         record = known or evaluation.evaluate(weights, group, keep_partial=True)
         if not late():  # resetting its environments alone may take longer than what is left
             evaluation.test_best(last=True)
         on_record(record)
         return record
-    finally:
-        evaluation.close()
 
 
 def main(argv: list[str]) -> int:

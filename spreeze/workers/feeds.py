@@ -168,12 +168,12 @@ class ReplayFeed(RestoredFeed):
             self.broadcast_s += perf_counter() - start
 
     def _open_gossip(self, epoch: int) -> Gossip | None:
-        own, hosts = self._context.address.group, self._job.hosts
+        group, hosts = self._context.address.group, self._job.hosts
         if hosts is not None:
             self._hosts = hosts.attach()
-            return self._hosts.enter(hosts.own[own], topology="full", max_staleness=None)
+            return self._hosts.enter(hosts.own[group], topology="full", max_staleness=None)
         shared = [handle.attach() for handle in self._job.averages]
-        return Gossip(own, shared, topology="full", max_staleness=None, epoch=epoch) if shared else None
+        return Gossip(group, shared, topology="full", max_staleness=None, epoch=epoch) if shared else None
 
     def leave(self) -> None:
         if self._hosts is not None:
@@ -215,15 +215,15 @@ class ReplayFeed(RestoredFeed):
 
     def _retune(self) -> None:
         self._retuned = self._context.count(status_table.RETUNED)
-        found = self._context.status.retuned_settings()
-        learner = dataclasses.replace(self._learner, batch_size=found.batch_size, threads=found.learner_threads)
+        tuned = self._context.status.retuned_settings()
+        learner = dataclasses.replace(self._learner, batch_size=tuned.batch_size, threads=tuned.learner_threads)
         if learner != self._learner:
             self._learner = learner
             self.trainer.set_parallel(None)
             self.trainer.set_parallel(self._open_device(learner))
             self.trainer.set_batch_size(learner.batch_size)
         self._pace.begin_again()
-        limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
+        limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
         self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batch_rows)
 
     @property
@@ -233,8 +233,7 @@ class ReplayFeed(RestoredFeed):
 
     def _imitate(self, inserted: int) -> bool:
         """One update, without the count of samples per insert, which begins when samplers do."""
-        most = self._job.stop.updates
-        if inserted < max(self._job.limiter.learning_starts, 1) or (most is not None and self.trainer.updates >= most):
+        if inserted < max(self._job.limiter.learning_starts, 1) or self._is_done:
             return False
         if not self.trainer.updates:
             self._count_new()
@@ -250,10 +249,14 @@ class ReplayFeed(RestoredFeed):
         self._broadcast()
         self._notify()
 
+    @property
+    def _is_done(self) -> bool:
+        return self._job.stop.updates is not None and self.trainer.updates >= self._job.stop.updates
+
     def _may_update(self, inserted: int) -> bool:
-        ring, most = self._replay, self._job.stop.updates
-        done = most is not None and self.trainer.updates >= most
-        return self.began and not done and self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled)
+        if not self.began or self._is_done:
+            return False
+        return self._limiter.may_sample(inserted, self._replay.baseline_inserted, self._replay.sampled)
 
     def _count_new(self) -> None:
         self._count_returns()
@@ -263,15 +266,15 @@ class ReplayFeed(RestoredFeed):
         trainer = self.trainer
         if self._serial:  # else by the clock
             self._count_new()
+        job = self._job
         if self._anneals:
-            done = run_progress(
-                self._job.stop, self._job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates
+            trainer.anneal(
+                run_progress(job.stop, job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates)
             )
-            trainer.anneal(done)
         if trainer.algorithm.imitation is not None:
             trainer.algorithm.imitation.begin(trainer.updates)
-        most = None if self._job.stop.updates is None else self._job.stop.updates - trainer.updates
-        rows = trainer.update_within_memory(most, self._shrunk) * trainer.batch_rows
+        max_updates = None if job.stop.updates is None else job.stop.updates - trainer.updates
+        rows = trainer.update_within_memory(max_updates, self._shrunk) * trainer.batch_rows
         self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
 
     def _shrunk(self, text: str) -> None:
@@ -365,15 +368,13 @@ class _Peers:
 
     def __init__(self, context: WorkerContext, spec: MixSpec) -> None:
         self._controls = [context.status.control(row) for row in spec.rows]
-        self._own = spec.learner
-        self._left = spec.memory.attach_board()["left"]
+        self._learner, self._left = spec.learner, spec.memory.attach_board()["left"]
 
     def __call__(self) -> tuple[int, ...]:
-        return tuple(
-            peer for peer, control in enumerate(self._controls) if peer == self._own or self._is_alive(peer, control)
-        )
+        return tuple(peer for peer in range(len(self._controls)) if peer == self._learner or self._is_alive(peer))
 
-    def _is_alive(self, peer: int, control: np.ndarray) -> bool:
+    def _is_alive(self, peer: int) -> bool:
+        control = self._controls[peer]
         if self._left[peer] or Phase(int(control[status_table.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
             return False
         try:
@@ -384,26 +385,23 @@ class _Peers:
 
 
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
-    """Completed share of a run, by the stop condition that comes first; 0 if none can be predicted.
+    """Completed fraction of a run, by the stop condition that comes first; 0 if none can be predicted.
 
     ``earlier_s`` is the time of earlier sessions [s], so that a resumed run does not start over.
     """
-    pairs = (
-        (earlier_s + session_s, stop.limit_s and earlier_s + stop.limit_s),
-        (env_steps, stop.env_steps),
-        (updates, stop.updates),
-    )
-    return max((done / most for done, most in pairs if most), default=0.0)
+    total_s = stop.limit_s and earlier_s + stop.limit_s
+    pairs = ((earlier_s + session_s, total_s), (env_steps, stop.env_steps), (updates, stop.updates))
+    return max((done / limit for done, limit in pairs if limit), default=0.0)
 
 
 def scheduled(
     stop: StopConfig, earlier_s: float, session_s: Callable[[], float], learners: int = 1, *, by_clock: bool = True
 ) -> Progress:
-    """The completed share of a run, for the learning rate of an on-policy learner.
+    """The completed fraction of a run, for the learning rate of an on-policy learner.
 
     It follows env steps if the run ends by them, so that learning does not depend on the clock; each of ``learners``
     takes its part of them. It follows the clock if nothing else ends the run: with a target return or a number of
-    updates the time is only a limit, and the share stays 0, as without ``by_clock``.
+    updates the time is only a limit, and the fraction stays 0, as without ``by_clock``.
     """
     if stop.env_steps is not None:
         end = -(-stop.env_steps // learners)
@@ -426,7 +424,7 @@ def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorith
 
 
 def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Progress:
-    """Completed share of the run for this learner's learning rate; not by the clock beside other learners."""
+    """Completed fraction of the run for this learner's learning rate; not by the clock beside other learners."""
     mix = job.mix
     if mix is None:
         return scheduled(job.stop, job.previous_wall_s, session_s)
