@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
@@ -137,8 +137,8 @@ class Learner:
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
         self._last_published_updates = 0 if context.serial else -1  # updates of the policy handed over last
         self._saved_updates = 0  # updates in the newest checkpoint of this process
-        found = context.named(context.slots)
-        self._base = {name: found[name] for name in TABLE.cumulative("learner")}
+        slots = context.named(context.slots)
+        self._base = {name: slots[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
@@ -163,10 +163,8 @@ class Learner:
 
     def turns(self) -> Iterator[None]:
         """Learns until asked to stop, or to the end of the run; yields when it is ready and after each turn."""
-        try:
+        with contextlib.closing(self._publisher):
             yield from self._turns()
-        finally:
-            self._publisher.close(_LAST_PUBLICATION_S)
 
     def _turns(self) -> Iterator[None]:
         context, feed = self._context, self._feed
@@ -230,15 +228,15 @@ class Learner:
             return
         context.heartbeat(Phase.CHECKPOINT)
         try:
-            found = load(path)
+            checkpoint = load(path)
         except CheckpointError as error:
             context.event("warning", f"training continues without a rollback: {error}")
             return
-        rates = self._feed.roll_back(found)
+        rates = self._feed.roll_back(checkpoint)
         context.event(
             "warning",
-            f"went back at update {self._trainer.updates} to the checkpoint of update {found.updates}, nearest to the "
-            f"best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
+            f"went back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest to "
+            f"the best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
         )
         self._publish()
         self._checkpoint()  # a learner that dies now starts from here
@@ -256,9 +254,9 @@ class Learner:
         self._context.heartbeat(Phase.PUBLISH)
         arrays, meta = self._trainer.policy_snapshot()
         self._last_published_updates = self._trainer.updates
-        values, now = None, perf_counter()
-        if self._job.publishes_values and now - self._valued_s >= _VALUES_S:
-            values, self._valued_s = self._trainer.value_snapshot(), now
+        values = None
+        if self._job.publishes_values and perf_counter() - self._valued_s >= _VALUES_S:
+            values, self._valued_s = self._trainer.value_snapshot(), perf_counter()
         self._publisher.offer(arrays, meta | self._now(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_PUBLICATION_S)
@@ -271,11 +269,11 @@ class Learner:
 
     def _checkpoint(self) -> bool:
         """Writes a checkpoint; True if that succeeded."""
-        start, written = perf_counter(), False
+        start = perf_counter()
         self._context.heartbeat(Phase.CHECKPOINT)
         try:
             self._save()
-            written, self._unwritten = True, 0
+            self._unwritten = 0
         except (OSError, ResourceError) as error:
             self._unwritten += 1
             if is_power_of_ten(self._unwritten):
@@ -285,7 +283,7 @@ class Learner:
         malloc_trim()
         self._saved_s = perf_counter()
         self._publish_s += self._saved_s - start
-        return written
+        return not self._unwritten
 
     def _save(self) -> None:
         tensors, state = self._trainer.state()
@@ -302,10 +300,9 @@ class Learner:
         metrics = self._trainer.metrics(wait_s=self._wait_s + self._feed.stepping_s, publish_s=publish_s)
         for name, before in self._base.items():
             metrics[name] = metrics.get(name, 0.0) + before
-        if (now := perf_counter()) - self._health_s >= _HEALTH_S:
-            found = self._trainer.health()
-            metrics |= found
-            self._health_s = now if found else self._health_s
+        if (now := perf_counter()) - self._health_s >= _HEALTH_S and (health := self._trainer.health()):
+            metrics |= health
+            self._health_s = now
         metrics["policy_version"] = max(self._publisher.version, 0)
         metrics["checkpoint_updates"] = self._saved_updates
         self._context.report(metrics)
@@ -323,14 +320,6 @@ class Learner:
         self._report_unpublished()
         context.post(updates=trainer.updates)
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
-
-
-class PendingPublish(NamedTuple):
-    arrays: Callable[[], Arrays]
-    meta: dict[str, Any]
-    epoch: int
-    version: int
-    values: LazySnapshot | None = None
 
 
 class Publisher:
@@ -353,7 +342,7 @@ class Publisher:
         """The newest version visible to readers; -1 before the first."""
         self._store, self._on_published, self._values = store, on_published, values
         self._change = threading.Condition()
-        self._waiting: PendingPublish | None = None
+        self._waiting: tuple[Callable[[], Arrays], dict[str, Any], int, int, LazySnapshot | None] | None = None
         self._busy = self._closing = False
         self._failures: list[str] = []
         self._in_a_row = 0
@@ -370,21 +359,21 @@ class Publisher:
     ) -> None:
         """Hands over a version and returns at once; ``arrays`` is called in the helper thread."""
         with self._change:
-            self._waiting = PendingPublish(arrays, meta, epoch, version, values)
+            self._waiting = arrays, meta, epoch, version, values
             self._change.notify_all()
 
     def failures(self) -> list[str]:
         """Reports on failures to publish since the last call; of those in a row the first, the tenth, ..."""
         with self._change:
-            found, self._failures = self._failures, []
-        return found
+            failures, self._failures = self._failures, []
+        return failures
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all versions are written; False if that took longer."""
         with self._change:
             return self._change.wait_for(lambda: self._waiting is None and not self._busy, timeout_s)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = _LAST_PUBLICATION_S) -> None:
         """Writes the waiting version and ends the thread; gives up on a disk that hangs."""
         deadline_s = time.monotonic() + timeout_s
         self.flush(timeout_s)
@@ -399,14 +388,15 @@ class Publisher:
                 self._change.wait_for(lambda: self._waiting is not None or self._closing)
                 if self._waiting is None:
                     return
-                pending, self._waiting, self._busy = self._waiting, None, True
+                arrays, meta, epoch, version, values = self._waiting
+                self._waiting, self._busy = None, True
             failure: str | None = None
-            if self._values is not None and pending.values is not None:
+            if self._values is not None and values is not None:
                 with contextlib.suppress(Exception):  # first, so that a reader of the weights finds them
-                    self._values.publish(pending.values[0](), pending.values[1], pending.epoch, pending.version)
+                    self._values.publish(values[0](), values[1], epoch, version)
             try:
-                self._store.publish(pending.arrays(), pending.meta, pending.epoch, pending.version)
-                self.version = pending.version
+                self._store.publish(arrays(), meta, epoch, version)
+                self.version = version
                 self._on_published()
             except (WeightsError, OSError) as error:
                 failure = str(error)

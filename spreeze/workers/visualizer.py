@@ -52,8 +52,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
             task.reset(seed=job.seed)
             task.render()
         except Exception as error:
-            text = f"visualizer disabled, training continues: {described(error)}"
-            context.event("warning", text)
+            context.event("warning", f"visualizer disabled, training continues: {described(error)}")
             return
         show = _Show(context, job, task)
         stack.pop_all()  # the show closes it, or its replacement
@@ -70,10 +69,12 @@ class _Show:
 
     def __init__(self, context: WorkerContext, job: VisualizerJob, task: Task) -> None:
         self._context, self._job, self._config, self._has_free_core = context, job, job.config, job.has_free_core
-        self._task, self._failures = task, 0
-        run_dir = Path(job.run_dir)
-        self._live, self._viewer = run_dir / "live.jpg", run_dir / "control" / "viewer"
-        self._videos = run_dir / "videos"
+        self._task, self._failures, run_dir = task, 0, Path(job.run_dir)
+        self._live, self._viewer, self._videos = (
+            run_dir / "live.jpg",
+            run_dir / "control" / "viewer",
+            run_dir / "videos",
+        )
         self._videos.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self._videos)
         # Files of a killed visualizer, but no clip that ``play`` may be writing there.
@@ -125,8 +126,7 @@ class _Show:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if is_power_of_ten(self._failures):
-            text = f"rendering failed{in_a_row(self._failures)}: {described(error)}"
-            self._context.event("warning", text)
+            self._context.event("warning", f"rendering failed{in_a_row(self._failures)}: {described(error)}")
         self.drop_clip()
         self._context.sleep(pause_s(self._failures))
 
@@ -159,8 +159,7 @@ class _Show:
             return
         if self._policy is None:
             self._next_clip_s = now_s + min(_FIRST_CLIP_S, self._config.clip_interval_s)
-        self._weights = weights
-        self._policy = Policy.from_weights(weights.arrays, weights.meta)
+        self._weights, self._policy = weights, Policy.from_weights(weights.arrays, weights.meta)
         self._new_weights_s = now_s + _NEW_WEIGHTS_S
         self._context.post(policy_version=weights.version)
 
@@ -268,9 +267,7 @@ class ClipWriter:
     """
 
     def __init__(self, path: Path, frames_per_s: float) -> None:
-        self.path = path
-        self.frames_per_s = frames_per_s
-        self.frames = 0
+        self.path, self.frames_per_s, self.frames = path, frames_per_s, 0
         self._temporary = _temporary(path)
         self._stream: Any = None
         self._container: Any = av.open(str(self._temporary), mode="w", format="mp4", options={"movflags": "faststart"})
@@ -294,12 +291,8 @@ class ClipWriter:
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.codec_context.thread_count = 1  # it runs beside training
 
-    def finish(self) -> Path:
-        """Writes the remaining data and renames the file to its final name.
-
-        Raises:
-            ValueError: there is no frame.
-        """
+    def finish(self) -> None:
+        """Writes the remaining data and renames the file to its final name; a ValueError if there is no frame."""
         if self._stream is None:
             self.discard()
             raise ValueError(f"no frame for {self.path}")
@@ -307,7 +300,6 @@ class ClipWriter:
         self._container.close()
         self._container = None
         os.replace(self._temporary, self.path)
-        return self.path
 
     def discard(self) -> None:
         if self._container is not None:
