@@ -191,8 +191,8 @@ class WorkerContext:
         if now_s < self._next_info_s or not self._has_room():
             return
         self._next_info_s = now_s + _INFO_S
-        found = numbers.take()
-        for part in () if found is None else _in_messages(found):
+        sums = numbers.take()
+        for part in () if sums is None else _in_messages(sums):
             self.send("info", **part)
 
     def _has_room(self) -> bool:
@@ -210,12 +210,11 @@ class WorkerContext:
         """Sends one message, or drops it when the pipe is full or gone."""
         if self._message_fd is None:
             return
-        line = json.dumps({"kind": kind, "from": self.name, **fields}, allow_nan=True).encode() + b"\n"
-        for limit in (1000, 250, 50):  # a character may take twelve bytes
+        for limit in (_MAX_MESSAGE_BYTES, 1000, 250, 50):  # a character may take twelve bytes
+            cut = {key: value[:limit] if isinstance(value, str) else value for key, value in fields.items()}
+            line = json.dumps({"kind": kind, "from": self.name, **cut}).encode() + b"\n"
             if len(line) <= _MAX_MESSAGE_BYTES:
                 break
-            cut = {key: value[:limit] if isinstance(value, str) else value for key, value in fields.items()}
-            line = json.dumps({"kind": kind, "from": self.name, **cut}, allow_nan=True).encode() + b"\n"
         with contextlib.suppress(OSError):
             os.write(self._message_fd, line)
 
@@ -259,11 +258,11 @@ class WorkerContext:
         self.status.close()
 
 
-def _in_messages(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
-    """The entries of all dictionaries in ``found``, as many in each part as one message holds."""
+def _in_messages(values: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """The entries of all dictionaries in ``values``, as many in each part as one message holds."""
     parts: list[dict[str, dict[str, Any]]] = []
     left_bytes = 0
-    for kind, entries in found.items():
+    for kind, entries in values.items():
         for name, value in entries.items():
             size = len(json.dumps({name: value}))
             if size > left_bytes:

@@ -27,8 +27,8 @@ from spreeze.types import RowLayout
 from spreeze.workers.on_device.device_replay import DeviceReplay
 
 _CHUNK_ROWS = 4096
-_SHARE = 0.8
-"""Share of a device's free memory that GPU replay may take; updates need the rest."""
+_FRACTION = 0.8
+"""Fraction of a device's free memory that GPU replay may take; updates need the rest."""
 _MIN_BATCHES = 16
 """GPU replay of fewer batches than this is not worth its memory."""
 _LONGEST_PERIOD = 16
@@ -177,7 +177,7 @@ class GpuReplay:
         self._side_stream.mark().wait()
         self._main.mark().wait()
 
-    def lag_and_age(self, version_now: int) -> tuple[float, float]:
+    def last_lag_age(self, version_now: int) -> tuple[float, float]:
         """Mean policy lag and age of the latest draw (reads the device); 0 before anything was pulled."""
         if self.available < 1:
             return 0.0, 0.0
@@ -206,17 +206,17 @@ def fitted_gpu_replay(
 ) -> tuple[GpuReplay | None, str]:
     """The largest GPU replay that fits into ``free_bytes`` (None if too small to be useful), and a note on it."""
     spec = reader.ring.spec
-    whole, needed = spec.rows_per_shard, gpu_replay_bytes(spec.layout, spec.num_shards, spec.rows_per_shard)
-    rows = min(whole, int(_SHARE * free_bytes) // gpu_replay_bytes(spec.layout, spec.num_shards, 1))
-    least = -(-_MIN_BATCHES * batch_size // spec.num_shards)
-    while rows >= min(whole, least):
+    needed = gpu_replay_bytes(spec.layout, spec.num_shards, spec.rows_per_shard)
+    rows = min(spec.rows_per_shard, int(_FRACTION * free_bytes) // gpu_replay_bytes(spec.layout, spec.num_shards, 1))
+    min_rows = min(spec.rows_per_shard, -(-_MIN_BATCHES * batch_size // spec.num_shards))
+    while rows >= min_rows:
         try:
             gpu_replay = GpuReplay(reader, batch_size, device, seed, rows)
         except torch.OutOfMemoryError:
             rows //= 2  # taken by another process in the meantime, or fragmented
             continue
         note = f"replay is mirrored on {device}: {size(gpu_replay.size_bytes)} of {size(free_bytes)} free memory"
-        if rows < whole:
+        if rows < spec.rows_per_shard:
             note += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
         return gpu_replay, note
     return None, (
@@ -381,24 +381,24 @@ class GraphedUpdates:
         period = self._algorithm.period
         return period * -(-max(period, _SINGLES) // period) + self.in_graph
 
-    def run(self, most: int | None = None) -> int:
-        """Starts one launch; returns its number of updates, at most ``most`` (None: no limit).
+    def run(self, max_updates: int | None = None) -> int:
+        """Starts one launch; returns its number of updates, at most ``max_updates`` (None: no limit).
 
         Returns before they are done, but waits until at most one earlier launch is in flight, so that the count is
         never far ahead of the device.
         """
         if len(self._in_flight) >= _MAX_IN_FLIGHT:
             self._in_flight.popleft().wait()
-        done = self._launch(most)
+        done = self._launch(max_updates)
         self._in_flight.append(self._stream.mark())
         return done
 
-    def _launch(self, most: int | None) -> int:
+    def _launch(self, max_updates: int | None) -> int:
         algorithm, count = self._algorithm, self.in_graph
         starts_period = algorithm.updates % algorithm.period == 0
         # Every buffer must exist before recording, so a whole period runs first, one by one.
         warm = self._singles >= max(algorithm.period, _SINGLES)
-        if starts_period and warm and (most is None or most >= count):
+        if starts_period and warm and (max_updates is None or max_updates >= count):
             if self._graph is None and self._make_graph is not None:
                 self._record(self._make_graph())
             if self._graph is not None:

@@ -92,14 +92,13 @@ class ReplayTrainer:
         """
         device = resolve_device(learner.device)
         devices = DeviceSplit.parse(device)
-        numbers = spec.box.dim if spec.box is not None and spec.choices is not None else None
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "frames": spec.frames,
             "overlap": learner.overlap or None,
             "masked": spec.action_mask or None,
+            "team": spec.team,
+            "numbers": spec.box.dim if spec.box is not None and spec.choices is not None else None,
         }
-        given |= {"team": spec.team, "numbers": numbers}
-        options = {name: value for name, value in given.items() if value is not None}
         self.algorithm: OffPolicyAlgorithm = create(
             algo,
             spec.obs_dim,
@@ -109,9 +108,9 @@ class ReplayTrainer:
             device,
             import_module=spec.import_module,
             num_actions=None if spec.choices is None else max(spec.choices.nvec),
-            **options,
+            **{name: value for name, value in options.items() if value is not None},
         )
-        self._is_own_network = bool(config.network)
+        self._is_custom_network = bool(config.network)
         self.set_parallel(parallel)
         self._has_branches = not (learner.compile or devices.split or config.network)
         """True if a graph has branches of ``share``."""
@@ -159,11 +158,11 @@ class ReplayTrainer:
     def set_parallel(self, parallel: Parallel | None) -> None:
         """Splits updates over two threads, or over one, from now on."""
         # A custom network is one module, which two threads cannot run with parameters of their own.
-        if not self._is_own_network:
+        if not self._is_custom_network:
             self.algorithm.set_parallel(parallel)
 
     def anneal(self, progress: float) -> None:
-        """Sets learning rates and importance weights for this share of the run, in whole thousandths: repeatable."""
+        """Sets learning rates and importance weights for this fraction of the run, in thousandths: repeatable."""
         thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
         if thousandths != self._progress:
             self._progress = thousandths
@@ -189,15 +188,11 @@ class ReplayTrainer:
 
     def use_gpu_replay(self, gpu_replay: AnyGpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
-        period = self.algorithm.period
-        against = (
-            None
-            if self._updates_per_launch == 0
-            else reason_against(split=self._actor_device != self._device, period=period)
-        )
-        if against is not None:
+        graphs = self._updates_per_launch > 0
+        against = reason_against(split=self._actor_device != self._device, period=self.algorithm.period)
+        if graphs and against is not None:
             self.notes.append(f"no CUDA graphs: {against}")
-        graphs = self._updates_per_launch > 0 and against is None
+            graphs = False
         if graphs and self._has_branches:
             self.algorithm.set_parallel(TwoStreams())
         self._launches = GraphedUpdates(
@@ -266,16 +261,14 @@ class ReplayTrainer:
 
     def shrink(self) -> str:
         """Continues with less memory, without GPU replay or else with half of the batch; returns what was done."""
+        device, before = self._device_text, self.batch_size
         if self.drop_gpu_replay():
-            done = (
-                f"out of memory on {self._device_text}: freed the GPU copy of replay; batches are gathered on the host"
-            )
+            done = f"out of memory on {device}: freed the GPU copy of replay; batches are gathered on the host"
         else:
-            before = self.batch_size
             self.set_batch_size(before // 2)
             done = (
-                f"batch {before} does not fit into the memory of {self._device_text}; continuing with "
-                f"{self.batch_size}; set --batch-size {self.batch_size}"
+                f"batch {before} does not fit into the memory of {device}; continuing with {self.batch_size}; set "
+                f"--batch-size {self.batch_size}"
             )
         self.release_cached()
         return done
@@ -366,13 +359,13 @@ class ReplayTrainer:
         if self._device_normalizer is not None:
             self._device_normalizer.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
 
-    def update(self, most: int | None = None) -> int:
-        """Takes one gradient step, or several with a graph; returns how many, at most ``most`` (None: no limit)."""
+    def update(self, max_updates: int | None = None) -> int:
+        """Takes one gradient step, or several with a graph; returns how many (``max_updates`` None: no limit)."""
         start = perf_counter()
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
         if self._launches is not None:
-            return self._launch(self._launches, start, most)
+            return self._launch(self._launches, start, max_updates)
         for copied in self._copied.values():
             copied.synchronize()  # the copy of the pinned rows may not be done yet
         self.rows_redrawn += self._draw()
@@ -394,14 +387,14 @@ class ReplayTrainer:
         self._count(1)
         return 1
 
-    def update_within_memory(self, most: int | None, on_shrink: Callable[[str], None]) -> int:
+    def update_within_memory(self, max_updates: int | None, on_shrink: Callable[[str], None]) -> int:
         """``update``, repeated with less memory if the device runs out of it; ``on_shrink`` gets a report of that.
 
         Any other CUDA error leaves the device unusable and is raised.
         """
         while True:
             try:
-                return self.update(most)
+                return self.update(max_updates)
             except (RuntimeError, MemoryError) as error:
                 can_shrink = self.has_gpu_replay or (self.batch_size // 2 >= _MIN_BATCH and self.batch_rows > 1)
                 if not out_of_memory(error) or not can_shrink:
@@ -414,10 +407,10 @@ class ReplayTrainer:
         if self._average is not None:
             self._average.advance(self.updates)
 
-    def _launch(self, launches: GraphedUpdates, start: float, most: int | None) -> int:
+    def _launch(self, launches: GraphedUpdates, start: float, max_updates: int | None) -> int:
         launched, before_s = perf_counter(), self.critic_s + self.actor_s
         self.gather_s += launched - start
-        done = launches.run(most)
+        done = launches.run(max_updates)
         # The time of a graph, waiting for the device included, is counted as the critics'.
         self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - before_s)
         self._count(done)
@@ -497,13 +490,10 @@ class ReplayTrainer:
         return batch._replace(weight=self._weight.to(self._device, non_blocking=True))
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        lag_age = (0.0, 0.0)
+        lag, age = 0.0, 0.0
         if self.updates > 0:
-            lag_age = (
-                self._reader.last_lag_age(self.updates)
-                if self._launches is None
-                else self._launches.gpu_replay.lag_and_age(self.updates)
-            )
+            source = self._reader if self._launches is None else self._launches.gpu_replay
+            lag, age = source.last_lag_age(self.updates)
         return {
             "updates": self.updates,
             "policy_version": self.updates,
@@ -513,8 +503,8 @@ class ReplayTrainer:
             "critic_s": self.critic_s,
             "actor_s": self.actor_s,
             "publish_s": publish_s,
-            "policy_lag": lag_age[0],
-            "transition_age": lag_age[1] * self._layout.steps,
+            "policy_lag": lag,
+            "transition_age": age * self._layout.steps,
             "replay_fill": self._reader.available / self._reader.capacity,
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
@@ -532,10 +522,8 @@ class ReplayTrainer:
         """``Algorithm.health`` on the rows of the latest update; empty before the first."""
         if self.gather_s == 0.0:  # no rows were drawn since the start
             return {}
-        launches = self._launches
-        return self.algorithm.health(
-            self._batch() if launches is None else self._split(launches.gpu_replay.batch, None)
-        )
+        drawn = self._batch() if self._launches is None else self._split(self._launches.gpu_replay.batch, None)
+        return self.algorithm.health(drawn)
 
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays, meta = self.policy_snapshot()

@@ -84,11 +84,8 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._writer, self._collector, self._rng = context, writer, collector, rng
-        self._limiter, self._storage_limiter, self._retuned = (
-            job.limiter,
-            job.limiter.within(0.0, job.limiter.maximum),
-            0,
-        )
+        self._limiter, self._retuned = job.limiter, 0
+        self._storage_limiter = job.limiter.within(0.0, job.limiter.maximum)
         self._random = RandomActions(job.spec, rng)
         self._reads_files = job.weights_channel is None
         """True if weights come as files, announced by a hint; else the policy is read at each turn."""
@@ -131,9 +128,9 @@ class SamplerLoop:
     def _may_insert(self) -> bool:
         if (retuned := self._context.count(status_table.RETUNED)) != self._retuned:
             self._retuned = retuned
-            found = self._context.status.retuned_settings()
-            self._limiter = self._limiter.within(found.samples_per_insert_min, found.samples_per_insert_max)
-            self._storage_limiter = self._limiter.within(found.kept_per_insert, 1e9)
+            tuned = self._context.status.retuned_settings()
+            self._limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
+            self._storage_limiter = self._limiter.within(tuned.kept_per_insert, 1e9)
         self._counts = counts = self._writer.counts()
         rows = self._collector.num_envs * self._collector.rows_per_step
         self._collector.keeps_rows = self._storage_limiter.may_insert(*counts, rows)
@@ -173,7 +170,7 @@ def _collector(
     **options: bool,
 ) -> RolloutCollector:
     """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``options`` are keyword arguments."""
-    made = RolloutCollector(
+    collector = RolloutCollector(
         TaskSource(job.spec, context.run_dir, lambda: context.count(status_table.ENV_ARGS)),
         job.spec,
         rollouts,
@@ -185,10 +182,10 @@ def _collector(
         on_error=context.env_error,
         **options,
     )
-    stack.enter_context(contextlib.closing(made))
-    made.on_episode = context.episode
-    made.inline_evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
-    return made
+    stack.enter_context(contextlib.closing(collector))
+    collector.on_episode = context.episode
+    collector.inline_evaluation = stack.enter_context(turn_evaluation(context, job.evaluation))
+    return collector
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> Iterator[None]:
@@ -294,12 +291,10 @@ class _RolloutSampler:
         envs: RolloutCollector,
     ) -> None:
         self._context, self._envs = context, envs
-        samplers = [handle.attach() for handle in job.sampler_wakeups]
-        self._wakeup = samplers[job.index]
+        wakeups = [handle.attach() for handle in job.sampler_wakeups]
+        self._wakeup = wakeups.pop(job.index)
         # In step synchrony the others wait for the last sampler to take the step.
-        self._other_wakeups = (
-            [wakeup for wakeup in samplers if wakeup is not self._wakeup] if job.step_synchronous else []
-        )
+        self._other_wakeups = wakeups if job.step_synchronous else []
         self._inference_workers = [handle.attach() for handle in job.inference_wakeups]
         self._learner = job.learner_wakeup.attach()
         self._policies = RolloutPolicy(rollouts, job.weights_channel.attach())
@@ -315,9 +310,8 @@ class _RolloutSampler:
             stepped = self._envs.advance(self._policies)
         if stepped:
             columns = self._envs.columns
-            if self._other_wakeups and columns.last_of_step:
-                for wakeup in self._other_wakeups:
-                    wakeup.notify()
+            for wakeup in self._other_wakeups if columns.last_of_step else ():
+                wakeup.notify()
             if columns.filled:
                 self._learner.notify()
         else:
@@ -362,7 +356,7 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
         inference = Inference(policies, mailbox, slice(job.index, None, job.num_inference_workers))
         wakeup = job.inference_wakeups[job.index].attach()
         samplers = [handle.attach() for handle in job.sampler_wakeups]
-        numbers = context.named(context.slots)
+        counts = context.named(context.slots)
         while not context.stopping:
             start = perf_counter()
             context.heartbeat(Phase.STEP)
@@ -370,12 +364,12 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
             if envs.size:
                 for sampler in np.unique(envs // job.num_envs).tolist():
                     samplers[sampler].notify()
-                numbers["rows"] += len(envs)
-                numbers["batches"] += 1
-                numbers["policy_s"] += perf_counter() - start
+                counts["rows"] += len(envs)
+                counts["batches"] += 1
+                counts["policy_s"] += perf_counter() - start
             else:
                 context.heartbeat(Phase.WAIT)
                 wakeup.wait(WAIT_S)
-                numbers["wait_s"] += perf_counter() - start
-            numbers["policy_version"] = max(policies.version, 0)
-            context.post(**numbers)
+                counts["wait_s"] += perf_counter() - start
+            counts["policy_version"] = max(policies.version, 0)
+            context.post(**counts)

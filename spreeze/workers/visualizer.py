@@ -70,11 +70,8 @@ class _Show:
     def __init__(self, context: WorkerContext, job: VisualizerJob, task: Task) -> None:
         self._context, self._job, self._config, self._has_free_core = context, job, job.config, job.has_free_core
         self._task, self._failures, run_dir = task, 0, Path(job.run_dir)
-        self._live, self._viewer, self._videos = (
-            run_dir / "live.jpg",
-            run_dir / "control" / "viewer",
-            run_dir / "videos",
-        )
+        self._live, self._viewer = run_dir / "live.jpg", run_dir / "control" / "viewer"
+        self._videos = run_dir / "videos"
         self._videos.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self._videos)
         # Files of a killed visualizer, but no clip that ``play`` may be writing there.

@@ -102,8 +102,6 @@ class DeviceReplay:
 
     # --- as GPU replay ---
 
-    lag_and_age = last_lag_age
-
     def set_batch_size(self, batch_size: int) -> None:
         self.batch = torch.zeros((batch_size, self._layout.width), device=self._rows.device)
         """[B, W], the rows of the latest draw."""

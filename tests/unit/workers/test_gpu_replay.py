@@ -190,7 +190,7 @@ def test_lag_and_age_are_those_of_the_ring():
         mirror = mirror_of(ring)
         mirror.pull()
         mirror.draw()
-        lag, age = mirror.lag_and_age(10)
+        lag, age = mirror.last_lag_age(10)
         assert lag == pytest.approx(10 - 3.5, abs=0.2)
         assert age == pytest.approx(1024, rel=0.1)
 
