@@ -80,9 +80,9 @@ def names_from(name: str) -> Iterator[str]:
 
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:
     """Names of ``names_from`` that no directory and no launch from a page uses."""
-    for found in names_from(name):
-        if not (runs_dir / found).exists() and not (runs_dir / LAUNCHES / f"{found}.json").exists():
-            yield found
+    for free in names_from(name):
+        if not (runs_dir / free).exists() and not (runs_dir / LAUNCHES / f"{free}.json").exists():
+            yield free
 
 
 def new_nonce() -> str:
@@ -273,12 +273,12 @@ def refuse_links(path: Path) -> None:
         folder = left.pop()
         try:
             with os.scandir(folder) as entries:
-                found = [(entry.path, _refused_kind(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
+                kinds = [(entry.path, _refused_kind(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
         except FileNotFoundError:
             continue  # a live run replaces its files
         except OSError as error:
             raise RunError(f"{_shown(path)}: {_shown(folder)} cannot be read: {error.strerror}") from None
-        for entry_path, reason, is_folder in found:
+        for entry_path, reason, is_folder in kinds:
             if reason is not None:
                 inside = _shown(Path(entry_path).relative_to(path))
                 raise RunError(
@@ -410,8 +410,8 @@ def read_run(path: Path) -> dict[str, Any]:
     The file may come from anywhere or be damaged, so each field has its type and a possible value, or is missing.
     """
     stored = read_json(path / "run.json")
-    found = {name: checked(name, value) for name, value in stored.items()}
-    return {name: value for name, value in found.items() if value is not None or stored[name] is None}
+    fields = {name: checked(name, value) for name, value in stored.items()}
+    return {name: value for name, value in fields.items() if value is not None or stored[name] is None}
 
 
 def check_format(path: Path) -> None:
@@ -427,16 +427,17 @@ def checked(name: str, value: object) -> Any:
 _MAX_COUNTED, _MAX_S, _MAX_VALUE = 2**53, 1e11, 1e100
 
 
-def finite_number(value: object, most: float = _MAX_VALUE, least: float = -math.inf) -> float | None:
+def finite_number(value: object, maximum: float = _MAX_VALUE, minimum: float = -math.inf) -> float | None:
     """The value if it is a finite number in the range; None for anything else, booleans included."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and -most <= value <= most and value >= least else None  # type: ignore[operator, return-value]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if max(-maximum, minimum) <= value <= maximum else None
 
 
 def whole_number(value: object) -> int | None:
     """A count that a float can hold; None for all else."""
-    found = finite_number(value, _MAX_COUNTED, 0.0)
-    return None if found is None else int(found)
+    count = finite_number(value, _MAX_COUNTED, 0.0)
+    return None if count is None else int(count)
 
 
 def _seconds(value: object) -> float | None:
@@ -448,7 +449,7 @@ def _text(value: object) -> str | None:
 
 
 def _numbers(value: object) -> list[float] | None:
-    return [found for each in value if (found := _seconds(each)) is not None] if isinstance(value, list) else None
+    return [entry for entry in value if _seconds(entry) is not None] if isinstance(value, list) else None
 
 
 _FIELDS: dict[str, Callable[[object], Any]] = {
@@ -475,11 +476,11 @@ def session_starts(run: Mapping[str, Any]) -> list[float]:
 
 def started_s(run: Mapping[str, Any]) -> float | None:
     """When a run started [s since 1970], from its ``run.json``; None if it is not recorded."""
-    known: float | None = run.get("started_s")
-    if known is None:
+    start_s: float | None = run.get("started_s")
+    if start_s is None:
         with contextlib.suppress(ValueError, OverflowError, OSError):
-            known = datetime.fromisoformat(run.get("started") or "").timestamp()
-    return known
+            start_s = datetime.fromisoformat(run.get("started") or "").timestamp()
+    return start_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -543,8 +544,8 @@ def state_of(path: Path) -> str:
 
 def list_runs(runs_dir: Path) -> list[Path]:
     """Returns all run directories with valid names, oldest first."""
-    found = [path for path in _run_directories(runs_dir) if is_valid_name(path.name)]
-    return sorted(found, key=lambda path: (_age_key(path)[1], path.name))
+    runs = [path for path in _run_directories(runs_dir) if is_valid_name(path.name)]
+    return sorted(runs, key=lambda path: (_age_key(path)[1], path.name))
 
 
 def _age_key(path: Path) -> tuple[bool, float]:
@@ -624,11 +625,7 @@ def steer(name_or_path: str, runs_dir: Path, request: str, text: str = "") -> Pa
 
 
 def kill_supervisor(path: Path) -> None:
-    """Kills the supervisor of a run; its workers follow.
-
-    Raises:
-        RunError: the pid in ``run.json`` belongs to another process by now.
-    """
+    """Kills the supervisor of a run, and so its workers; a RunError if its pid belongs to another process by now."""
     run = read_run(path)
     if not same_process(run):
         raise RunError(f"{path.name}: process {run.get('pid')} is no longer its supervisor; nothing was killed")
@@ -637,11 +634,7 @@ def kill_supervisor(path: Path) -> None:
 
 
 def make_runs_dir(path: Path) -> None:
-    """Makes the directory of the runs, where it does not exist.
-
-    Raises:
-        ResourceError: not writable, or it is a file.
-    """
+    """Makes the directory of the runs, where it does not exist; a ResourceError if it is a file or not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -650,9 +643,9 @@ def make_runs_dir(path: Path) -> None:
 
 def versions() -> dict[str, str | None]:
     """Versions of everything that can change a result; None if not installed."""
-    found: dict[str, str | None] = dict.fromkeys(("spreeze", "python", *_PACKAGES))
-    found |= {"spreeze": __version__, "python": sys.version.split()[0]}
+    known: dict[str, str | None] = {"spreeze": __version__, "python": sys.version.split()[0]}
     for name in _PACKAGES:
+        known[name] = None
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            known[name] = metadata.version(name)
+    return known

@@ -128,19 +128,15 @@ def callbacks_of(plan: RunPlan) -> tuple[str, ...]:
 def _declares(module: str) -> bool:
     """True if the source of a module contains the word ``CALLBACKS``; it is not imported."""
     try:
-        found = None if is_script(module) else importlib.util.find_spec(module)
-        path = Path(module) if is_script(module) else Path((found and found.origin) or "")
+        spec = None if is_script(module) else importlib.util.find_spec(module)
+        path = Path(module) if is_script(module) else Path((spec and spec.origin) or "")
         return DECLARED in path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ImportError, ValueError):
         return False
 
 
 def check_callbacks(texts: tuple[str, ...]) -> None:
-    """Rejects texts that do not name a callback; imports nothing.
-
-    Raises:
-        ConfigError: not ``MODULE:CLASS``.
-    """
+    """Raises a ConfigError for the first text that is not ``MODULE:CLASS`` or a call of it; imports nothing."""
     for text in texts:
         module, colon, name = text.partition("(")[0].partition(":")
         if not (colon and module and all(part.isidentifier() for part in name.split("."))):

@@ -49,11 +49,7 @@ _REST = "More"  # Group of the series that no chart of the page has.
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Rejects, before anything is started, a sink whose package is missing.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Raises a ConfigError, before anything is started, for a sink whose package is missing."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a mere folder of that name, as W&B makes one

@@ -274,8 +274,7 @@ class Recorder:
 
     def info(self, message: Mapping[str, Any]) -> None:
         """Takes sums of the numbers in environments' ``info``."""
-        text = self._info.add(message)
-        if text is not None:
+        if (text := self._info.add(message)) is not None:
             self.event("info", text)
 
     def episode(self, sampler: str, episode_return: float, length: int, success: bool | None) -> None:
@@ -288,16 +287,16 @@ class Recorder:
 
     def _gauges(self, groups: tuple[GroupSample, ...]) -> dict[str, float]:
         """The reported gauges: means over the learners that have learned, and of several learners each one's own."""
-        each: dict[str, dict[int, float]] = {}
+        by_name: defaultdict[str, dict[int, float]] = defaultdict(dict)
         for group, values in self.reported.items():
             for name, value in values.items() if group < len(groups) and groups[group].learned else ():
                 known = isinstance(value, int | float) and math.isfinite(value)
                 if known and (metric := self._table.get(name)) is not None and metric.is_sent:
-                    each.setdefault(name, {})[group] = float(value)
-        found = {name: sum(values.values()) / len(values) for name, values in each.items()}
+                    by_name[name][group] = float(value)
+        gauges = {name: sum(values.values()) / len(values) for name, values in by_name.items()}
         if len(groups) > 1:
-            found |= {f"{name}/{group}": value for name, values in each.items() for group, value in values.items()}
-        return found
+            gauges |= {f"{name}/{group}": value for name, values in by_name.items() for group, value in values.items()}
+        return gauges
 
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
         """Takes an evaluation of a learner's weights, with fields as in ``eval.csv``.
@@ -357,12 +356,12 @@ class Recorder:
                 scores[name] = float(value)
         self._write(row.t, int(row.env_steps), scores)
 
-    def _check_target(self, found: Any) -> None:
+    def _check_target(self, result: Any) -> None:
         target, outcome = self._plan.target_return, self.outcome
-        if target is None or not isinstance(found, Mapping) or outcome.time_to_target_s is not None:
+        if target is None or not isinstance(result, Mapping) or outcome.time_to_target_s is not None:
             return
-        text = f"{float(found['return_mean']):.4g}, the mean of {int(found['episodes'])} episodes"
-        if found["reached"]:
+        text = f"{float(result['return_mean']):.4g}, the mean of {int(result['episodes'])} episodes"
+        if result["reached"]:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
             self.event("info", f"target return {target:g} reached: {text}")
         else:
@@ -387,9 +386,7 @@ class Recorder:
             outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
         latest = self.curve[-stop.target_evaluations :]
         enough = outcome.time_to_target_s is not None or sum(row.episodes for row in latest) >= CONFIRMING_EPISODES
-        self._target_reached = self._target_reached or (
-            stop.target_evaluations > 1 and enough and held(self.curve, stop.target_evaluations)
-        )
+        self._target_reached |= stop.target_evaluations > 1 and enough and held(self.curve, stop.target_evaluations)
 
     def _update_final_metrics(self) -> None:
         outcome, curve = self.outcome, self.curve
@@ -546,9 +543,10 @@ class Recorder:
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)
         outcome.restarts = restarts + self._restarts_before
-        errors, refused = metrics.get("env_errors"), metrics.get("transitions_rejected")
-        outcome.env_errors = None if errors is None else int(errors)
-        outcome.transitions_rejected = None if refused is None else int(refused)
+        if (errors := metrics.get("env_errors")) is not None:
+            outcome.env_errors = int(errors)
+        if (rejected := metrics.get("transitions_rejected")) is not None:
+            outcome.transitions_rejected = int(rejected)
         if self.reading is not None and self._plan.config.on_policy is None:
             outcome.rows_stored = self.reading.inserted - (self._inserted_before or 0)
         if outcome.error and self.first_error:
@@ -593,23 +591,22 @@ def _earlier_curve(run_dir: Path, learners: int) -> list[EvaluationRow]:
         (group, row) for group in range(learners) for row in read_rows(group_folder(run_dir, group) / "eval.csv")
     ]
     curve, scores = list[EvaluationRow](), dict[int, float]()
-    for group, row in sorted(entries, key=lambda entry: entry[1]["wall_s"]):
-        found = EvaluationRow(t=row["wall_s"], **{name: row[name] for name in EvaluationRow._fields if name != "t"})
-        if all(map(math.isfinite, found)):
-            scores[group] = found.return_mean
-            curve += [found] if found.return_mean >= max(scores.values()) else []
+    for group, record in sorted(entries, key=lambda entry: entry[1]["wall_s"]):
+        row = _evaluation_row(record)
+        if row is not None and all(map(math.isfinite, row)):
+            scores[group] = row.return_mean
+            curve += [row] if row.return_mean >= max(scores.values()) else []
     return curve
 
 
 def _progress(
     plan: RunPlan, metrics: Mapping[str, float | None], elapsed_s: float
 ) -> tuple[float | None, float | None]:
-    """Share of the stop condition that will come first, and the seconds until then."""
+    """Completed fraction of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
-    if stop.limit_s is not None:
-        candidates.append((elapsed_s / stop.limit_s, max(stop.limit_s - elapsed_s, 0.0)))
     for limit, done, rate in (
+        (stop.limit_s, elapsed_s, 1.0),
         (stop.env_steps, metrics.get("env_steps"), metrics.get("env_steps_per_s")),
         (stop.updates and stop.updates * plan.learners, metrics.get("updates"), metrics.get("updates_per_s")),
     ):
@@ -617,8 +614,8 @@ def _progress(
             candidates.append((done / limit, max(limit - done, 0.0) / rate if rate else None))
     if not candidates:
         return None, None
-    share, eta_s = max(candidates, key=lambda entry: entry[0])
-    return min(share, 1.0), eta_s
+    fraction, eta_s = max(candidates, key=lambda entry: entry[0])
+    return min(fraction, 1.0), eta_s
 
 
 def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:

@@ -141,11 +141,7 @@ class WorkerContext:
             self._rest_until_s = now_s + (now_s - since_s) * (1.0 - self._share) / self._share
 
     def post(self, **values: float) -> None:
-        """Stores numbers into slots by name (see ``metrics.table``).
-
-        Raises:
-            WorkerError: the metric table has no such slot.
-        """
+        """Stores numbers into slots by name (see ``metrics.table``); a WorkerError if there is none."""
         try:
             for name, value in values.items():
                 self.slots[self._slot_index[name]] = value

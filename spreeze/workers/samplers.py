@@ -310,8 +310,9 @@ class _RolloutSampler:
             stepped = self._envs.advance(self._policies)
         if stepped:
             columns = self._envs.columns
-            for wakeup in self._other_wakeups if columns.last_of_step else ():
-                wakeup.notify()
+            if self._other_wakeups and columns.last_of_step:
+                for wakeup in self._other_wakeups:
+                    wakeup.notify()
             if columns.filled:
                 self._learner.notify()
         else:

@@ -214,11 +214,7 @@ def end_gateways(
 
 @contextlib.contextmanager
 def connected(address: ClusterAddress) -> Iterator[Nodes]:
-    """Joins a cluster, or makes one on this machine, which ends with the block.
-
-    Raises:
-        ConfigError: Ray is not installed, or the cluster rejects us.
-    """
+    """Joins a cluster, or makes one on this machine, which ends with the block; a ConfigError if that is impossible."""
     check_installed()
     check_reachable(address)
     with contextlib.ExitStack() as stack:
