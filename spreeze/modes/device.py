@@ -37,20 +37,20 @@ def assemble(run: Assembly) -> None:
     plan, config, row = run.plan, run.plan.config, run.extra_row()
     checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
     run.data.append(DeviceData(run, row, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
-    by_counts = config.stop.env_steps is not None or config.stop.updates is not None
     fields = run.learner_fields(0)
-    if by_counts:  # learning then does not depend on the clock
+    if config.stop.env_steps is not None or config.stop.updates is not None:  # then it does not depend on the clock
         fields |= {"stop": dataclasses.replace(config.stop, seconds=None)}
+    on_policy = config.on_policy is not None
     envs = DeviceEnvs(
-        num_envs=plan.device_envs,
+        num_envs=plan.rollout_envs if on_policy else config.sampling.envs_per_sampler,
         seed=plan.session_seed,
         nan_policy=config.sampling.nan_policy,
         row=row,
-        steps=0 if config.on_policy is None else plan.sync_interval,
-        capacity=0 if config.on_policy is not None else config.replay.capacity,
+        steps=plan.sync_interval if on_policy else 0,
+        capacity=0 if on_policy else config.replay.capacity,
     )
     deadlines = {name: getattr(config.sampling, name) for name in ("step_deadline_s", "start_deadline_s")}
-    if config.on_policy is not None:
+    if on_policy:
         run.learner(0, DeviceRolloutJob(**fields, batch_size=plan.batch_size, envs=envs), **deadlines)
         return
     replay = config.replay

@@ -166,13 +166,14 @@ def _mixing(
     plan, hosts, gala = run.plan, run.messages, run.plan.config.gala
     averages, algorithm = plan.config.data_flow.averages_parameters, dict(job.algorithm)
     means = learner == 0 and plan.policies == 1
+    updates_in_rollout = plan.minibatches * int(algorithm.get("epochs", 1))
     mix = MixSpec(
         learner=learner,
         learners=plan.learners,
         mixing="average" if averages else gala.mixing,
         topology=gala.topology,
         max_staleness=None if averages else gala.max_staleness,
-        interval=-(-plan.config.learner.average_interval // plan.updates_in_rollout),
+        interval=-(-plan.config.learner.average_interval // updates_in_rollout),
         rows=tuple(range(plan.learners)),
         memory=memory.handle,
         policies=tuple(part.memory.policies.handle for part in data) if means else (),

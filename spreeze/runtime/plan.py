@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import signal
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -43,21 +41,6 @@ _WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.d
 """Settings that another host's run does not take over, or gets by flags of their own."""
 
 
-def split_evenly(samplers: int, learners: int) -> list[int]:
-    """Samplers of each learner; the first ones get one more if the division leaves a remainder."""
-    return [samplers // learners + (group < samplers % learners) for group in range(learners)]
-
-
-class RunWorkers(Protocol):
-    """The processes of a run's workers."""
-
-    def pids(self) -> Mapping[str, int]:
-        """Name -> process id of the running workers."""
-
-    def signal_all(self, number: signal.Signals) -> None:
-        """Signals all workers and what they started."""
-
-
 class TunerChoice(NamedTuple):
     """A tuner's choice for a run."""
 
@@ -69,8 +52,8 @@ class TunerChoice(NamedTuple):
 class RunTuner(Protocol):
     """A tuner that measures while a run trains."""
 
-    def begin(self, run: Any, workers: RunWorkers) -> None:
-        """Starts measuring for an ``Assembly`` with its workers."""
+    def begin(self, run: Any, workers: Any) -> None:
+        """Starts measuring for an ``Assembly`` with its workers, a ``ProcessSupervisor``."""
 
     def notes(self) -> list[str]:
         """Lines since the last call, for the user."""
@@ -172,7 +155,8 @@ class RunPlan:
         return self.config.run.learners
 
     def samplers_of(self, group: int) -> int:
-        return split_evenly(self.samplers, self.learners)[group]
+        """Samplers of a learner; the first ones have one more if the division leaves a remainder."""
+        return self.samplers // self.learners + (group < self.samplers % self.learners)
 
     @property
     def policies(self) -> int:
@@ -195,21 +179,10 @@ class RunPlan:
         return self.config.rollout_interval(self.rollout_envs)
 
     @property
-    def device_envs(self) -> int:
-        """Environments of a learner that steps them itself."""
-        config = self.config
-        return self.rollout_envs if config.on_policy is not None else config.sampling.envs_per_sampler
-
-    @property
     def minibatches(self) -> int:
         """Minibatches of a rollout (on-policy)."""
         algorithm, steps = self.config.on_policy, self.sync_interval
         return 1 if algorithm is None else algorithm.minibatches_of(steps * self.rollout_envs, steps)
-
-    @property
-    def updates_in_rollout(self) -> int:
-        """Updates that a learner takes from a rollout (on-policy)."""
-        return self.minibatches * int(getattr(self.config.on_policy, "epochs", 1))
 
     @property
     def batch_size(self) -> int:

@@ -110,32 +110,32 @@ class Rates:
             metrics[f"sampler_env_steps_per_s/{index}"] = max(after - before, 0.0) / seconds
         metrics |= self._host_metrics(first, reading, seconds)
         for number in range(len(reading.groups)) if len(reading.groups) > 1 else ():
-            own = self._metrics(first, reading, slice(number, number + 1))
-            metrics |= {f"{name}/{number}": value for name, value in own.items()}
+            part = self._metrics(first, reading, slice(number, number + 1))
+            metrics |= {f"{name}/{number}": value for name, value in part.items()}
         return metrics
 
     def _host_metrics(self, old: CounterSample, new: CounterSample, seconds: float) -> dict[str, float | None]:
-        found: dict[str, float | None] = {}
+        metrics: dict[str, float | None] = {}
         hosts = [host for group in new.groups for host in group.hosts]
         posted = self.table.of("host", Kind.COUNTER, Kind.GAUGE)
         for index, host in enumerate(hosts):
             if host["seen"]:
-                found |= {f"{metric.name}/{index}": host[slot] for metric, slot in posted}
+                metrics |= {f"{metric.name}/{index}": host[slot] for metric, slot in posted}
                 if seconds > 0:
                     change = new.host_steps[index] - old.host_steps[index]
-                    found[f"host_env_steps_per_s/{index}"] = max(change, 0.0) / seconds
+                    metrics[f"host_env_steps_per_s/{index}"] = max(change, 0.0) / seconds
         if hosts:
-            found["hosts_alive"] = sum(host["alive"] for host in hosts)
-        return found
+            metrics["hosts_alive"] = sum(host["alive"] for host in hosts)
+        return metrics
 
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
         groups = new.groups[part]
         changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
-        return {**_counts(groups, self.table), **changes, "samples_per_insert": samples_per_insert(groups)}
+        return _counts(groups, self.table) | changes | {"samples_per_insert": samples_per_insert(groups)}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
-        found = {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
-        return found if self.balanced_rows is None else found | _balance(old, new, self.balanced_rows)
+        changes = _rates(old, new, seconds, self.batch_size, self.table) | _shares(old, new, self.table)
+        return changes if self.balanced_rows is None else changes | _balance(old, new, self.balanced_rows)
 
     def _note(self, reading: CounterSample) -> None:
         before = self._window[-1].groups if self._window else reading.groups
@@ -161,8 +161,8 @@ class Rates:
         if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
         seconds = self._last.t_s - self._steady.t_s
-        found = self._changes(self._steady.groups, self._last.groups, seconds)
-        return {**found, "update_frames_per_s": self._steady_frames / seconds, "measured_s": seconds}
+        changes = self._changes(self._steady.groups, self._last.groups, seconds)
+        return changes | {"update_frames_per_s": self._steady_frames / seconds, "measured_s": seconds}
 
 
 def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
@@ -208,6 +208,10 @@ def _total(groups: _Groups, role: str, slot: str) -> float:
     return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
 
 
+def _change(old: _Groups, new: _Groups, role: str, slot: str) -> float:
+    return _total(new, role, slot) - _total(old, role, slot)
+
+
 def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable) -> dict[str, float | None]:
     counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
     if seconds <= 0:
@@ -216,8 +220,7 @@ def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: M
     for name, counter in counters.items():
         if counter.source is None:
             raise ValueError(f"metric {counter.name} comes from no slot, so it has no rate: take out per_s_of")
-        role, slot = counter.source
-        rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
+        rates[name] = max(_change(old, new, *counter.source), 0.0) / seconds
     rates["update_frames_per_s"] = _frames(old, new, batch_size) / seconds
     return rates
 
@@ -234,15 +237,15 @@ def _frames(old: _Groups, new: _Groups, batch_size: int) -> float:
 
 
 def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    shares: dict[str, float | None] = {}
     has_inference = any(group.inference_workers for group in new)
     for role in ("sampler", "learner", "inference") if has_inference else ("sampler", "learner"):
         splits = table.splits(role, on_policy=new[0].on_policy)
-        times = {metric.name: _total(new, role, slot) - _total(old, role, slot) for metric, slot in splits}
+        times = {metric.name: _change(old, new, role, slot) for metric, slot in splits}
         total = sum(times.values())
-        found |= {name: value / total if total > 0 else None for name, value in times.items()}
+        shares |= {name: value / total if total > 0 else None for name, value in times.items()}
     if has_inference:
-        batches = _total(new, "inference", "batches") - _total(old, "inference", "batches")
-        rows = _total(new, "inference", "rows") - _total(old, "inference", "rows")
-        found["inference_rows_per_batch"] = rows / batches if batches > 0 else None
-    return found
+        batches = _change(old, new, "inference", "batches")
+        rows = _change(old, new, "inference", "rows")
+        shares["inference_rows_per_batch"] = rows / batches if batches > 0 else None
+    return shares

@@ -16,7 +16,8 @@ from typing import Any
 from spreeze.config.schema import Config
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
-from spreeze.runtime.plan import RunPlan, RunWorkers, TunerChoice
+from spreeze.runtime.plan import RunPlan, TunerChoice
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.tuner.in_run import PAUSE_S, TunerThread, is_paused
 from spreeze.tuner.knobs import fit_rollout
 from spreeze.tuner.problem import ROLLOUT_SAMPLERS, Setting, TuningProblem
@@ -40,7 +41,7 @@ class BesideRunTuner(TunerThread):
         "training progress made meanwhile is kept"
     )
 
-    def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
         tuning = self._tuning
 
         @contextlib.contextmanager

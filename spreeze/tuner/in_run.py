@@ -20,7 +20,8 @@ from spreeze.config.schema import Config
 from spreeze.errors import SpreezeError
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
-from spreeze.runtime.plan import RunPlan, RunWorkers, TunerChoice
+from spreeze.runtime.plan import RunPlan, TunerChoice
+from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table
 from spreeze.transport.status_table import RetunedSettings
 from spreeze.tuner.knobs import as_configured, find_memory_plan, most_samplers
@@ -229,7 +230,7 @@ class TunerThread(abc.ABC):
         self._ended = Ended(tuning.interrupts)
         self._thread: threading.Thread | None = None
 
-    def begin(self, run: Assembly, workers: RunWorkers) -> None:
+    def begin(self, run: Assembly, workers: ProcessSupervisor) -> None:
         """Starts measuring for a run with these workers."""
         self._notes.put(self.begins)
         self._thread = threading.Thread(target=self._run, args=(run, workers), name="tuner", daemon=True)
@@ -257,7 +258,7 @@ class TunerThread(abc.ABC):
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, run: Assembly, workers: RunWorkers) -> None:
+    def _run(self, run: Assembly, workers: ProcessSupervisor) -> None:
         record, start = None, AWAKE()
         try:
             with only_tuner(self._notes.put, self._ended) as note:
@@ -280,7 +281,7 @@ class TunerThread(abc.ABC):
             self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {text}")
 
     @abc.abstractmethod
-    def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
         """The tuner's record."""
 
     def _conclude(self, record: dict[str, Any] | None) -> None:  # noqa: B027 (optional)
@@ -298,7 +299,7 @@ class InRunTuner(TunerThread):
     _reported_knobs = _CHANGEABLE
     _windows: _RunWindows | None = None
 
-    def _measured(self, run: Assembly, workers: RunWorkers, note: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
         tuning, first, cores = self._tuning, self._first, self._tuning.machine.cores.usable
         self._windows = windows = _RunWindows(run, workers.pids, first, cores, self._ended)
         windows.wait_for_samplers()
