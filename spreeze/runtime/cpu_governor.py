@@ -101,12 +101,12 @@ class Governor:
         self._groups, self._needed, self._fed_s = balanced_groups, self._maximum, -math.inf
         self.active = self._maximum
         self._seen: deque[Facts] = deque(maxlen=LONGEST_RETURN_S)
-        self._fixed, self._each, self._known = 0.0, 0.0, False
+        self._fixed, self._per_sampler, self._known = 0.0, 0.0, False
         self._now_s = self._starved_s = 0
         self._changed_s: deque[int] = deque(maxlen=CHANGES_PER_MINUTE)
         self._returned_s = self._gave_up_s = -math.inf
         self._hold_s = RETURN_S
-        self._least = STEP
+        self._minimum = STEP
 
     def feed(self, facts: Facts | None) -> Change | None:
         """Takes in one second; returns a change, or None.
@@ -130,38 +130,38 @@ class Governor:
     def _smooth(self, facts: Facts) -> None:
         """Averages over some seconds the cores that an active sampler and the rest of this run want."""
         fixed = facts.learner_cores + facts.other_cores
-        each = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
+        per_sampler = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
         weight = SMOOTHING if self._known else 1.0
         self._fixed += weight * (fixed - self._fixed)
-        self._each += weight * (each - self._each)
+        self._per_sampler += weight * (per_sampler - self._per_sampler)
         self._known = True
 
     def _unchanged_s(self) -> float:
         return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
 
-    def _room(self, facts: Facts) -> float:
+    def _fitting_samplers(self, facts: Facts) -> float:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
         foreign, usable_cores = facts.external_cpu_cores, facts.usable_cores
         if self.leave_free > 0.0:
             free = usable_cores - max(foreign - BACKGROUND_CORES, self.leave_free * usable_cores)
         else:
-            free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._each)
+            free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._per_sampler)
             free -= max(0.0, foreign - LIGHT_CORES) if self._gives_way else 0.0
-        return (free - self._fixed) / self._each
+        return (free - self._fixed) / self._per_sampler
 
-    def _fitting(self, room: float) -> float:
+    def _limited(self, fitting: float) -> float:
         """Whole steps that fit, within the limits."""
-        steps = math.floor(room / STEP + 1e-6)
-        least = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - RESTING_SHARE) * self._maximum / STEP) * STEP
-        return min(max(steps * STEP, self._least, least), self._maximum)
+        steps = math.floor(fitting / STEP + 1e-6)
+        working = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - RESTING_SHARE) * self._maximum / STEP) * STEP
+        return min(max(steps * STEP, self._minimum, working), self._maximum)
 
     def _feed_learner(self, facts: Facts) -> Change | None:
         """Adds one step when the learner waits for rows, unless that takes from a share to be left free."""
         more = min(self.active + STEP, self._maximum)
-        blocked = self.leave_free > 0.0 and self._room(facts) < more
+        blocked = self.leave_free > 0.0 and self._fitting_samplers(facts) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
-        self._least, self._needed, self._fed_s = more, max(self._needed, more), self._now_s
+        self._minimum, self._needed, self._fed_s = more, max(self._needed, more), self._now_s
         return self._change(
             more,
             f"the learner waits {percent(facts.learner_wait_share)} of its time for transitions, at "
@@ -170,16 +170,16 @@ class Governor:
 
     def _give_up(self, facts: Facts) -> Change | None:
         latest = list(self._seen)[-YIELD_S:]
-        room = max(map(self._room, latest))
+        fitting = max(map(self._fitting_samplers, latest))
         mean = dataclasses.replace(
             facts,
-            external_cpu_cores=sum(each.external_cpu_cores for each in latest) / len(latest),
-            sibling_cores=sum(each.sibling_cores for each in latest) / len(latest),
+            external_cpu_cores=sum(second.external_cpu_cores for second in latest) / len(latest),
+            sibling_cores=sum(second.sibling_cores for second in latest) / len(latest),
         )
         # Half a dead band more than needed, so that noise requires nothing further.
-        fewer = self._fitting(self._room(mean) - 0.5 * facts.dead_band / self._each)
+        fewer = self._limited(self._fitting_samplers(mean) - 0.5 * facts.dead_band / self._per_sampler)
         starving = self.leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
-        if (self.active - room) * self._each <= facts.dead_band or fewer >= self.active or starving:
+        if (self.active - fitting) * self._per_sampler <= facts.dead_band or fewer >= self.active or starving:
             return None
         if self._unchanged_s() < YIELD_S:
             return None
@@ -191,16 +191,16 @@ class Governor:
     def _balance(self, facts: Facts) -> Change | None:
         """Rests samplers that only wait for the learner, except for some spare time."""
         latest = list(self._seen)[-BALANCE_S:]
-        waits = sum(each.sampler_wait_share for each in latest) / len(latest)
+        waits = sum(second.sampler_wait_share for second in latest) / len(latest)
         needed = float(max(math.ceil(self.active * (1.0 - waits) / (1.0 - SPARE_SHARE) - 1e-6), self._groups))
         settled = self._unchanged_s() >= BALANCE_S and self._now_s - self._fed_s >= FED_S
         if not self._groups or not settled or needed >= self.active:
             return None
-        self._needed, self._least = needed, min(self._least, needed)
+        self._needed, self._minimum = needed, min(self._minimum, needed)
         return self._change(
             self._needed,
             f"the samplers wait {percent(waits)} of their time for the learner; "
-            f"{number(self._needed)} of them of them insert as much as it draws, at "
+            f"{number(self._needed)} of them insert as much as it draws, at "
             f"{number(facts.samples_per_insert)} samples per insert",
         )
 
@@ -208,17 +208,17 @@ class Governor:
         latest, gave_up_s = list(self._seen)[-self._hold_s :], self._now_s - self._gave_up_s
         if self.active >= self._needed or len(latest) < self._hold_s or gave_up_s < self._hold_s:
             return None
-        worst = sorted(latest, key=self._room)[1]
-        room = self._room(worst)
+        worst = sorted(latest, key=self._fitting_samplers)[1]
+        fitting = self._fitting_samplers(worst)
         # All come back if that stays well inside the dead band; some only for more than the dead band and the half
         # that was given up beyond it.
-        all_back = (self._maximum - room) * self._each <= 0.5 * facts.dead_band
-        more = min(self._maximum if all_back else self._fitting(room), self._needed)
-        if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * facts.dead_band):
+        all_back = (self._maximum - fitting) * self._per_sampler <= 0.5 * facts.dead_band
+        more = min(self._maximum if all_back else self._limited(fitting), self._needed)
+        if more <= self.active or (not all_back and (more - self.active) * self._per_sampler <= 1.5 * facts.dead_band):
             return None
         self._returned_s = self._now_s
         if more == self._maximum:
-            self._least = STEP
+            self._minimum = STEP
         return self._change(more, self._reason(worst))
 
     def _change(self, active: float, reason: str) -> Change:
@@ -233,7 +233,7 @@ class Governor:
         kept += f", {self.leave_free * facts.usable_cores:.2f} are left free" if self.leave_free else ""
         return (
             f"other programs use {facts.external_cpu_cores:.2f} of {facts.usable_cores:g} usable cores{kept}; "
-            f"the learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
+            f"the learner and the rest want {self._fixed:.2f}, a sampler {self._per_sampler:.2f}"
         )
 
 
@@ -331,9 +331,9 @@ class GovernorLoop:
         self._governor = self._governor_of(samplers, self._governor.leave_free)
         self._post(self._governor.active)
 
-    def leave_free(self, share: float) -> None:
-        """Keeps that share of the usable cores free for other programs from now on."""
-        self._governor.leave_free = share
+    def leave_free(self, fraction: float) -> None:
+        """Keeps that fraction of the usable cores free for other programs from now on."""
+        self._governor.leave_free = fraction
 
     def _pass_turn(self, now_s: float, inserted: int) -> None:
         """While some samplers rest, makes the next one the first when the active ones have written enough."""
@@ -372,7 +372,7 @@ class GovernorLoop:
     def _post(self, active: float) -> None:
         """Stores each group's share of the active samplers; between the stores at most one sampler is missing."""
         for group, samplers in enumerate(self._samplers):
-            header, own = self._status.group(group), max(active * samplers / self._started, STEP)
+            header, working = self._status.group(group), max(active * samplers / self._started, STEP)
             header[status_table.SLOWED_SHARE] = 0
-            header[status_table.ACTIVE_SAMPLERS] = int(own)
-            header[status_table.SLOWED_SHARE] = round(1000 * (own - int(own)))
+            header[status_table.ACTIVE_SAMPLERS] = int(working)
+            header[status_table.SLOWED_SHARE] = round(1000 * (working - int(working)))

@@ -244,10 +244,10 @@ class ProcessSupervisor:
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             if role.on_loss is FailurePolicy.ANY:
-                _check_each(handles)
+                _check_all(handles)
             elif role.on_loss is FailurePolicy.MAX:
                 for group in {handle.spec.address.group for handle in handles}:
-                    _check_most([handle for handle in handles if handle.spec.address.group == group])
+                    _check_half([handle for handle in handles if handle.spec.address.group == group])
 
     def stop(
         self,
@@ -307,7 +307,7 @@ class ProcessSupervisor:
         return messages
 
 
-def _check_each(handles: list[WorkerHandle]) -> None:
+def _check_all(handles: list[WorkerHandle]) -> None:
     """Raises a WorkerError if one of these workers was given up."""
     for handle in handles:
         if handle.restarts.given_up:
@@ -319,7 +319,7 @@ def _check_each(handles: list[WorkerHandle]) -> None:
             )
 
 
-def _check_most(handles: list[WorkerHandle]) -> None:
+def _check_half(handles: list[WorkerHandle]) -> None:
     """Raises a WorkerError if more than half of these workers, of one role and group, are down: they keep failing."""
     lost = [handle for handle in handles if handle.restarts.quarantined and handle.process is None]
     if 2 * len(lost) > len(handles):

@@ -113,11 +113,10 @@ class _RunLoop:
             self._governor = GovernorLoop(plan, run.status, recorder.event)
         self._load = self._governor or LoadWatch()
         gives_way = plan.config.tuning.give_way
-        self._workers = ProcessSupervisor(
-            RunContext(run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs),
-            on_event=recorder.event,
-            launcher=launcher,
+        context = RunContext(
+            run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs
         )
+        self._workers = ProcessSupervisor(context, on_event=recorder.event, launcher=launcher)
         self._finished: dict[Address, str] = {}
         self.leave_free = plan.config.tuning.leave_free
         self._env_args = EnvironmentArguments(plan, run_dir, recorder.event)
@@ -194,10 +193,8 @@ class _RunLoop:
     def _take_requests(self) -> None:
         header = self._assembly.status.header
         header[status_table.VISUALIZER_PAUSED] = int(self._run_dir.requested("pause-visualizer"))
-        for name, word in (
-            ("evaluate", status_table.EVALUATION_REQUESTS),
-            ("checkpoint", status_table.CHECKPOINT_REQUESTS),
-        ):
+        words = {"evaluate": status_table.EVALUATION_REQUESTS, "checkpoint": status_table.CHECKPOINT_REQUESTS}
+        for name, word in words.items():
             if self._run_dir.take_request(name) is not None:
                 header[word] += 1
         began_s = self._recorder.rates.learning_began_s
@@ -212,19 +209,19 @@ class _RunLoop:
             self._recorder.event("warning", "leave-free: this run has no CPU governor, so nothing changes")
             return
         try:
-            share = TuningConfig(leave_free=float(text)).leave_free
+            fraction = TuningConfig(leave_free=float(text)).leave_free
         except (ValueError, ConfigError) as error:
             self._recorder.event("warning", f"leave-free = {clean(text, 40)!r} was ignored: {error}")
             return
-        self.keep_free(share)
-        self._run_dir.write_state(leave_free=share)
-        self._recorder.event("info", f"{percent(share)} of the usable cores are left free for other programs")
+        self.keep_free(fraction)
+        self._run_dir.write_state(leave_free=fraction)
+        self._recorder.event("info", f"{percent(fraction)} of the usable cores are left free for other programs")
 
-    def keep_free(self, share: float) -> None:
-        """Leaves that share of the usable cores to other programs from now on."""
-        self.leave_free = share
+    def keep_free(self, fraction: float) -> None:
+        """Leaves that fraction of the usable cores to other programs from now on."""
+        self.leave_free = fraction
         if self._governor is not None:
-            self._governor.leave_free(share)
+            self._governor.leave_free(fraction)
 
     def _check_arguments(self) -> None:
         """Passes on new arguments of environments; returns before and after are not compared."""
@@ -235,10 +232,10 @@ class _RunLoop:
             self._post_header()
 
     def _read(self) -> CounterSample:
-        found = self._assembly.read()
-        if self._assembly.measured is None:
-            return found
-        return dataclasses.replace(found, groups=self._assembly.measured(found.groups, found.t_s, self._recorder))
+        sample, measured = self._assembly.read(), self._assembly.measured
+        if measured is None:
+            return sample
+        return dataclasses.replace(sample, groups=measured(sample.groups, sample.t_s, self._recorder))
 
     def _write_timeline(self) -> None:
         try:
@@ -292,9 +289,8 @@ class _RunLoop:
         start_s, goes_on = time.monotonic(), self.next_plan is not None
         # If the tuner had not chosen, the last record is of its trial settings.
         self._recorder.tuner_measures &= not goes_on
-        self._run_dir.write_state(
-            state="running" if goes_on else "stopping", tuner_measures=self._recorder.tuner_measures
-        )
+        state = "running" if goes_on else "stopping"
+        self._run_dir.write_state(state=state, tuner_measures=self._recorder.tuner_measures)
         try:
             self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:

@@ -57,7 +57,7 @@ class Timeline:
             {
                 "wall_s": round(self._wall_s(), 3),
                 "length_ms": round((end_ns - began_ns) / 1e6, 3),
-                "workers": [{"name": name, "parts": found} for name, found in workers.items() if found],
+                "workers": [{"name": name, "parts": rows} for name, rows in workers.items() if rows],
             },
         )
 
@@ -73,11 +73,11 @@ def parts(events: Any, began_ns: int, end_ns: int, before: Phase) -> list[list[A
     known = [(t_ns, Phase(phase).name.lower()) for t_ns, phase in noted if began_ns <= t_ns < end_ns]
     if noted[0][0] < began_ns:  # else the ring has lost the first ones
         known.insert(0, (began_ns, before.name.lower()))
-    found: list[list[Any]] = []
+    rows: list[list[Any]] = []
     for (t_ns, phase), (next_ns, _) in pairwise([*known, (end_ns, "")]):
         start, end = round((t_ns - began_ns) / 1e6, 3), round((next_ns - began_ns) / 1e6, 3)
-        if found and found[-1][2] == phase:
-            found[-1][1] = end
+        if rows and rows[-1][2] == phase:
+            rows[-1][1] = end
         else:
-            found.append([start, end, phase])
-    return found[-_MAX_PARTS:]
+            rows.append([start, end, phase])
+    return rows[-_MAX_PARTS:]

@@ -86,10 +86,9 @@ class HangWatch:
         if phase is None or calls != self._seen:
             self._seen, self._seen_s, self._poked_s = calls, now_s, None
             return
-        silent_s = now_s - self._seen_s
-        most_s = self._deadline_s[phase]
-        if silent_s > most_s:
-            reason = f"it has not returned within {most_s:g} s in phase {phase.name}{deadline_text(phase, most_s)}"
+        limit_s = self._deadline_s[phase]
+        if now_s - self._seen_s > limit_s:
+            reason = f"it has not returned within {limit_s:g} s in phase {phase.name}{deadline_text(phase, limit_s)}"
         elif self._requested_s is not None and now_s - max(self._requested_s, self._seen_s) > _STOP_S:
             reason = f"it has not returned in phase {phase.name} within {_STOP_S:g} s after the request to stop"
         else:
@@ -211,7 +210,7 @@ class TurnedWorker(Worker):
         return self._code
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Ends it on a signal that kills a process; pausing this process pauses all its workers."""
+        """Ends it on SIGKILL; pausing this process pauses all its workers."""
         if number == signal.SIGKILL and self._code is None:
             with contextlib.suppress(BaseException):
                 self._turns.close()  # type: ignore[attr-defined]
