@@ -60,7 +60,7 @@ def assemble(run: Assembly) -> None:
     groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
     saved = [load_saved_replay(plan, run.folder(group), ring) for group, ring in enumerate(rings)]
-    returns = [NO_RETURNS if found else demonstrated(plan, ring) for ring, found in zip(rings, saved, strict=True)]
+    returns = [NO_RETURNS if loaded else demonstrated(plan, ring) for ring, loaded in zip(rings, saved, strict=True)]
     shares = data_flow.averages_parameters and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
     learner_wakeups = [run.wakeups(1)[0] if data_flow.balanced else None for _ in groups]

@@ -29,10 +29,10 @@ def open_callbacks(text: str) -> list[BaseCallback]:
     module, _, rest = text.partition(":")
     if rest == DECLARED:
         rows = getattr(import_named(module), DECLARED, ())
-        found = [row() if isinstance(row, type) else row for row in rows]
-        if not all(isinstance(row, BaseCallback) for row in found):
+        callbacks = [row() if isinstance(row, type) else row for row in rows]
+        if not all(isinstance(row, BaseCallback) for row in callbacks):
             raise ConfigError(f"{module}: {DECLARED} may only hold subclasses or instances of spreeze.BaseCallback")
-        return found
+        return callbacks
     name, bracket, arguments = rest.partition("(")
     try:
         call: Any = ast.parse(f"f({arguments}" if bracket else "f()", mode="eval").body

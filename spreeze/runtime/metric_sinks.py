@@ -214,9 +214,9 @@ class MlflowSink:
 
     def _experiment(self, opening: Opening, *, local: bool) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or opening.project
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         artifacts = str((opening.path.parent / "mlartifacts").absolute()) if local else None
         return str(self._client.create_experiment(name, artifact_location=artifacts))
 

@@ -138,7 +138,7 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
         """
         super().__init__(algorithm, meta)
         self._rollouts = rollouts
-        self._source = RolloutReader(rollouts, envs_per_sampler, cycles=True)
+        self._reader = RolloutReader(rollouts, envs_per_sampler, cycles=True)
         self._progress, self._env_steps_base, self._session = progress, previous_env_steps, session
         spec = rollouts.spec
         self.batch_size = spec.sync_interval * envs_per_sampler // algorithm.minibatches
@@ -172,13 +172,13 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
 
     def _use(self) -> bool:
         """Starts a use of the rollout whose turn it is; False if there is none."""
-        taken = self._source.take(self._kept)
+        taken = self._reader.take(self._kept)
         if taken is None:
             return False
         spec, key = self._rollouts.spec, (taken.writer, taken.rollout)
         if taken.batch is not None:  # also after a restart, in the middle of its uses
-            readable = self._source.readable
-            for other in [other for other in self._kept if other not in readable]:  # written over, with uses left
+            readable = self._reader.readable
+            for other in self._kept.keys() - readable:  # written over, with uses left
                 del self._kept[other]
             self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer, key not in self._counted)
             self._counted = self._counted & readable | {key}
@@ -199,7 +199,7 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
             self._counted = {(writer, rollout) for writer, rollout in state["counted"]}
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        self._dropped = max(self._dropped, self._source.dropped)
+        self._dropped = max(self._dropped, self._reader.dropped)
         return super().metrics(wait_s=wait_s, publish_s=publish_s) | {
             "policy_lag": _mean(self._lags),
             "rollouts_dropped": self._dropped,
@@ -215,13 +215,12 @@ class PolicyBroadcast:
     """Hands the newest policy to the samplers: after every few updates, and whenever the learner starts to wait."""
 
     def __init__(
-        self, trainer: BufferTrainer, policies: VersionedParameters, every_updates: int, least_s: float = _BROADCAST_S
+        self, trainer: BufferTrainer, weights: VersionedParameters, every_updates: int, min_s: float = _BROADCAST_S
     ) -> None:
-        self._trainer, self._policies = trainer, policies
-        self._every_updates, self._least_s = every_updates, least_s
-        newest = policies.newest
+        self._trainer, self._weights = trainer, weights
+        self._every_updates, self._min_s = every_updates, min_s
         # A learner that was killed may have handed over policies of an epoch that no file records.
-        self._least_epoch = 0 if newest is None else newest[0] + 1
+        self._min_epoch = 0 if weights.newest is None else weights.newest[0] + 1
         self._updates, self._at_s = -1, 0.0
 
     def after(self, learned: bool, epoch: int) -> float:
@@ -230,15 +229,12 @@ class PolicyBroadcast:
         A policy that is not finite is kept back: the last good one stays.
         """
         new, start = self._trainer.updates - self._updates, perf_counter()
-        if new == 0 or (learned and (new < self._every_updates or start - self._at_s < self._least_s)):
+        if new == 0 or (learned and (new < self._every_updates or start - self._at_s < self._min_s)):
             return 0.0
-        made, meta = self._trainer.policy_snapshot()
-        arrays = made()
-        try:
+        read, meta = self._trainer.policy_snapshot()
+        arrays = read()
+        with contextlib.suppress(WeightsError):
             check_finite(arrays, "policy")
-        except WeightsError:
-            pass
-        else:
-            self._policies.publish_over_oldest(arrays, meta, max(epoch, self._least_epoch), self._trainer.updates)
+            self._weights.publish_over_oldest(arrays, meta, max(epoch, self._min_epoch), self._trainer.updates)
         self._updates, self._at_s = self._trainer.updates, perf_counter()
         return self._at_s - start

@@ -148,8 +148,8 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
             start = perf_counter()
             versions = self._rollouts.versions(source)
             if (versions != source).any():
-                found = sorted(set(versions.reshape(-1).tolist()))
-                raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
+                policies = np.unique(versions).tolist()
+                raise WorkerError(f"rows of rollout {source} were collected by the policies of {policies[:5]}")
             progress = self._progress(self._rollouts.env_steps_before(source))
             waited_s = self.waited_s
             if self.mixer is None:
@@ -167,10 +167,10 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         algorithm, before = self.algorithm, self.algorithm.parameters()
         mixer.statistics = start = algorithm.averaged_statistics()
         algorithm.learn(batch, progress)
-        own = algorithm.averaged_statistics()
-        mixer.statistics = own + (mixer.statistics - start)  # those of shared gradients are from before this rollout
+        learned = algorithm.averaged_statistics()
+        mixer.statistics = learned + (mixer.statistics - start)  # shared gradients' ones are from before this rollout
         algorithm.set_parameters(mixer.mix(before, algorithm.parameters(), self._rollouts.current + 1))
-        if not np.array_equal(mixer.statistics, own):
+        if not np.array_equal(mixer.statistics, learned):
             algorithm.set_averaged_statistics(mixer.statistics)
 
     @property
@@ -224,15 +224,14 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         Raises:
             WorkerError: it is missing.
         """
-        found, mixer = _found(self._memory.policies, self._rollouts.current), self.mixer
-        return lambda: found.arrays if mixer is None else mixer.mean_policy(found.arrays), found.meta
+        weights, mixer = _read(self._memory.policies, self._rollouts.current), self.mixer
+        return lambda: weights.arrays if mixer is None else mixer.mean_policy(weights.arrays), weights.meta
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """Returns tensors and JSON from which a resume restarts this rollout."""
         rollouts = self._rollouts
-        state = _found(self._memory.states, rollouts.current)
+        state, kept = _read(self._memory.states, rollouts.current), rollouts.state_arrays(with_batch=self._lag == 1)
         tensors = {LEARNER + name: array for name, array in state.arrays.items()}
-        kept = rollouts.state_arrays(with_batch=self._lag == 1)
         tensors |= {ROLLOUTS + name: array for name, array in kept.items()}
         return tensors, {
             "interval": rollouts.current,
@@ -244,7 +243,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
 
     def parameters_sha256(self) -> str:
         """Hash of the learner's arrays at the start of this rollout; equal runs have equal hashes."""
-        return sha256_of(_found(self._memory.states, self._rollouts.current).arrays)
+        return sha256_of(_read(self._memory.states, self._rollouts.current).arrays)
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         metrics = super().metrics(wait_s=wait_s + self.waited_s, publish_s=publish_s + self.hand_s)
@@ -292,8 +291,8 @@ class RolloutAverage:
             self._arrays[name] = np.array(arrays.get(_AVERAGE + name, array))
 
 
-def _found(parameters: VersionedParameters, current: int) -> Weights:
-    weights = parameters.read(current)
+def _read(channel: VersionedParameters, current: int) -> Weights:
+    weights = channel.read(current)
     if weights is None:
         raise WorkerError(f"the stored policy or learner state of rollout {current} is missing")
     return weights

@@ -137,4 +137,4 @@ class PeerAverage:
         """Newest message of each other learner that still sends."""
         for message in self._gossip.receive():
             self._newest[message.sender] = message.parameters, self._version
-        return [found for found, since in self._newest.values() if self._version - since < _SILENT_STEPS]
+        return [parameters for parameters, since in self._newest.values() if self._version - since < _SILENT_STEPS]

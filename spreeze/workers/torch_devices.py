@@ -89,9 +89,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def peak_bytes(device: str) -> int:
     """Peak reserved memory of the GPUs, or else of this process."""
-    found = gpus_of(device)
-    if found:
-        return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in found)
+    gpus = gpus_of(device)
+    if gpus:
+        return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in gpus)
     return 1024 * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
@@ -122,8 +122,8 @@ def largest_matmul(hidden_sizes: Sequence[int], rows: int) -> int:
 
 def _matmuls_round() -> bool:
     size, just_above_one = 256, 1.0 + 2.0**-12  # bfloat16 makes it 1
-    found = torch.full((size, size), just_above_one) @ torch.ones(size, size)
-    return bool((found != size * just_above_one).any())
+    product = torch.full((size, size), just_above_one) @ torch.ones(size, size)
+    return bool((product != size * just_above_one).any())
 
 
 @contextlib.contextmanager

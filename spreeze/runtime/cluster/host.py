@@ -242,7 +242,7 @@ def host_checks(task: dict[str, Any]) -> dict[str, Any]:
 
     ``task`` has the arguments of ``envs.probe.probe_env``, or nothing.
     """
-    found: dict[str, Any] = {
+    checks: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": versions(),
         "cores": core_facts().usable,
@@ -256,10 +256,10 @@ def host_checks(task: dict[str, Any]) -> dict[str, Any]:
             env_id, plain, args = str(task["env_id"]), bool(task.get("plain")), tuple(task.get("args") or ())
             probe = probe_env(env_id, task.get("import_module"), steps=_CHECK_STEPS, plain=plain, args=args)
             spec = probe.spec
-            found["env"] = {"step_us": probe.step_us_median, "obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
+            checks["env"] = {"step_us": probe.step_us_median, "obs_dim": spec.obs_dim, "action_dim": spec.action_dim}
         except SpreezeError as error:
-            found["env_error"] = clean(error, 300)
-    return found
+            checks["env_error"] = clean(error, 300)
+    return checks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,8 +143,8 @@ class LearnerBridge:
         if "give" in host.calls:
             return
         peers = in_neighbours(self._job.topology, host.number, living)
-        found = [self._memory.newest(peer, host.sent.get(peer, (-1, -1))) for peer in peers]
-        if messages := [message for message in found if message is not None]:
+        newest = [self._memory.newest(peer, host.sent.get(peer, (-1, -1))) for peer in peers]
+        if messages := [message for message in newest if message is not None]:
             host.sent |= {message.sender: (message.epoch, message.number) for message in messages}
             data = seal_messages(self._secret, b"give " + host.start.encode(), messages)
             host.calls["give"] = host.gateway.call("give", data)

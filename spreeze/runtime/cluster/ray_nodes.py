@@ -175,10 +175,10 @@ class Nodes:
         if not references:
             time.sleep(timeout_s)
             return []
-        found, rest = self._ray.wait(list(references), num_returns=1, timeout=timeout_s)
-        if found and rest:
-            found += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        return list(found)
+        done, rest = self._ray.wait(list(references), num_returns=1, timeout=timeout_s)
+        if done and rest:
+            done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        return list(done)
 
     def answer(self, reference: Any, timeout_s: float = 5.0) -> bytes:
         """An answer that has arrived.

@@ -60,13 +60,13 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
         kill_and_wait(process)
         end_orphans(nonce)
     try:
-        found: dict[str, Any] = json.loads(output.splitlines()[-1])
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise ConfigError(f"--cluster {address.text or 'local'}: {clean(' '.join(last), 300) or 'Ray ended'}") from None
-    if "error" in found:
-        raise ConfigError(str(found["error"]))
-    return found
+    if "error" in result:
+        raise ConfigError(str(result["error"]))
+    return result
 
 
 def _survey(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
@@ -110,10 +110,10 @@ def main(argv: list[str]) -> None:
     request = json.loads(argv[0])
     try:
         with connected(ClusterAddress(*request["address"])) as nodes:
-            found = _survey(nodes, request["task"])
+            result = _survey(nodes, request["task"])
     except SpreezeError as error:
-        found = {"error": str(error)}
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+        result = {"error": str(error)}
+    sys.stdout.write("\n" + json.dumps(result) + "\n")
     sys.stdout.flush()
 
 

@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from spreeze.workers.evaluator import TurnEvaluation
 
 # Looked up once, since every round over the environments posts; rollout samplers have the same slots.
-_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _TRANSITIONS_REJECTED, _ENV_ERRORS = (
-    SLOTS["sampler"].index(name)
-    for name in ("env_steps", "episodes", "episode_return", "episode_length", "transitions_rejected", "env_errors")
+_SLOT = SLOTS["sampler"].index
+_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH = map(
+    _SLOT, ("env_steps", "episodes", "episode_return", "episode_length")
 )
-_POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
-    SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
-)
+_TRANSITIONS_REJECTED, _ENV_ERRORS = map(_SLOT, ("transitions_rejected", "env_errors"))
+_POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = map(_SLOT, ("policy_s", "env_s", "write_s", "wait_s"))
+_RETURNS = _SLOT("returns")
+"""Slot of the number of returns; their sum and sum of squares follow it."""
 _MAX_ERRORS, _WINDOW_STEPS = 20, 1000
 """This many errors within this many env steps end the process."""
-_RETURNS = SLOTS["sampler"].index("returns")
-"""Slot of the number of returns; their sum and sum of squares follow it."""
 SLOW_S = 1.0
 """Time of a step of all environments [s] above which each environment has its own heartbeat."""
 

@@ -55,9 +55,9 @@ class VectorRowWriter:
 
     def _among(self, indices: Iterable[int]) -> np.ndarray:
         """Bool [N]: True for these environments."""
-        found = np.zeros(len(self.obs), bool)
-        found[list(indices)] = True
-        return found
+        mask = np.zeros(len(self.obs), bool)
+        mask[list(indices)] = True
+        return mask
 
 
 class FrameRowWriter:

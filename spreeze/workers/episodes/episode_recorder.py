@@ -91,8 +91,8 @@ class EpisodeRecorder:
 
     def begin(self, weights: Weights, group: int = 0) -> None:
         """Forgets the episodes of an earlier evaluation; the next one plays these weights of a group."""
-        found = open_values(group_folder(self._run_dir, group)).read_latest()
-        self._values = None if found is None or found.epoch < weights.epoch else (found, weights)
+        values = open_values(group_folder(self._run_dir, group)).read_latest()
+        self._values = None if values is None or values.epoch < weights.epoch else (values, weights)
         self._tapes.clear()
         self._held_bytes, self._drawing_s, self._started_s, self.note = 0, 0.0, time.monotonic(), ""
 
@@ -126,25 +126,25 @@ class EpisodeRecorder:
 
     def health(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> dict[str, float]:
         """Means over an evaluation's episodes, before ``keep``: metrics of actions and values, as far as known."""
-        found = self._played(episodes, seeds)
-        if not found:
+        played = self._played(episodes, seeds)
+        if not played:
             return {}
         spec, numbers = self._spec, dict[str, float]()
         if spec.box is not None:
-            actions = np.concatenate([np.stack(tape.actions) for _, tape in found])[:, : spec.box.dim]
+            actions = np.concatenate([np.stack(tape.actions) for _, tape in played])[:, : spec.box.dim]
             numbers["eval_actions_at_bound"] = float(at_bound(actions, np.stack(spec.box.float32_bounds(), 1)).mean())
         gamma = None if self._values is None else self._values[0].meta.get("gamma")
         begins, ends = (
             self._values_of(
-                np.stack([tape.obs[:-1][step] for _, tape in found]),
-                np.stack([tape.actions[step] for _, tape in found]).astype(np.float32).reshape(len(found), -1),
+                np.stack([tape.obs[:-1][step] for _, tape in played]),
+                np.stack([tape.actions[step] for _, tape in played]).astype(np.float32).reshape(len(played), -1),
             )
             for step in (0, -1)
         )
         if gamma is not None and len(begins):
             discounted = [
                 start_return(np.array(tape.rewards), gamma, None if episode.terminated else float(value))
-                for (episode, tape), value in zip(found, ends, strict=True)
+                for (episode, tape), value in zip(played, ends, strict=True)
             ]
             numbers |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(discounted))}
         return numbers
@@ -168,26 +168,26 @@ class EpisodeRecorder:
         Raises:
             OSError: disk full, or no permission.
         """
-        found, self._tapes = self._played(episodes, seeds), {}
-        if not found:
+        played, self._tapes = self._played(episodes, seeds), {}
+        if not played:
             return False
         drew = self.draws
-        found.sort(key=lambda pair: pair[0].episode_return)
+        played.sort(key=lambda pair: pair[0].episode_return)
         chosen: dict[int, list[str]] = {}
-        for kind, index in zip(KINDS, (len(found) - 1, (len(found) - 1) // 2, 0), strict=True):
+        for kind, index in zip(KINDS, (len(played) - 1, (len(played) - 1) // 2, 0), strict=True):
             chosen.setdefault(index, []).append(kind)
-        names = sorted({name for index in chosen for info in found[index][1].infos for name in info})[:_MAX_INFO]
+        names = sorted({name for index in chosen for info in played[index][1].infos for name in info})[:_MAX_INFO]
         key = EvaluationKey(record["wall_s"], record["env_steps"], record["updates"], record["group"])
-        kept = [self._recorded(*found[index], kinds, names) for index, kinds in chosen.items()]
+        kept = [self._recorded(*played[index], kinds, names) for index, kinds in chosen.items()]
         if tries and not self._tried:
             self._tried = True
             with contextlib.suppress(Exception):  # there can be no second environment
                 self._try(min(kept, key=lambda episode: episode.length))
-        drawn = any(tape.frames for _, tape in found)
+        drawn = any(tape.frames for _, tape in played)
         recording = Recording(key=key, facts=self._facts(record, names, drawn=drawn), episodes=tuple(kept))
         replace_bytes(self._run_dir / FOLDER / f"{key.id}.npz", packed(recording))
         for index, kinds in chosen.items():
-            if frames := found[index][1].frames:
+            if frames := played[index][1].frames:
                 replace_bytes(frames_path(self._run_dir, key, kinds[0]), b"".join(frames))
         prune(self._run_dir, self._config.keep_episodes, 1e6 * self._config.keep_episodes_mb)
         return self.draws and not drew
@@ -289,14 +289,14 @@ def _info_numbers(info: Any) -> dict[str, float]:
     """The numbers of a step's ``info``, those of a dictionary within it too."""
     if not info or not isinstance(info, dict):
         return {}
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for key, value in info.items():
         nested = isinstance(value, dict)
         parts = [(f"{key}/{inner}", part) for inner, part in value.items()] if nested else [(key, value)]
         for name, number in parts:
             if isinstance(number, _KINDS):
-                found[str(name)[:_MAX_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
-    return found
+                values[str(name)[:_MAX_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
+    return values
 
 
 # --- values, from the networks that a learner publishes beside its policy (``Algorithm.value_snapshot``) ---
@@ -331,10 +331,10 @@ def step_values(values: Weights, policy: Weights, obs: np.ndarray, action: np.nd
     activation, normed = values.meta.get("activation", "relu"), bool(values.meta.get("layer_norm"))
     out = Policy(layers, head, None, activation=activation, layer_norm=normed).outputs(x)
     if "atoms" in values.arrays:
-        found = expected_returns(out, values.arrays["atoms"])[:, 0]
+        value = expected_returns(out, values.arrays["atoms"])[:, 0]
     else:  # quantiles have their mean, and the value network of two that are stacked has its first output
-        found = out.mean(1) if kind == "actions" else out[:, 0]
-    return np.asarray(found * scale, np.float32)
+        value = out.mean(1) if kind == "actions" else out[:, 0]
+    return np.asarray(value * scale, np.float32)
 
 
 def _unit(action: np.ndarray, spec: EnvSpec) -> np.ndarray:

@@ -137,14 +137,14 @@ class DeviceCollector(Collector):
 
     def _heal(self, code: np.ndarray) -> None:
         """Names the environments that gave a bad value, and starts their next episodes."""
-        found = np.argwhere(code >= _BAD_REWARD)
-        if not len(found):
+        bad = np.argwhere(code >= _BAD_REWARD)
+        if not len(bad):
             return
-        t, first = found[0].tolist()
+        t, first = bad[0].tolist()
         field = "reward" if code[t, first] & _BAD_REWARD else "observation"
-        others = [index for index in dict.fromkeys(found[:, 1].tolist()) if index != first]
+        others = [index for index in dict.fromkeys(bad[:, 1].tolist()) if index != first]
         where = f"environment {first}" + (f" (and {', '.join(map(str, others[:_NAMED]))})" if others else "")
-        self.counts.transitions_rejected += len(found) - 1
+        self.counts.transitions_rejected += len(bad) - 1
         self._count_error(where, BadTransition(field, "NaN or infinity"))
         self._running[:, [first, *others]] = 0.0
         assert self._env is not None

@@ -226,7 +226,7 @@ def test_new_weights_reach_every_sampler_also_one_that_has_returned_nothing(plac
     """RLlib sent weights only to the workers whose samples had come back (ray #48314)."""
     policies = VersionedParameters.create(3)
     samplers = [NewestPolicy(VersionedParameters(policies.fds)) for _ in range(3)]
-    broadcast = PolicyBroadcast(place.trainer, policies, 2, least_s=0.0)
+    broadcast = PolicyBroadcast(place.trainer, policies, 2, min_s=0.0)
 
     def seen():
         for sampler in samplers:
@@ -261,7 +261,7 @@ def test_a_learner_that_lost_updates_hands_over_again_though_no_file_tells_of_th
         place.made.updates = 500
         PolicyBroadcast(place.trainer, policies, 1).after(False, 1)
         place.made.updates = 300  # of the newest checkpoint
-        successor = PolicyBroadcast(place.trainer, policies, 1, least_s=0.0)
+        successor = PolicyBroadcast(place.trainer, policies, 1, min_s=0.0)
         successor.after(False, 1)
         assert policies.read_latest().order == (2, 300)
         place.made.updates = 301
