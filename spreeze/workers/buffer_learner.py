@@ -178,7 +178,7 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
         spec, key = self._rollouts.spec, (taken.writer, taken.rollout)
         if taken.batch is not None:  # also after a restart, in the middle of its uses
             readable = self._reader.readable
-            for other in self._kept.keys() - readable:  # written over, with uses left
+            for other in [other for other in self._kept if other not in readable]:  # written over, with uses left
                 del self._kept[other]
             self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer, key not in self._counted)
             self._counted = self._counted & readable | {key}
@@ -233,8 +233,11 @@ class PolicyBroadcast:
             return 0.0
         read, meta = self._trainer.policy_snapshot()
         arrays = read()
-        with contextlib.suppress(WeightsError):
+        try:
             check_finite(arrays, "policy")
+        except WeightsError:
+            pass
+        else:
             self._weights.publish_over_oldest(arrays, meta, max(epoch, self._min_epoch), self._trainer.updates)
         self._updates, self._at_s = self._trainer.updates, perf_counter()
         return self._at_s - start
