@@ -142,7 +142,7 @@ def assemble(run: Assembly) -> None:
                 role="rollout-sampler",
             )
         for index in range(plan.inference_workers):
-            run.inference_worker(group, index, RolloutWorkerJob(**shared, index=index))
+            run.add(Address("inference", group, index), RolloutWorkerJob(**shared, index=index))
 
 
 def learner_job(run: Assembly, group: int, data: RolloutData) -> OnPolicyLearnerJob:

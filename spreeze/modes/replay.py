@@ -22,6 +22,7 @@ from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
+from spreeze.workers.roles import Address
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 _HOST_LEAD_ROWS = 2048
@@ -150,7 +151,8 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
         gives_way=config.tuning.give_way,
         tune=plan.host_tune,
     )
-    run.bridge(
+    run.add(
+        Address("bridge"),
         BridgeJob(
             host_rows=tuple(run.hosts(plan.hosts)),
             address=config.cluster.address,
@@ -159,7 +161,7 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
             first_shard=plan.samplers,
             host=host,
             limiter=dataclasses.replace(limiter, rows_per_write=limiter.rows_per_write + _HOST_LEAD_ROWS),
-        )
+        ),
     )
 
 

@@ -38,7 +38,6 @@ class Data(abc.ABC):
     """A group's data on its way from samplers to learner, as the supervisor and the tuner see it."""
 
     size_bytes: int
-    """Shared memory that it takes."""
 
     @abc.abstractmethod
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
@@ -66,7 +65,6 @@ class Assembly(contextlib.ExitStack):
         self.specs: dict[str, WorkerSpec] = {}
         """Workers by name, in starting order."""
         self.data: list[Data] = []
-        """Group by group."""
         self.messages: GossipHandle | None = None
         """Messages of the learners of all hosts; None: only this host has learners."""
         self.whole_env_steps: int | None = None
@@ -106,8 +104,8 @@ class Assembly(contextlib.ExitStack):
         plan = self.plan
         self.messages = plan.joins
         if plan.joins is None and plan.all_learners > plan.learners:
-            own = range(plan.learners)
-            self.messages = self.open(lambda: GossipMemory.create(plan.all_learners, own)).handle()
+            here = range(plan.learners)
+            self.messages = self.open(lambda: GossipMemory.create(plan.all_learners, here)).handle()
         return self.messages
 
     def seed_offset(self, group: int) -> int:
@@ -150,12 +148,9 @@ class Assembly(contextlib.ExitStack):
     @functools.cached_property
     def _sampler_limit_bytes(self) -> int:
         """Memory above which a sampler is restarted, from the free memory after the run's own."""
-        asked_bytes = self.plan.config.sampling.memory_limit_bytes
-        least = 0 if asked_bytes else 2 * self.plan.sampler_bytes  # twice what its environments take
-        return max(limit_of_each(asked_bytes, self.plan.samplers), least)
-
-    def inference_worker(self, group: int, index: int, job: Job) -> None:
-        self.add(Address("inference", group, index), job)
+        requested_bytes = self.plan.config.sampling.memory_limit_bytes
+        needed_bytes = 0 if requested_bytes else 2 * self.plan.sampler_bytes  # twice what its environments take
+        return max(limit_of_each(requested_bytes, self.plan.samplers), needed_bytes)
 
     def hosts(self, count: int) -> range:
         """Rows of the status table for other hosts."""
@@ -167,9 +162,6 @@ class Assembly(contextlib.ExitStack):
         """A row of the status table for counters of a worker beside its own."""
         self._rows += 1
         return self._rows - 1
-
-    def bridge(self, job: Job) -> None:
-        self.add(Address("bridge"), job)
 
     def add(self, address: Address, job: Job, **options: Any) -> None:
         """Adds a worker with its job; ``options`` as in ``WorkerSpec``."""
@@ -196,7 +188,7 @@ class Assembly(contextlib.ExitStack):
             job = LearnerBridgeJob(
                 address=address, messages=self.messages, topology=topology, arguments=plan.host_arguments
             )
-            self.bridge(job)
+            self.add(Address("bridge"), job)
         free_core = plan.free_core and not self.in_one_process
         if plan.config.evaluation.enabled and not plan.single_env:
             self.add(
@@ -226,10 +218,10 @@ class Assembly(contextlib.ExitStack):
 
     def _posted(self, group: int) -> GroupSample:
         """The slots of a group's workers, and in group 0 of other hosts."""
-        own = [spec for spec in self.specs.values() if spec.address.group == group]
+        specs = [spec for spec in self.specs.values() if spec.address.group == group]
 
         def posted(trait: str) -> tuple[dict[str, float], ...]:
-            return tuple(self.slots(spec) for spec in own if getattr(spec.role, trait))
+            return tuple(self.slots(spec) for spec in specs if getattr(spec.role, trait))
 
         hosts = tuple(self.status.named_slots(row, "host") for row in (self.host_rows if group == 0 else ()))
         return GroupSample(posted("steps"), posted("learns")[0], 0, 0, 0, posted("infers"), hosts)
@@ -264,9 +256,9 @@ def assembled(assemble: Assemble, plan: RunPlan, run_dir: Path, started_s: float
         yield run
 
 
-def limit_of_each(asked_bytes: int | None, samplers: int) -> int:
+def limit_of_each(requested_bytes: int | None, samplers: int) -> int:
     """Memory that each of ``samplers`` may take on this machine."""
-    return asked_bytes or max(_MIN_LIMIT_BYTES, available_bytes() // (2 * samplers))
+    return requested_bytes or max(_MIN_LIMIT_BYTES, available_bytes() // (2 * samplers))
 
 
 def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> EvaluatorJob:
@@ -286,5 +278,7 @@ def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
 
     Such a worker may have more environments than a sampler.
     """
-    asked, each = plan.config.sampling.memory_limit_bytes, plan.config.sampling.envs_per_sampler
-    return limit_of_each(None, 1) if asked is None else asked * -(-environments // each)
+    sampling = plan.config.sampling
+    if sampling.memory_limit_bytes is None:
+        return limit_of_each(None, 1)
+    return sampling.memory_limit_bytes * -(-environments // sampling.envs_per_sampler)

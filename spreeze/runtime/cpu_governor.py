@@ -11,11 +11,8 @@ time.
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
 * Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
-  that these runs keep busy are not available to this run, so each sees the same shortage and gives way. On 16 cores,
-  two runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15); 6 cores of others leave the other run 5,
-  so 16 - 5 - (6 - 0.5) = 5.5 for each.
-* Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more (from seven
-  cores on).
+  that these runs keep busy are not available to this run, so each sees the same shortage and gives way.
+* Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
   seconds allow it, by all but their worst second; a load that returns within two minutes extends this wait, up to a
   minute. Never more than six changes in a minute.

@@ -68,7 +68,8 @@ class Interrupts:
         self._terminals = [fd for fd in _STANDARD_FDS if os.isatty(fd)]
         self._main = threading.get_ident()
         handlers: dict[signal.Signals, Any] = dict.fromkeys(ENDING, self._handle)
-        handlers |= {signal.SIGCONT: self._continued, signal.SIGTTOU: signal.SIG_IGN, signal.SIGUSR2: self._poked}
+        handlers |= {signal.SIGCONT: self._continued, signal.SIGTTOU: signal.SIG_IGN}
+        handlers[signal.SIGUSR2] = lambda number, frame: self.on_signal()
         if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
             handlers[signal.SIGTSTP] = self._stop
         for number, handler in handlers.items():
@@ -110,9 +111,6 @@ class Interrupts:
     def _continued(self, number: int, frame: types.FrameType | None) -> None:
         AWAKE.continued()
         self.on_stop()
-
-    def _poked(self, number: int, frame: types.FrameType | None) -> None:
-        self.on_signal()
 
     def poke(self) -> None:
         """Makes the main thread call ``on_signal``; a call of the system that it waits in is cut short."""

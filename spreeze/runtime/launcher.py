@@ -243,13 +243,9 @@ def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups:
     return {"process_group": None if new_session else 0, "start_new_session": new_session}
 
 
-def log_path(run_dir: Path, name: str) -> Path:
-    return run_dir / "logs" / f"{name}.log"
-
-
 def begin_log(run_dir: Path, name: str, logs: LogKeeper | None) -> Log | KeptLog:
     """The log of a process that is about to start."""
-    path = log_path(run_dir, name)
+    path = run_dir / "logs" / f"{name}.log"
     kept = None if logs is None else logs.log(path)
     if kept is None:
         return Log.now(path)
@@ -267,7 +263,7 @@ def open_log(log: Log | KeptLog) -> IO[bytes]:
 
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
     """A file object for the log of a process without environments; see ``open_log``."""
-    return open_log(Log.now(log_path(run_dir, name)))
+    return open_log(begin_log(run_dir, name, None))
 
 
 def start_process(

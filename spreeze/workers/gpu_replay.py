@@ -332,11 +332,6 @@ class CudaGraph:
         self._graph.replay()
 
 
-def updates_in_graph(wanted: int, period: int) -> int:
-    """Updates of one launch: ``wanted`` rounded up to whole periods."""
-    return -(-max(1, wanted) // period) * period
-
-
 def reason_against(*, split: bool, period: int) -> str | None:
     """Why updates cannot be a graph, or None if they can."""
     if split:
@@ -366,7 +361,7 @@ class GraphedUpdates:
         recorded.
         """
         self.gpu_replay = gpu_replay
-        self.in_graph = updates_in_graph(wanted, algorithm.period)
+        self.in_graph = -(-max(1, wanted) // algorithm.period) * algorithm.period
         self._algorithm, self._update, self._stream = algorithm, update, stream
         self._make_graph, self._on_failure = make_graph, on_failure
         self._graph: CudaGraph | None = None

@@ -134,6 +134,7 @@ def test_every_declaration_names_settings_and_figures_that_exist(mode):
 PATH = """
 from spreeze.config.modes import ROLLOUT_STAGES, Mode, DataFlow
 from spreeze.modes import paced_rollouts
+from spreeze.workers.roles import Address
 
 MODES = (Mode(name="other-path", doc="a data path of its own", module=__name__,
               on_policy=DataFlow(stages=ROLLOUT_STAGES, lag=1)),)
@@ -141,7 +142,7 @@ MODES = (Mode(name="other-path", doc="a data path of its own", module=__name__,
 
 def assemble(run):
     paced_rollouts.assemble(run)
-    run.inference_worker(0, 7, run.specs["sampler-0"].job)
+    run.add(Address("inference", 0, 7), run.specs["sampler-0"].job)
 """
 
 

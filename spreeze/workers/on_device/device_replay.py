@@ -84,7 +84,7 @@ class DeviceReplay:
     def refresh(self) -> None:
         """Does nothing: a draw always sees all rows."""
 
-    pull = wait = refresh
+    pull = refresh
 
     def newer(self, shard: int, begin: int, columns: slice) -> tuple[np.ndarray, int]:
         """Columns of at most ``_COUNTED`` newest rows after ``begin``, and their end (waits for the device)."""

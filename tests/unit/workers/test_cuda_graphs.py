@@ -6,6 +6,7 @@ A graph is played by a stand-in that does what it recorded, without Python's own
 import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,6 @@ from spreeze.workers.gpu_replay import (
     StreamEvent,
     fitted_gpu_replay,
     reason_against,
-    updates_in_graph,
 )
 from spreeze.workers.replay_trainer import ReplayTrainer
 
@@ -186,7 +186,13 @@ def test_the_host_is_never_more_than_two_launches_ahead():
 
 
 def test_a_graph_holds_whole_periods():
-    assert [updates_in_graph(wanted, 3) for wanted in (0, 1, 3, 4)] == [3, 3, 3, 6]
+    sizes = {}
+    for wanted in (0, 1, 3, 4):
+        launches = GraphedUpdates(
+            SimpleNamespace(period=3), None, None, DeviceStream(CPU), wanted=wanted, on_failure=None
+        )
+        sizes[wanted] = launches.in_graph
+    assert sizes == {0: 3, 1: 3, 3: 3, 4: 6}
 
 
 @pytest.mark.parametrize(
