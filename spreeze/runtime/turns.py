@@ -95,15 +95,12 @@ class HangWatch:
             return
         if self._poked_s is None:
             self._poked_s = now_s
-            self._write_stack()
+            with contextlib.suppress(OSError), open(self._log, "a") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
             self._reason = calls, f"{reason}; its stack is in logs/{RUN}.log"
             self._interrupts.poke()
         elif now_s - self._poked_s > _GRACE_S:
             self._interrupts.end_by_force(f"the environment hangs: {reason}; its stack is in {self._log}", 1)
-
-    def _write_stack(self) -> None:
-        with contextlib.suppress(OSError), open(self._log, "a") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
 
     def on_signal(self) -> None:
         """Raises the exception that ends a hanging call, or that of a second Ctrl-C, in the main thread."""

@@ -46,22 +46,18 @@ class ReturnStats(NamedTuple):
 
     def lower_bound(self, z: float) -> float:
         """Lower bound of the expected return, at the confidence level whose normal quantile is ``z``."""
-        free = self.episodes - 1
-        if free < 1:
+        freedom = self.episodes - 1
+        if freedom < 1:
             return self.mean
-        return self.mean - student_quantile(z, free) * self.std / math.sqrt(free)
-
-    def far_above(self, other: ReturnStats) -> bool:
-        """True if these returns are higher and hardly overlap with the other's."""
-        return self.mean - other.mean > _FAR * (self.std + other.std)
+        return self.mean - student_quantile(z, freedom) * self.std / math.sqrt(freedom)
 
     def with_more(self, other: ReturnStats) -> ReturnStats:
         """Statistics of both sets of episodes together."""
         episodes = self.episodes + other.episodes
-        share = other.episodes / episodes
-        between = share * (1.0 - share) * (other.mean - self.mean) ** 2
-        within = (1.0 - share) * self.std**2 + share * other.std**2
-        return ReturnStats(episodes, self.mean + share * (other.mean - self.mean), math.sqrt(within + between))
+        weight = other.episodes / episodes
+        between = weight * (1.0 - weight) * (other.mean - self.mean) ** 2
+        within = (1.0 - weight) * self.std**2 + weight * other.std**2
+        return ReturnStats(episodes, self.mean + weight * (other.mean - self.mean), math.sqrt(within + between))
 
 
 class Candidate(NamedTuple):
@@ -90,7 +86,7 @@ class BestPolicy:
         kept, stats = self._kept, candidate.stats
         if kept is None or (not self._confirmed and stats.bound > kept.stats.bound):
             self._keep(candidate, confirmed=False)
-        elif self._confirmed and stats.far_above(kept.stats):
+        elif self._confirmed and stats.mean - kept.stats.mean > _FAR * (stats.std + kept.stats.std):
             self._forget_challenger()
             self._keep(candidate, confirmed=False)
         elif (

@@ -25,7 +25,7 @@ from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite
 from spreeze.types import Arrays
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, scheduled
+from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, progress_of
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
 from spreeze.workers.on_policy_trainer import OnPolicy, Progress, RolloutAverage, RolloutTrainer, sha256_of
@@ -63,7 +63,7 @@ class BufferFeed(RestoredFeed):
             job.envs_per_sampler,
             previous_env_steps=job.previous_env_steps,
             session=job.session,
-            progress=scheduled(job.stop, job.previous_wall_s, self.session_s),
+            progress=progress_of(job, self.session_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         )
         self._epoch = 0

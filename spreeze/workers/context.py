@@ -228,13 +228,13 @@ class WorkerContext:
         self.heartbeat(Phase.CHECKPOINT)
         self.post(checkpoint_left_bytes=left_bytes)
 
-    def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Sleeps in short pieces, so that the heartbeat continues and a stop, or ``until``, is noticed at once."""
-        for _ in self.pauses(seconds, until):
+    def sleep(self, seconds: float) -> None:
+        """Sleeps in short pieces, so that the heartbeat continues and a stop is noticed at once."""
+        for _ in self.pauses(seconds):
             pass
 
     def pauses(self, seconds: float, until: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Yields between the pieces of ``sleep``, so that workers can take turns."""
+        """Yields between the pieces of ``sleep``, so that workers can take turns; ends early if ``until()``."""
         end = time.monotonic() + seconds
         while not self.stopping and not until():
             self.heartbeat(Phase.WAIT)

@@ -184,7 +184,7 @@ class ReplayFeed(RestoredFeed):
         if self._context.count(status_table.RETUNED) != self._retuned:
             self._retune()
         inserted = ring.total_committed()
-        if self._imitates:
+        if self.trainer.updates < self._imitation_updates:  # there are only demonstrations to learn from
             return self._imitate(inserted)
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
@@ -225,11 +225,6 @@ class ReplayFeed(RestoredFeed):
         self._pace.begin_again()
         limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
         self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batch_rows)
-
-    @property
-    def _imitates(self) -> bool:
-        """True while the learner has only demonstrations to learn from, and samplers wait or do not exist."""
-        return self.trainer.updates < self._imitation_updates
 
     def _imitate(self, inserted: int) -> bool:
         """One update, without the count of samples per insert, which begins when samplers do."""
@@ -394,23 +389,6 @@ def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps
     return max((done / limit for done, limit in pairs if limit), default=0.0)
 
 
-def scheduled(
-    stop: StopConfig, earlier_s: float, session_s: Callable[[], float], learners: int = 1, *, by_clock: bool = True
-) -> Progress:
-    """The completed fraction of a run, for the learning rate of an on-policy learner.
-
-    It follows env steps if the run ends by them, so that learning does not depend on the clock; each of ``learners``
-    takes its part of them. It follows the clock if nothing else ends the run: with a target return or a number of
-    updates the time is only a limit, and the fraction stays 0, as without ``by_clock``.
-    """
-    if stop.env_steps is not None:
-        end = -(-stop.env_steps // learners)
-        return lambda env_steps: min(1.0, env_steps / end)
-    if not by_clock or stop.limit_s is None or stop.updates is not None or stop.at_return:
-        return lambda env_steps: 0.0
-    return lambda env_steps: min(1.0, run_progress(stop, earlier_s, session_s(), 0, 0))
-
-
 def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorithm:
     return create_on_policy(
         job.algo,
@@ -423,13 +401,21 @@ def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorith
     )
 
 
-def progress_of(job: OnPolicyLearnerJob, session_s: Callable[[], float]) -> Progress:
-    """Completed fraction of the run for this learner's learning rate; not by the clock beside other learners."""
-    mix = job.mix
-    if mix is None:
-        return scheduled(job.stop, job.previous_wall_s, session_s)
-    by_clock = mix.mixing != "all_reduce" and mix.hosts is None
-    return scheduled(job.stop, job.previous_wall_s, session_s, mix.learners, by_clock=by_clock)
+def progress_of(job: AnyLearnerJob, session_s: Callable[[], float]) -> Progress:
+    """Completed fraction of the run, for the learning rate of an on-policy learner.
+
+    It follows env steps if the run ends by them, so that learning does not depend on the clock; of several learners
+    each takes its part of them. It follows the clock if nothing else ends the run: with a target return or a number of
+    updates the time is only a limit, and the fraction stays 0. So it does where other learners have other clocks.
+    """
+    stop, mix = job.stop, getattr(job, "mix", None)
+    if stop.env_steps is not None:
+        end = -(-stop.env_steps // (1 if mix is None else mix.learners))
+        return lambda env_steps: min(1.0, env_steps / end)
+    other_clocks = mix is not None and (mix.mixing == "all_reduce" or mix.hosts is not None)
+    if other_clocks or stop.limit_s is None or stop.updates is not None or stop.at_return:
+        return lambda env_steps: 0.0
+    return lambda env_steps: min(1.0, run_progress(stop, job.previous_wall_s, session_s(), 0, 0))
 
 
 _PACE_S = 20.0

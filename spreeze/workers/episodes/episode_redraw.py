@@ -135,8 +135,8 @@ def draw(run_dir: Path, key: EvaluationKey, kind: str, make_task: Callable[[Path
             file.write(frame_record(NOTE, note.encode()[:500]))
         os.replace(unfinished, path)
     config = read_config(run_dir).get("evaluation", {})
-    most = finite_number(config.get("keep_episodes")), finite_number(config.get("keep_episodes_mb"))
-    prune(run_dir, int(most[0] or 10_000), 1e6 * (most[1] or 1e6))
+    count, size_mb = finite_number(config.get("keep_episodes")), finite_number(config.get("keep_episodes_mb"))
+    prune(run_dir, int(count or 10_000), 1e6 * (size_mb or 1e6))
     return note
 
 
@@ -174,8 +174,8 @@ def _pictures(task: Task, episode: RecordedEpisode, stride: int) -> Iterator[byt
             urgent = False
             lower_priority(LOW_PRIORITY)
         if size > MAX_FRAME_BYTES or time.monotonic() - started_s > _LONGEST_S:
-            most = f"{MAX_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
-            raise _Ended(f"the pictures end at step {step:,}: they take more than {most}")
+            limits = f"{MAX_FRAME_BYTES // 10**6} MB or {_LONGEST_S:.0f} s"
+            raise _Ended(f"the pictures end at step {step:,}: they take more than {limits}")
         yield data
 
 
@@ -189,23 +189,20 @@ def _prepared(run_dir: Path) -> Task | None:
     return None
 
 
-def _wait_for_arguments() -> list[str]:
-    """The arguments as a JSON line on standard input; empty if none comes."""
-    ready, _, _ = select.select([sys.stdin], [], [], _LONGEST_WAIT_S)
-    line = sys.stdin.readline() if ready else ""
-    return [str(part) for part in json.loads(line)] if line else []
-
-
 def _draw_later(run_dir: Path | None) -> None:
-    """Loads the packages and prepares the task of a run, if one is named; then draws the requested episode."""
+    """Loads the packages and prepares the task of a run, if one is named; then draws the requested episode.
+
+    That comes as a JSON line on standard input.
+    """
     from PIL import Image  # noqa: F401
 
     from spreeze.envs import single_env  # noqa: F401
 
     task = None if run_dir is None else _prepared(run_dir)
-    if not (arguments := _wait_for_arguments()):
+    ready, _, _ = select.select([sys.stdin], [], [], _LONGEST_WAIT_S)
+    if not (line := sys.stdin.readline() if ready else ""):
         return
-    directory, text, kind = arguments
+    directory, text, kind = map(str, json.loads(line))
     make_task = drawing_task if task is None or Path(directory) != run_dir else lambda _: task
     draw(Path(directory), EvaluationKey.parse(text), kind, make_task)
 

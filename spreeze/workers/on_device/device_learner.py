@@ -27,7 +27,7 @@ from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.buffer_learner import RestoredRolloutTrainer
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.feeds import ReplayFeed, RestoredFeed, on_policy_algorithm, scheduled
+from spreeze.workers.feeds import ReplayFeed, RestoredFeed, on_policy_algorithm, progress_of
 from spreeze.workers.gpu_replay import CudaGraph
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
 from spreeze.workers.learner import Learner
@@ -166,7 +166,7 @@ class DeviceRolloutFeed(RestoredFeed):
         algorithm.on_gradient = lambda: context.heartbeat(Phase.UPDATE)
         actor = self._actor = DeviceActor(algorithm, envs.seed + 2)
         self._rollout = DeviceRollout(envs.steps, envs.num_envs, spec.obs_dim, spec.action_dim, actor.device)
-        progress = scheduled(job.stop, job.previous_wall_s, self.session_s)
+        progress = progress_of(job, self.session_s)
         self.trainer = DeviceRolloutTrainer(
             algorithm, progress, job.batch_size, {"algo": job.algo, "env": dataclasses.asdict(spec)}
         )

@@ -20,7 +20,7 @@ from spreeze.config.schema import SECTIONS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import Choices, EnvSpec
-from spreeze.workers.feeds import TargetPace, progress_of, run_progress, scheduled, slow_targets
+from spreeze.workers.feeds import TargetPace, progress_of, run_progress, slow_targets
 
 
 def trained(name, count, seed=1, **changes):
@@ -351,21 +351,23 @@ def test_discrete_actions_have_no_penalty():
 
 
 def test_an_on_policy_step_size_follows_env_steps_where_a_run_ends_by_them_and_else_the_clock_if_alone():
-    def session_s():
-        return 50.0
+    def progress(stop, earlier_s=0.0, mix=None):
+        return progress_of(SimpleNamespace(stop=stop, previous_wall_s=earlier_s, mix=mix), lambda: 50.0)
 
-    assert scheduled(StopConfig(seconds=200.0), 0.0, session_s)(10**9) == 0.25
-    assert scheduled(StopConfig(seconds=200.0), 200.0, session_s)(0) == 0.625, "a resumed run does not begin anew"
-    assert scheduled(StopConfig(seconds=40.0), 0.0, session_s)(0) == 1.0, "also while a run ends"
-    assert scheduled(StopConfig(budget_s=200.0), 0.0, session_s)(10**9) == 0.25, "it ends by itself"
-    assert scheduled(StopConfig(seconds=0.0), 0.0, session_s)(10**9) == 0.0, "it trains until Ctrl-C"
-    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s)(100) == 0.1
-    assert scheduled(StopConfig(seconds=60.0, env_steps=1000), 0.0, session_s, learners=4)(100) == 0.4
+    assert progress(StopConfig(seconds=200.0))(10**9) == 0.25
+    assert progress(StopConfig(seconds=200.0), 200.0)(0) == 0.625, "a resumed run does not begin anew"
+    assert progress(StopConfig(seconds=40.0))(0) == 1.0, "also while a run ends"
+    assert progress(StopConfig(budget_s=200.0))(10**9) == 0.25, "it ends by itself"
+    assert progress(StopConfig(seconds=0.0))(10**9) == 0.0, "it trains until Ctrl-C"
+    assert progress(StopConfig(seconds=60.0, env_steps=1000))(100) == 0.1
+    assert progress(StopConfig(seconds=60.0, env_steps=1000), mix=SimpleNamespace(learners=4))(100) == 0.4
     for other in ({"target_return": 1.0}, {"updates": 8}):
-        assert scheduled(StopConfig(seconds=60.0, **other), 0.0, session_s)(0) == 0.0, "the time is only a limit"
+        assert progress(StopConfig(seconds=60.0, **other))(0) == 0.0, "the time is only a limit"
     told = StopConfig(seconds=200.0, target_return=1.0, target_evaluations=0)
-    assert scheduled(told, 0.0, session_s)(0) == 0.25, "this return ends nothing"
-    assert scheduled(StopConfig(seconds=60.0), 0.0, session_s, by_clock=False)(0) == 0.0
+    assert progress(told)(0) == 0.25, "this return ends nothing"
+    assert (
+        progress(StopConfig(seconds=60.0), mix=SimpleNamespace(learners=2, mixing="all_reduce", hosts=None))(0) == 0.0
+    )
 
 
 @pytest.mark.parametrize(("mixing", "hosts", "share"), [("gossip", None, 0.625), ("all_reduce", None, 0.0),
