@@ -35,7 +35,7 @@ _GOOD, _ENDED, _BAD_REWARD, _BAD_OBS = 1, 2, 4, 8
 class DeviceSink(Protocol):
     """A store for the steps, on the device."""
 
-    def store(self, obs: Tensor, actions: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
+    def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
         """Adds a step of N environments where ``good`` [N]; an episode of those is over where ``ended`` [N]."""
 
     def read_back(self) -> None:

@@ -14,12 +14,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.envs.families import family_of
 from spreeze.envs.make import import_user_module, parse_args
-from spreeze.envs.on_device.device_task import DeviceStep, DeviceTask
+from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.vector_task import make_vector
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.metrics.table import SLOTS, Phase
@@ -165,12 +164,12 @@ class DeviceRolloutFeed(RestoredFeed):
         algorithm, envs, spec = on_policy_algorithm(job, "on-policy"), job.envs, job.spec
         algorithm.on_gradient = lambda: context.heartbeat(Phase.UPDATE)
         actor = self._actor = DeviceActor(algorithm, envs.seed + 2)
-        self._rollout = DeviceRollout(envs.steps, envs.num_envs, spec.obs_dim, spec.action_dim, actor.device)
+        self._rollout = DeviceRollout(envs.steps, envs.num_envs, spec.obs_dim, spec.action_dim, actor)
         progress = progress_of(job, self.session_s)
         self.trainer = DeviceRolloutTrainer(
             algorithm, progress, job.batch_size, {"algo": job.algo, "env": dataclasses.asdict(spec)}
         )
-        self._sampling = Sampling(context, job, _RolloutSink(self._rollout, actor), actor, algorithm.returns, stack)
+        self._sampling = Sampling(context, job, self._rollout, actor, algorithm.returns, stack)
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         super().restore(checkpoint, epoch)
@@ -191,24 +190,6 @@ class DeviceRolloutFeed(RestoredFeed):
 
     def env_steps(self) -> int:
         return self._job.previous_env_steps + int(self._sampling.slots[_ENV_STEPS])
-
-
-class _RolloutSink:
-    """Hands the steps to a rollout, with the log-probabilities of the actions."""
-
-    def __init__(self, rollout: DeviceRollout, actor: DeviceActor) -> None:
-        self._rollout, self._actor = rollout, actor
-
-    def store(self, obs: Tensor, actions: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
-        assert self._actor.log_prob is not None
-        self._rollout.store(obs, actions, self._actor.log_prob, step, good, ended)
-
-    def read_back(self) -> None:
-        """Does nothing: the host knows where the rollout ends."""
-
-    def forget(self) -> None:
-        """Starts the rollout anew."""
-        self._rollout.at = 0
 
 
 class DeviceRolloutTrainer(RestoredRolloutTrainer[OnPolicyAlgorithm]):

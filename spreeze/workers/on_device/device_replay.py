@@ -127,10 +127,10 @@ class DeviceRows:
         """[N]: steps of an environment whose transitions are not finished."""
         self._ages = torch.arange(n_step, device=device).unsqueeze(1)
 
-    def store(self, obs: Tensor, actions: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
+    def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
         """Adds a step; where not ``good`` [N] there was none, and unfinished transitions are dropped."""
         n, slot = self._n, self._slot
-        self._obs[slot], self._action[slot], self._reward[slot] = obs, actions, step.reward
+        self._obs[slot], self._action[slot], self._reward[slot] = obs, action, step.reward
         if n == 1:
             stored, sums = good, step.reward
         else:
@@ -142,8 +142,8 @@ class DeviceRows:
             stored = ((self._ages < self._length) & (ended | (self._ages == n - 1))).flatten()
             sums = torch.cat(returns).clamp_(-_MAX, _MAX).float()
             self._length = (self._length * ~ended).clamp_(max=n - 1)
-            obs, actions = (torch.cat([part[at] for at in order]) for part in (self._obs, self._action))
-        columns = [obs, actions, sums.unsqueeze(1), step.terminated.float().repeat(n).unsqueeze(1),
+            obs, action = (torch.cat([part[at] for at in order]) for part in (self._obs, self._action))
+        columns = [obs, action, sums.unsqueeze(1), step.terminated.float().repeat(n).unsqueeze(1),
                    step.next_obs.repeat(n, 1)]  # fmt: skip
         if n > 1:
             columns.append((self._ages + 1).float().repeat(1, len(good)).reshape(-1, 1))

@@ -6,21 +6,21 @@ advantage 0 and its own value as the target.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Samples
+from spreeze.envs.on_device.device_task import DeviceStep
 from spreeze.inference.normalizer import REWARD_CLIP
-from spreeze.workers.on_device.device_actor import scaled, statistics_of
+from spreeze.workers.on_device.device_actor import DeviceActor, scaled, statistics_of
 
 
 class DeviceRollout:
     """T env steps of N environments on a device; ``store`` fills it from the first step on."""
 
-    def __init__(self, steps: int, num_envs: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
-        shape = steps, num_envs
+    def __init__(self, steps: int, num_envs: int, obs_dim: int, action_dim: int, actor: DeviceActor) -> None:
+        """``actor`` has the log-probabilities of the actions that are stored."""
+        shape, device, self._actor = (steps, num_envs), actor.device, actor
         self.obs, self.next_obs = (torch.zeros((*shape, obs_dim), device=device) for _ in range(2))
         self.action = torch.zeros((*shape, action_dim), device=device)
         self.log_prob, self.reward = (torch.zeros(shape, device=device) for _ in range(2))
@@ -31,13 +31,20 @@ class DeviceRollout:
     def full(self) -> bool:
         return self.at == self.steps
 
-    def store(self, obs: Tensor, action: Tensor, log_prob: Tensor, step: Any, good: Tensor, ended: Tensor) -> None:
-        """Adds a ``DeviceStep``; where it is not ``good`` [N], values may not be finite."""
+    def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
+        """Adds a step; where it is not ``good`` [N], values may not be finite."""
         t = self.at
+        assert self._actor.log_prob is not None
         self.obs[t], self.next_obs[t], self.action[t] = obs.nan_to_num(0.0, 0.0, 0.0), step.next_obs, action
-        self.log_prob[t], self.reward[t] = log_prob, torch.where(good, step.reward, 0.0)
+        self.log_prob[t], self.reward[t] = self._actor.log_prob, torch.where(good, step.reward, 0.0)
         self.terminated[t], self.over[t], self.good[t] = step.terminated & good, ended | ~good, good
         self.at = t + 1
+
+    def read_back(self) -> None:
+        """Does nothing: the host knows where the rollout ends."""
+
+    def forget(self) -> None:
+        self.at = 0
 
 
 def advantages(

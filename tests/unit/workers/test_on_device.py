@@ -1,5 +1,7 @@
 """Collecting on a device: rows are what environments gave, whatever the autoreset mode, and nothing bad stays."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -232,7 +234,8 @@ def test_a_rollout_learns_as_on_the_host():
         return create_on_policy("ppo", SPEC, config, 0, "cpu", correction="on-policy")
 
     one, other = algorithm(), algorithm()
-    rollout, actor = DeviceRollout(8, 4, 2, 1, CPU), DeviceActor(one, 1)
+    actor = DeviceActor(one, 1)
+    rollout = DeviceRollout(8, 4, 2, 1, actor)
     task = DeviceTask(DeviceCounter(4, terminate_at=3, limit=4), SPEC, CPU)
     obs, nothing = task.reset(0), torch.zeros(8, 4, dtype=torch.bool)
     truncated = nothing.clone()
@@ -241,7 +244,7 @@ def test_a_rollout_learns_as_on_the_host():
             action = actor.act(obs)
             step = task.step(action)
             truncated[t] = step.truncated
-            rollout.store(obs, action, actor.log_prob, step, step.valid, step.terminated | step.truncated)
+            rollout.store(obs, action, step, step.valid, step.terminated | step.truncated, 0)
             obs = step.obs
     assert rollout.full
     batch = one_batch(rollout, truncated)
@@ -264,14 +267,12 @@ def one_batch(rollout, truncated):
 
 
 def test_steps_without_a_transition_move_nothing_in_a_rollout():
-    rollout = DeviceRollout(2, 2, 2, 1, CPU)
+    rollout = DeviceRollout(2, 2, 2, 1, SimpleNamespace(device=CPU, log_prob=torch.zeros(2)))
     task = DeviceTask(DeviceCounter(2), SPEC, CPU)
     step = task.step(torch.zeros(2, 1))
     bad = step._replace(reward=torch.tensor([1.0, torch.nan]), next_obs=torch.tensor([[0.0, 1.0], [torch.nan, 1.0]]))
     good = torch.tensor([True, False])
-    rollout.store(
-        torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), torch.zeros(2, 1), torch.zeros(2), bad, good, ~good & good
-    )
+    rollout.store(torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), torch.zeros(2, 1), bad, good, ~good & good, 0)
     assert rollout.reward[0].tolist() == [1.0, 0.0]
     assert rollout.over[0].tolist() == [False, True]
     assert bool(torch.isfinite(rollout.obs).all())
@@ -330,14 +331,15 @@ def test_between_two_reads_of_the_log_nothing_is_asked_of_the_device(mode, n_ste
 def test_a_rollout_asks_nothing_of_the_device_while_it_is_collected():
     config = find_row("ppo").config(hidden_sizes=(8,))
     ppo = create_on_policy("ppo", SPEC, config, 0, "cpu", correction="on-policy")
-    actor, rollout = DeviceActor(ppo, 0), DeviceRollout(BLOCK, 2, 2, 1, CPU)
+    actor = DeviceActor(ppo, 0)
+    rollout = DeviceRollout(BLOCK, 2, 2, 1, actor)
     task = DeviceTask(DeviceCounter(2), SPEC, CPU)
     obs = task.reset(0)
     with torch.no_grad(), Waits() as waits:
         for _ in range(BLOCK):
             action = actor.act(obs)
             step = task.step(action)
-            rollout.store(obs, action, actor.log_prob, step, step.valid, step.truncated)
+            rollout.store(obs, action, step, step.valid, step.truncated, 0)
             obs = step.obs
     assert waits.found == []
 
