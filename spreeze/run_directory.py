@@ -261,9 +261,7 @@ def refuse_links(path: Path) -> None:
 
     A run directory may come from anywhere, such as an archive. All of it is checked, not only the names that a run
     usually writes: opening a pipe would block forever, and some names, such as those of clips, are chosen at run time.
-
-    Raises:
-        RunError: the directory or anything in it is a symbolic link or not a regular file.
+    A RunError if the directory or anything in it is a symbolic link or not a regular file.
     """
     if path.is_symlink():
         target = _shown(path.resolve())
@@ -325,10 +323,7 @@ def requested_s(path: Path, name: str) -> float | None:
 def send_request(path: Path, name: str, text: str = "") -> None:
     """Sends a request to a run: a file in its ``control`` directory. No link is followed or written through.
 
-    Without a text, the file holds the monotonic time [s].
-
-    Raises:
-        RunError: the file cannot be written.
+    Without a text, the file holds the monotonic time [s]. A RunError if it cannot be written.
     """
     folder = None
     try:
@@ -346,11 +341,7 @@ def send_request(path: Path, name: str, text: str = "") -> None:
 
 
 def take_lock(fd: int, operation: int) -> bool | None:
-    """Takes a ``flock``.
-
-    Returns:
-        True if it is held now; False if another process holds it; None where the file system has no locks.
-    """
+    """Takes a ``flock``; False if another process holds it, None where the file system has no locks."""
     try:
         fcntl.flock(fd, operation)
     except OSError as error:
@@ -498,11 +489,7 @@ def read_about(path: Path) -> About:
 
 
 def describe(path: Path, **changes: Any) -> About:
-    """Changes ``title``, ``note`` or ``tags`` of a run; the others stay.
-
-    Raises:
-        RunError: the file cannot be written, or it is a link.
-    """
+    """Changes ``title``, ``note`` or ``tags`` of a run; a RunError if the file is a link or cannot be written."""
     about = _about({**vars(read_about(path)), **changes})
     if (path / "about.json").is_symlink():
         raise RunError(f"{_shown(path)}: about.json is a symbolic link; delete it first")
@@ -571,10 +558,9 @@ def _run_directories(runs_dir: Path) -> list[Path]:
 
 
 def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> Path:
-    """A run by name, by path, or "latest"; ``others`` are names that the user may have meant as well.
+    """A run by name, by path, or "latest"; a RunError if there is none, or a newer version wrote it.
 
-    Raises:
-        RunError: no such run, or a newer version wrote it.
+    ``others`` are names that the user may have meant as well.
     """
     runs = list_runs(runs_dir)
     if name_or_path == "latest":
@@ -613,8 +599,7 @@ def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
 def steer(name_or_path: str, runs_dir: Path, request: str, text: str = "") -> Path:
     """Sends one of ``REQUESTS`` to a live run, or lets it ``continue`` after a pause; returns its directory.
 
-    Raises:
-        RunError: no such run, it is not running, or the request cannot be written.
+    A RunError if there is no such run, it is not running, or the request cannot be written.
     """
     path = find_live_run(name_or_path, runs_dir)
     if request == "continue":

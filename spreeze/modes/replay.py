@@ -168,9 +168,8 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
 def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
     """The limiter in rows: its bounds are per env step, and learning starts after that many env steps.
 
-    A sequence is one row, of equally many env steps for both sides.
-
-    Until an environment's first episode is over, an env step is one row; that lasts no longer than the time limit.
+    A sequence is one row, of equally many env steps for both sides. With other goals an env step is one row until an
+    environment's first episode is over, which lasts no longer than the time limit.
     """
     part, config, rows = plan.config.replay, plan.config, plan.config.replay.rows_per_step
     envs = config.sampling.envs_per_sampler * ring.spec.num_shards

@@ -23,8 +23,7 @@ _MAX_TEXT = 500
 def open_callbacks(text: str) -> list[BaseCallback]:
     """The callback of ``MODULE:CLASS`` or ``MODULE:CLASS(name=value, ...)``; those of ``MODULE:CALLBACKS``.
 
-    Raises:
-        ConfigError: no such class, not a callback, or arguments that are not plain values.
+    A ConfigError if there is no such class, it is no callback, or an argument is no plain value.
     """
     module, _, rest = text.partition(":")
     if rest == DECLARED:

@@ -136,8 +136,7 @@ class _Demand:
     def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:
         """The most environments that fit into memory: first the evaluator gets fewer, last pictures are dropped.
 
-        Raises:
-            ResourceError: the ``fixed`` counts, or the least ones, do not fit into memory.
+        A ResourceError if the ``fixed`` counts, or the least ones, do not fit.
         """
         if self.envs_bytes(counts) < _SMALL_SHARE * free_bytes:
             return counts

@@ -229,11 +229,9 @@ def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups:
     """Arguments of ``Popen`` with which a worker leads its process group; in two cases it leads a session, too.
 
     Where Linux shares each core between sessions before it looks at their processes (autogroup), a run in one session
-    counts as one program, however many workers it has. On n cores it then loses a whole one to a program of one thread
-    in another session and keeps (n - 1) / n, where its fair share is n / (n + 1): 3/4 of that on two cores, 94 % on
-    four. So on two cores or fewer each worker has its own session. On more, sessions for all workers would leave a
-    program of several threads far less than its share. A run that ``gives_way`` needs them, too: a nice value counts
-    only within a session, so each worker lowers its own.
+    counts as one program. On n cores it then keeps (n - 1) / n beside a program of one thread, where its fair share is
+    n / (n + 1). So on two cores or fewer each worker has its own session. On more, that would leave other programs of
+    several threads far less than their share. A run that ``gives_way`` needs sessions, too: nice counts only in one.
     """
     try:
         by_session = autogroups.read_text(encoding="ascii").strip() == "1"

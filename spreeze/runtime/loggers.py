@@ -70,11 +70,8 @@ class Sink:
     ) -> None:
         """Starts the process; an OSError if that fails.
 
-        Args:
-            opening: its first row; a sink's has the fields of ``metric_sinks.Opening``.
-            run_dir: where its log goes.
-            on_event: takes level and text of its events.
-            log: name of its log; None: by the name of the sink.
+        ``opening`` is its first row, a sink's with the fields of ``metric_sinks.Opening``; ``on_event`` takes level and
+        text of its events; ``log`` names its log (None: by the name of the sink).
         """
         self.name = str(opening["sink"])
         self._log = log or f"log-{self.name}"

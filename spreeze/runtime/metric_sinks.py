@@ -1,8 +1,7 @@
 """Metric sinks: TensorBoard, Weights & Biases, MLflow, trackio.
 
-Each sink runs in a process of its own, started by ``runtime.loggers``: its imports, its waits for a
-network, and even a call that never returns do not affect the supervisor or another sink. The process gets one JSON
-document a line over a socket and answers each row with the number of rows done. It ends with its supervisor.
+Each sink runs in a process of its own, started by ``runtime.loggers``. It gets one JSON document a line over a socket
+and answers each row with the number of rows done.
 
 A series has the same name in all sinks: the group of its chart, then its name in the metric table, such as
 ``Speed/updates_per_s``. The step is the number of env steps, as in ``metrics.db``.

@@ -28,12 +28,8 @@ def run(
 ) -> NoReturn:
     """Serves the socket until the row that ends it, or a closed end, then ends the process.
 
-    Args:
-        argv: the descriptor of the socket.
-        opened: takes the first row and returns a function for the others; the number done is sent after each. An
-            exception in either is sent as ``failed`` and logged.
-        nice: niceness of the process.
-        describe: the text of ``failed`` for an exception.
+    ``argv`` has the descriptor of the socket. ``opened`` takes the first row and returns a function for the others; the
+    number done is sent after each. An exception in either is sent as ``failed``, as ``describe`` gives it, and logged.
     """
     end_with_parent()
     leave_to_supervisor()

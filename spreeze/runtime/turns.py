@@ -255,11 +255,7 @@ class TurnContext(WorkerContext):
         self._launcher.has_changed = True
 
     def saving(self, left_bytes: int) -> None:
-        """Also gives up the checkpoint on a second Ctrl-C, and lets the supervisor report it meanwhile.
-
-        Raises:
-            ResourceError: it is given up.
-        """
+        """Also lets the supervisor report it; a ResourceError gives up the checkpoint on a second Ctrl-C."""
         if left_bytes and self._launcher.interrupts.urgent:
             raise ResourceError("skipped by a second Ctrl-C")
         super().saving(left_bytes)

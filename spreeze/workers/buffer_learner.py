@@ -1,6 +1,4 @@
-"""The learner of the circular buffer: its feed, and its trainer, which knows no processes.
-
-It learns from rollouts of any age.
+"""The learner of the circular buffer: its feed, and its trainer, which learns from rollouts of any age.
 
 The buffer (``transport.rollouts``) gives new rollouts first, the oldest of them first, then cycles through the stored
 ones: between two uses of a rollout all others are used. So K uses of N rollouts are like K epochs of N minibatches of

@@ -155,9 +155,6 @@ class WorkerContext:
         """Stores the metrics that have slots, and sends the others, the gauges of an algorithm, in one message.
 
         Metrics that do not fit into the pipe or one message go with the next report, with their values at that time.
-
-        Raises:
-            WorkerError: the metric table has no such row.
         """
         sent = {
             name: float(value)

@@ -234,10 +234,7 @@ class Evaluation:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
         With ``keep_partial``, the rounds finished before a stop count. The weights are kept if they are the best ones
-        of all groups so far (``best_policy``).
-
-        Returns:
-            The record, or None if stopped or if no episode finished.
+        of all groups so far (``best_policy``). Returns None if stopped or if no episode finished.
         """
         self.prepare()
         seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
@@ -405,11 +402,7 @@ class TurnEvaluation:
         self._evaluation.close()
 
     def play(self, task: Task) -> Task | None:
-        """Evaluates if that is due. ``task`` is between two episodes.
-
-        Returns:
-            The environment to continue with, to be reset; None if it was lost and has to be made again.
-        """
+        """Evaluates if that is due, with ``task`` between two episodes; returns it, or None if it was lost."""
         context = self._context
         requested = _is_requested(context, self._requests)
         if time.monotonic() < self._due_s and not requested:
@@ -480,11 +473,8 @@ def final_evaluation(
 ) -> Record | None:
     """Evaluates the newest weights of the learner with the highest latest score, with as many rounds as fit.
 
-    ``on_record`` gets the record before the environments are closed, which may take long.
-
-    Returns:
-        The record (``episodes`` says how many count), the existing one if this version was evaluated before, or None
-        if there are no weights or no whole round ended in time.
+    ``on_record`` gets the record before the environments are closed, which may take long: the existing one if this
+    version was evaluated before, or None if there are no weights or no whole round ended in time. Returns it, too.
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)

@@ -64,9 +64,6 @@ class GpuReplay:
 
         ``rows_per_shard`` newest rows of each shard are kept (None: as many as the ring has). Draws run on the stream
         ``main`` (None: the device's current one), copies on ``side_stream`` (None: a stream of their own).
-
-        Raises:
-            torch.OutOfMemoryError: no room on the device.
         """
         spec, pinned = reader.ring.spec, device.type == "cuda"
         self._reader, self._layout = reader, spec.layout
@@ -157,11 +154,7 @@ class GpuReplay:
         self.available = int(ends[-1])
 
     def draw(self) -> Tensor:
-        """Draws rows uniformly with replacement into ``batch`` [B, W], on the device alone.
-
-        Raises:
-            TransportError: nothing can be drawn.
-        """
+        """Draws rows uniformly with replacement into ``batch`` [B, W], on the device alone; not before a pull."""
         if self.available < 1:
             raise TransportError("replay is empty: no row was copied yet")
         ends = self._windows[0]
@@ -309,8 +302,7 @@ class CudaGraph:
     def record(self, work: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
         """Records the device work of ``work`` without running it; it must have run before, so that its buffers exist.
 
-        Raises:
-            NotRecorded: the work waits for the host, or there is no room for the graph's memory.
+        A NotRecorded if the work waits for the host, or there is no room for the graph's memory.
         """
         states, stream = [generator.get_state() for generator in generators], torch.cuda.current_stream(self._device)
         for generator in generators:

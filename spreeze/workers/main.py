@@ -78,10 +78,7 @@ def load_named(name: str) -> Any:
 
 
 def _load(module: str) -> ModuleType:
-    """Imports a module with garbage collection off, which would take a sixth of torch's import time and find nothing.
-
-    Later collections skip what was imported.
-    """
+    """Imports a module without garbage collection, which would take a sixth of torch's import time and find nothing."""
     gc.disable()
     try:
         return importlib.import_module(module)
@@ -118,11 +115,7 @@ def receive(line: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def install_fds(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Moves each descriptor to the number that the job knows it by; standard output and error come first.
-
-    Raises:
-        OSError: a number is already in use.
-    """
+    """Moves each descriptor to the number that the job knows it by, output and error first; an OSError if in use."""
     above = max(*numbers, *fds) + 1
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for fd in fds:

@@ -135,11 +135,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         self.hand_s += perf_counter() - start
 
     def learn(self) -> bool:
-        """Learns what is due in this rollout, once; False if that is done, or the rollout is not full yet (lag 0).
-
-        Raises:
-            WorkerError: the rows were collected by the wrong policy.
-        """
+        """Learns what is due in this rollout, once; False if that is done, or the rollout is not full yet (lag 0)."""
         current = self._rollouts.current
         if self._learned == current or (self._lag == 0 and not self._rollouts.full):
             return False
@@ -219,11 +215,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         return self._rollouts.env_steps_before(self._rollouts.current)
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """Policy of this rollout, theta(j), as it was handed over; of several learners that mix, the mean of theirs.
-
-        Raises:
-            WorkerError: it is missing.
-        """
+        """Policy of this rollout, theta(j), as it was handed over; of several learners that mix, the mean of theirs."""
         weights, mixer = _read(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: weights.arrays if mixer is None else mixer.mean_policy(weights.arrays), weights.meta
 

@@ -83,10 +83,6 @@ class ReplayTrainer:
     ) -> None:
         """With ``learner.compile`` the kernels of an update are fused by ``torch.compile`` before this returns.
 
-        With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
-
-        Samplers explore with the newest weights, or with the average too (``config.explore_average``).
-
         ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. One
         of the same ``session`` refers to the same rows.
         """
@@ -581,11 +577,7 @@ class ReplayTrainer:
         return sha256_of(self.algorithm.state_arrays())
 
     def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        """Loads what ``state`` returned, on any device.
-
-        Raises:
-            CheckpointError: shapes or names belong to another network.
-        """
+        """Loads what ``state`` returned, on any device; a CheckpointError if it belongs to another network."""
         fits = self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
         self.updates = int(state["updates"])

@@ -29,11 +29,7 @@ _ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAll
 
 
 def resolve_device(device: str) -> str:
-    """Resolves "auto" and "split" on this machine; ``ACTOR+CRITICS`` names two devices.
-
-    Raises:
-        ConfigError: a CUDA device that does not exist, or too few for a split.
-    """
+    """Resolves "auto" and "split" to devices of this machine, or ``ACTOR+CRITICS``; a ConfigError if it has too few."""
     return "+".join(named_devices(device, torch.cuda.device_count() if torch.cuda.is_available() else 0))
 
 
@@ -132,10 +128,7 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
 
     ``largest`` is the number of multiplications of the largest one (``largest_matmul``): on processors where oneDNN's
     float32 kernels are twice as fast as MKL's, it computes them where that outweighs the longer time that it takes for
-    small ones. Networks must be created within this context.
-
-    Raises:
-        ConfigError: the devices do not have this precision.
+    small ones. Networks must be created within this context. A ConfigError if a device does not have this precision.
     """
     gpus = gpus_of(device)
     check_precision(precision, on_gpu=bool(gpus))
@@ -169,10 +162,7 @@ def open_device(
 ) -> Iterator[tuple[str, TwoThreads | None]]:
     """Prepares this process for updates of that many rows: precision and threads. Yields device and second thread.
 
-    Networks must be created within this context.
-
-    Raises:
-        ConfigError: the device, or its precision, is not available.
+    Networks must be created within this context. A ConfigError if the device, or its precision, is not available.
     """
     device = resolve_device(learner.device)
     with (

@@ -5,11 +5,9 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
 ``bridge`` (driver)  a worker process of the run, which holds the connection to Ray: it asks each host for chunks of
                      rows, writes them into the run's replay, and sends weights. A crash of Ray ends this process alone.
 ``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
-``host``             the samplers of that host, or its run of samplers and a learner, under this package's own
-                     supervisor; knows nothing of Ray.
-``learner_bridge``   (driver) in place of the bridge where learners mix: gives each host a run, and carries messages
-                     between this host's memory and the others'.
-``ray_nodes``        all calls of Ray: joining a cluster, or making one on this machine; its nodes; actors.
+``host``             the samplers of that host, or its run; knows nothing of Ray.
+``learner_bridge``   (driver) in place of the bridge where learners mix: carries messages between hosts.
+``ray_nodes``        all calls of Ray.
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.
 
 *Flow.* At most two pulls are in progress to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4

@@ -204,8 +204,7 @@ class HostSamplers(threading.Thread):
     def take_weights(self, data: bytes) -> tuple[int, int]:
         """Gives the samplers a version of the weights; returns the newest (epoch, version) that they have.
 
-        Raises:
-            TransportError: it cannot be read.
+        A TransportError if it cannot be read.
         """
         try:
             weights = decode(data, Path("weights from the driver"))

@@ -181,12 +181,7 @@ class Nodes:
         return list(done)
 
     def answer(self, reference: Any, timeout_s: float = 5.0) -> bytes:
-        """An answer that has arrived.
-
-        Raises:
-            GatewayDied: the actor will not come back.
-            TransportError: the actor is not available now, or the answer is lost.
-        """
+        """An answer that has arrived; a TransportError if it is lost, a GatewayDied if the actor is gone."""
         try:
             return bytes(self._ray.get(reference, timeout=timeout_s))
         except (self._ray.exceptions.ActorDiedError, self._ray.exceptions.ActorUnschedulableError) as error:

@@ -38,10 +38,8 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
     """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is requested.
 
     With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is checked as well
-    (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured.
-
-    Raises:
-        ConfigError: Ray is not installed, or the cluster rejects us.
+    (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured. A ConfigError if Ray is not
+    installed, or the cluster rejects us.
     """
     check_installed()
     check_reachable(address)

@@ -154,11 +154,7 @@ class Collector:
         self._tasks[index] = task
 
     def _count_error(self, where: str, error: Exception) -> None:
-        """Counts an error; reports the 1st, 10th, 100th and so on, so that errors over weeks do not fill the disk.
-
-        Raises:
-            WorkerError: too many errors in the window, or a bad transition with ``nan_policy`` "fail".
-        """
+        """Counts an error; reports the 1st, 10th, 100th and so on, and raises a WorkerError if there are too many."""
         counts = self.counts
         if isinstance(error, BadTransition):
             counts.transitions_rejected += 1

@@ -58,10 +58,7 @@ class Relabelling:
 
         A window ends with the episode, or where it terminates under the new goal. ``compute_truncated`` has
         no effect: the episode went on, and a last step that does not terminate bootstraps from the next observation.
-
-        Raises:
-            BadTransition: a reward is not finite.
-            Exception: whatever the environment's functions raise.
+        What the environment's functions raise is raised, and a BadTransition if a reward is not finite.
         """
         layout, goals = self._layout, self.goals
         obs, next_obs = np.stack(episode.obs), np.stack(episode.next_obs)

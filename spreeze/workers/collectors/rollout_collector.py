@@ -87,9 +87,6 @@ class RolloutCollector(Collector):
 
         Without ``replays`` each starts a new episode instead; the one before is truncated. So does an environment that
         the same seed and actions do not reproduce, or whose episode is longer than the log.
-
-        Raises:
-            WorkerError: too many errors.
         """
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first

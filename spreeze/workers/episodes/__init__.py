@@ -1,9 +1,5 @@
 """Episodes of an evaluation: played, kept for the page's player, and drawn again.
 
-``lockstep``
-    plays them, several at a time.
-``episode_recorder``
-    keeps the numbers of three of them, and the values of their states.
-``episode_redraw``
-    draws their pictures on demand.
+``lockstep`` plays several at a time, ``episode_recorder`` keeps the numbers of three of them, and the values of their
+states, ``episode_redraw`` draws their pictures on demand.
 """

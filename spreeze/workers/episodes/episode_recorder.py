@@ -160,13 +160,8 @@ class EpisodeRecorder:
     ) -> bool:
         """Writes the best, the median and the worst of an evaluation's episodes, and deletes surplus recordings.
 
-        ``tries``: it may try, once, whether an episode repeats.
-
-        Returns:
-            True if the environments have to be made anew, so that the next episodes are drawn while they are played.
-
-        Raises:
-            OSError: disk full, or no permission.
+        With ``tries`` it may try, once, whether an episode repeats. True if the environments have to be made anew, so
+        that the next episodes are drawn while they are played; an OSError if the disk is full.
         """
         played, self._tapes = self._played(episodes, seeds), {}
         if not played:
@@ -305,15 +300,8 @@ def _info_numbers(info: Any) -> dict[str, float]:
 def step_values(values: Weights, policy: Weights, obs: np.ndarray, action: np.ndarray, spec: EnvSpec) -> np.ndarray:
     """Values float32 [T] in the unit of the task's rewards: V of each state, or Q of the state and the action.
 
-    Args:
-        values: the value networks published beside ``policy``.
-        policy: weights that the episode was played with, whose normaliser of observations is taken.
-        obs: [T, O], the states that the actions were chosen in.
-        action: [T, A], as the environment took them.
-        spec: the environment.
-
-    Raises:
-        KeyError, ValueError, WeightsError: the arrays do not fit.
+    ``policy`` chose each ``action`` [T, A] in ``obs`` [T, O]; its normaliser of observations is taken, and ``values``
+    were published beside it. A KeyError, ValueError or WeightsError if the arrays do not fit.
     """
     kind, scale = values.meta["values"], np.float32(values.meta["scale"])
     obs = np.ascontiguousarray(obs, np.float32)

@@ -73,11 +73,7 @@ def jpeg(picture: np.ndarray) -> bytes:
 
 
 def replay(task: Task, episode: RecordedEpisode) -> Iterator[tuple[bool, int]]:
-    """Plays a recorded episode again; yields after the reset and each env step.
-
-    Yields:
-        True if reward, observation and end are those that were recorded, and the number of env steps so far.
-    """
+    """Plays a recorded episode again; yields True while it is as recorded, and the number of env steps so far."""
     yield _same(task.reset(seed=episode.seed), episode.obs[0]), 0
     for step in range(episode.length):
         obs, reward, terminated, truncated = task.step(episode.action[step])

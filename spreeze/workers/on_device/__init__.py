@@ -1,9 +1,5 @@
 """Collecting and learning in one process on one device, for mode ``device``.
 
-``device_learner``
-    the job: its feeds, and the trainer of rollouts.
-``device_collector``, ``device_actor``
-    step the environments, and choose their actions.
-``device_replay``, ``device_rollout``
-    store the transitions, on the device.
+``device_learner`` has feeds and trainer; ``device_collector`` steps the environments with the actions of
+``device_actor``; ``device_replay`` or ``device_rollout`` stores the transitions.
 """
