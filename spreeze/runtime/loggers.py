@@ -63,7 +63,6 @@ class Sink:
     """The supervisor's side of one sink. No method waits but ``reap``."""
 
     module = "spreeze.runtime.metric_sinks"
-    """Body of its process."""
 
     def __init__(
         self, opening: Mapping[str, Any], run_dir: RunDir, on_event: Callable[[str, str], None], log: str | None = None

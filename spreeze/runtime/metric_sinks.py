@@ -61,9 +61,7 @@ class Moment(NamedTuple):
     at_s: float
     """Seconds since 1970."""
     wall_s: float
-    """Seconds since the run started."""
     step: int
-    """Env steps."""
 
 
 class MetricSink(Protocol):

@@ -42,8 +42,6 @@ _WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.d
 
 
 class TunerChoice(NamedTuple):
-    """A tuner's choice for a run."""
-
     samplers: int
     plan: RunPlan | None = None
     """The plan for which all workers have to start again; None: the choice is in force."""

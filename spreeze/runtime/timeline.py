@@ -29,7 +29,6 @@ class Timeline:
         self._began_ns = 0
         self._before: dict[str, int] = {}
         self.recorded = False
-        """True if a trace was begun."""
 
     def begin(self) -> None:
         self.recorded = True

@@ -65,7 +65,6 @@ class Candidate(NamedTuple):
     data: bytes
     """Bytes of its weights' file."""
     record: dict[str, Any]
-    """Record of its evaluation."""
 
 
 class BestPolicy:

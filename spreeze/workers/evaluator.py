@@ -83,11 +83,9 @@ class Record(TypedDict, total=False):
     episodes_cut: int
     """Episodes cut by the stop."""
     episodes_lost: int
-    """Episodes lost to errors."""
     whole: bool
     """True if no episode was cut and no more were lost than finished, so that scores are comparable."""
     success_rate: float
-    """If the environment reports success."""
     metrics: dict[str, float]
     """By their names in the table of metrics."""
     target: dict[str, Any] | None

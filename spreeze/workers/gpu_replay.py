@@ -92,7 +92,6 @@ class GpuReplay:
         self.logical = torch.zeros(batch_size, dtype=torch.int64, device=device)
         """[B], the rows' logical indices in their shards."""
         self.shard = torch.zeros_like(self.logical)
-        """[B], these shards."""
         self._random = torch.zeros_like(self.logical)
 
     @property

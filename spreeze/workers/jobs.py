@@ -36,7 +36,6 @@ class AnyLearnerJob(Job):
     spec: EnvSpec
     algo: str
     algorithm: dict[str, Any]
-    """Fields of the algorithm's settings."""
     learner: LearnerConfig
     seed: int
     normalize_obs: bool
@@ -218,7 +217,6 @@ class RolloutWorkerJob(Job):
     mailbox: MailboxHandle
     weights_channel: ParametersHandle
     sampler_wakeups: tuple[WakeupHandle, ...]
-    """One for each sampler."""
     inference_wakeups: tuple[WakeupHandle, ...]
 
 
@@ -281,7 +279,6 @@ class BridgeJob(Job):
     code = "spreeze.runtime.cluster.bridge:run_bridge"
 
     address: str
-    """The value of ``--cluster``."""
     run_dir: str
     replay: RingHandle
     first_shard: int
@@ -298,7 +295,6 @@ class LearnerBridgeJob(Job):
     code = "spreeze.runtime.cluster.learner_bridge:run_learner_bridge"
 
     address: str
-    """The value of ``--cluster``."""
     messages: GossipHandle
     topology: str
     arguments: tuple[str, ...]

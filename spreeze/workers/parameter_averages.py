@@ -33,7 +33,6 @@ class PolicyAverage:
         self._algorithm, self._decay = algorithm, decay
         self.weights = torch.cat(algorithm.policy_parameters)
         self.updates = 0
-        """Updates at the latest step."""
 
     def advance(self, updates: int) -> None:
         """Takes a step if one is due."""

@@ -51,13 +51,10 @@ class Role:
     oom_score: int = 0
     """When memory runs out, Linux kills the process with the highest score first."""
     has_envs: bool = False
-    """True if its workers make environments."""
     steps: bool = False
     """True if it steps environments to collect training data."""
     may_end: bool = False
-    """True if it may end before the run."""
     infers: bool = False
-    """True if it runs the policy for others."""
     learns: bool = False
     """True if it takes gradient steps and writes checkpoints: a stop waits for its last one.
 

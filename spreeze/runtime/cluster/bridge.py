@@ -72,7 +72,6 @@ class Host:
         self.allowed = 0
         """Number of the row up to which the host may write, in the ledger's epoch."""
         self.calls: dict[str, tuple[Any, float]] = {}
-        """Other calls in progress, at most one of each method."""
         self.sent: tuple[int, int] = (-1, -1)
         """(epoch, version) of the weights that were last sent to it."""
         self.sent_s = 0.0

@@ -80,7 +80,6 @@ class HostSamplers(threading.Thread):
         self.orphaned = False
         """True once they ended because rows were not requested."""
         self.requested_s = time.monotonic()
-        """Time of the latest request."""
         self.outlet: RowReader | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
         self._events: deque[str] = deque(maxlen=_MAX_EVENTS)
@@ -290,10 +289,8 @@ class HostRun(threading.Thread):
         self.start_name = secrets.token_hex(8)
         """Distinguishes this memory from those of earlier processes on this host."""
         self.failure: str | None = None
-        """Reason for giving it up."""
         self.starts = 0
         self.requested_s = time.monotonic()
-        """Time of the driver's latest request."""
         self._events: deque[str] = deque(maxlen=20)
 
     def run(self) -> None:

@@ -107,7 +107,6 @@ class Collector:
         self.on_episode: Callable[[float, int, bool | None], None] = ignored
         """Called with return, length and success of each episode."""
         self.inline_evaluation: TurnEvaluation | None = None
-        """Evaluations between the episodes that are collected."""
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True

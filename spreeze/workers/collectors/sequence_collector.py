@@ -26,7 +26,6 @@ class SequenceRowWriter(VectorRowWriter):
         assert shape is not None
         self._length, self._burn_in, self._slots = shape.length, shape.burn_in, shape.slots
         self.state = np.zeros((num_envs, shape.state_dim), np.float32)
-        """The policy's states before the next step."""
         slots = self._slots
         self._seen = np.zeros((num_envs, slots + 1, spec.obs_dim), np.float32)
         self._action = np.zeros((num_envs, slots, spec.action_dim), np.float32)

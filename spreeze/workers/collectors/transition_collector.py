@@ -48,7 +48,6 @@ class TransitionCollector(Collector):
         self._unscale_action = ActionScaling(spec, bounded=True)
         self._rows = self._open_rows(spec, num_envs, writer, n_step, gamma)
         self.state = State()
-        """The policy's state in the current episodes."""
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
         self._discounted, self._in_block = DiscountedReturns(gamma), 0

@@ -104,7 +104,6 @@ class DeviceReplay:
 
     def set_batch_size(self, batch_size: int) -> None:
         self.batch = torch.zeros((batch_size, self._layout.width), device=self._rows.device)
-        """[B, W], the rows of the latest draw."""
         self._drawn = torch.zeros(batch_size, dtype=torch.int64, device=self._rows.device)
 
     def draw(self) -> Tensor:
