@@ -73,9 +73,7 @@ def new_name(env_id: str, algo: str, seed: int) -> str:
 
 def names_from(name: str) -> Iterator[str]:
     """A name, then the name with the endings ``-2``, ``-3``, ..."""
-    yield name
-    for number in itertools.count(2):
-        yield f"{name}-{number}"
+    return itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
 
 
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:

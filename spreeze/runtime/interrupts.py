@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,8 +193,5 @@ class Interrupts:
 
 def _position_of(thread: int) -> object:
     """Position of a thread in the code; unchanged while it waits, or computes outside of Python."""
-    frame, position = sys._current_frames().get(thread), []
-    while frame is not None:
-        position.append((id(frame.f_code), frame.f_lasti))
-        frame = frame.f_back
-    return position
+    innermost = sys._current_frames().get(thread)
+    return innermost and [(id(frame.f_code), frame.f_lasti) for frame, _ in traceback.walk_stack(innermost)]

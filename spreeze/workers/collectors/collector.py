@@ -124,8 +124,11 @@ class Collector:
     def _count_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
         self.counts.episodes += 1
-        self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
-        self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+        returns, lengths = zip(*self._recent, strict=True)
+        self.counts.episode_return, self.counts.episode_length = (
+            sum(returns) / len(returns),
+            sum(lengths) / len(lengths),
+        )
         success = self._tasks[index].success if self._tasks else None  # an engine's environments have none
         self.on_episode(self._returns[index], self._lengths[index], success)
 

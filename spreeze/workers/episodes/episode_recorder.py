@@ -105,9 +105,9 @@ class EpisodeRecorder:
         if tape is None or self._held_bytes > _MAX_HELD_BYTES:
             self._tapes.pop(position, None)
             return
-        numbers = _numbers(step.obs, self._spec)
-        tape.obs.append(numbers)
-        self._held_bytes += numbers.nbytes + 100
+        values = _vector_part(step.obs, self._spec)
+        tape.obs.append(values)
+        self._held_bytes += values.nbytes + 100
         if step.action is not None:
             tape.actions.append(step.action.copy())
             tape.rewards.append(step.reward)
@@ -129,10 +129,10 @@ class EpisodeRecorder:
         played = self._played(episodes, seeds)
         if not played:
             return {}
-        spec, numbers = self._spec, dict[str, float]()
+        spec, metrics = self._spec, dict[str, float]()
         if spec.box is not None:
             actions = np.concatenate([np.stack(tape.actions) for _, tape in played])[:, : spec.box.dim]
-            numbers["eval_actions_at_bound"] = float(at_bound(actions, np.stack(spec.box.float32_bounds(), 1)).mean())
+            metrics["eval_actions_at_bound"] = float(at_bound(actions, np.stack(spec.box.float32_bounds(), 1)).mean())
         gamma = None if self._values is None else self._values[0].meta.get("gamma")
         begins, ends = (
             self._values_of(
@@ -146,8 +146,8 @@ class EpisodeRecorder:
                 start_return(np.array(tape.rewards), gamma, None if episode.terminated else float(value))
                 for (episode, tape), value in zip(played, ends, strict=True)
             ]
-            numbers |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(discounted))}
-        return numbers
+            metrics |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(discounted))}
+        return metrics
 
     def _played(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> list[tuple[Episode, _Tape]]:
         """The episodes that are on tape from beginning to end."""
@@ -212,9 +212,10 @@ class EpisodeRecorder:
         return np.zeros(0, np.float32)
 
     def _facts(self, record: Mapping[str, Any], names: Sequence[str], *, drawn: bool) -> dict[str, Any]:
-        spec, actions = self._spec, range(self._spec.action_dim)
-        numbers = 0 if spec.box is None else spec.box.dim
-        options = [0] * numbers + list(() if spec.choices is None else spec.choices.nvec)
+        spec = self._spec
+        options = [0] * (0 if spec.box is None else spec.box.dim) + list(
+            () if spec.choices is None else spec.choices.nvec
+        )
         return {
             "env_id": spec.env_id,
             "fps": self._fps,
@@ -223,7 +224,7 @@ class EpisodeRecorder:
             "return_mean": record["return_mean"],
             "return_std": record["return_std"],
             "played": record["episodes"],
-            "actions": [f"action {column}" for column in actions],
+            "actions": [f"action {column}" for column in range(spec.action_dim)],
             "options": options,
             "bounds": [] if spec.box is None else np.stack(spec.box.float32_bounds(), 1).astype(float).tolist(),
             "obs": _obs_names(spec)[:MAX_OBS],
@@ -256,8 +257,8 @@ class EpisodeRecorder:
         return open_task(self._spec, whole_games=True)
 
 
-def _numbers(obs: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    """The numbers of an observation [O], without its images."""
+def _vector_part(obs: np.ndarray, spec: EnvSpec) -> np.ndarray:
+    """An observation [O] without its images."""
     if spec.frames is None:
         return obs.reshape(-1)
     count = spec.vector_dim - spec.mask_dim

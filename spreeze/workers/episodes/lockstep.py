@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -175,30 +176,27 @@ class _Env:
         self.position, self.total, self.length = -1, 0.0, 0
 
 
+@dataclass
 class _Lockstep:
     """Episodes in progress. The batch size stays the same when environments fall idle, so no result depends on that."""
 
-    def __init__(
-        self,
-        pool: list[Task],
-        count: int,
-        act: Act,
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        on_error: OnError | None,
-        make_task: Callable[[], Task],
-        heartbeat: Callable[[], object],
-    ) -> None:
-        self._pool, self._act, self._seeds = pool, act, seeds
-        self._on_step, self._on_error, self._make_task = on_step, on_error, make_task
-        self._heartbeat = heartbeat
+    pool: list[Task]
+    count: int
+    act: Act
+    seeds: Sequence[int]
+    on_step: OnStep | None
+    on_error: OnError | None
+    make_task: Callable[[], Task]
+    heartbeat: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self._next = 0
         self._done: dict[int, Episode] = {}
-        self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
+        self._envs = [_Env(row, task) for row, task in enumerate(self.pool[: self.count])]
         self._lost_rows: set[int] = set()  # rows whose environment could not be made again
-        spec = pool[0].spec
+        spec = self.pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
-        self._obs, self._state = ObsBuffer(count, spec), State()
+        self._obs, self._state = ObsBuffer(self.count, spec), State()
 
     def run(self, should_stop: Callable[[], bool] | None, whole_rounds: bool) -> list[Episode]:
         settled = 0
@@ -206,7 +204,7 @@ class _Lockstep:
             while busy:
                 if should_stop is not None and should_stop():
                     return self._episodes(before=settled if whole_rounds else self._next)
-                drawn, self._state = self._act(self._obs.array, self._state)
+                drawn, self._state = self.act(self._obs.array, self._state)
                 actions = busy[0].task.unscale_action(drawn)
                 busy = [
                     env for env in busy if self._step(env, actions[env.row]) or (not whole_rounds and self._begin(env))
@@ -219,19 +217,19 @@ class _Lockstep:
 
     def _begin(self, env: _Env) -> bool:
         """Starts the next seed's episode; False if none is left, or its environment is lost."""
-        while self._next < len(self._seeds) and env.row not in self._lost_rows:
+        while self._next < len(self.seeds) and env.row not in self._lost_rows:
             env.position, env.total, env.length = self._next, 0.0, 0
             begin_episode(self._state, env.row)
             self._next += 1
-            self._heartbeat()
+            self.heartbeat()
             try:
-                obs = env.task.reset(seed=int(self._seeds[env.position]))
+                obs = env.task.reset(seed=int(self.seeds[env.position]))
                 self._obs.start(env.row, obs)
             except Exception as error:
                 self._lose(env, error)
                 continue
-            if self._on_step is not None:
-                self._on_step(env.position, env.task, EnvStep(obs, None))
+            if self.on_step is not None:
+                self.on_step(env.position, env.task, EnvStep(obs, None))
             return True
         return False
 
@@ -245,32 +243,32 @@ class _Lockstep:
         self._obs.put(env.row, obs)
         env.total += reward
         env.length += 1
-        if self._on_step is not None:
-            self._on_step(env.position, env.task, EnvStep(obs, action, reward))
+        if self.on_step is not None:
+            self.on_step(env.position, env.task, EnvStep(obs, action, reward))
         if not (terminated or truncated or env.length >= self._limit):
             return True
         self._done[env.position] = Episode(
-            int(self._seeds[env.position]), env.total, env.length, terminated, env.task.success
+            int(self.seeds[env.position]), env.total, env.length, terminated, env.task.success
         )
         return False
 
     def _lose(self, env: _Env, error: Exception) -> None:
         """Ends the episode without a result and replaces its environment."""
-        if self._on_error is None:
+        if self.on_error is None:
             raise error
-        self._on_error(env.position, env.length, error)
-        old, env.length = self._pool.pop(env.row - sum(row < env.row for row in self._lost_rows)), 0
+        self.on_error(env.position, env.length, error)
+        old, env.length = self.pool.pop(env.row - sum(row < env.row for row in self._lost_rows)), 0
         close_in_time(old.close)
         try:
-            env.task = new_task(self._make_task)
+            env.task = new_task(self.make_task)
         except Exception as failure:
             self._lost_rows.add(env.row)
             if len(self._lost_rows) < len(self._envs):
                 return
             if not self._done:
                 raise
-            while self._next < len(self._seeds):  # no environment is left
-                self._on_error(self._next, 0, failure)
+            while self._next < len(self.seeds):  # no environment is left
+                self.on_error(self._next, 0, failure)
                 self._next += 1
         else:
-            self._pool.insert(env.row - sum(row < env.row for row in self._lost_rows), env.task)
+            self.pool.insert(env.row - sum(row < env.row for row in self._lost_rows), env.task)
