@@ -235,8 +235,8 @@ class LearnerSpread:
         self._start = sizes["gossip_radius"] if self._start is None else self._start
         if not self._gossips:
             return sizes
-        numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
-        both = zip(board["norms"], numbers, strict=True)
+        counts = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
+        both = zip(board["norms"], counts, strict=True)
         latest = [norms[np.arange(number - NORMS + 1, number + 1) % NORMS] for norms, number in both]
         if self._lockstep:  # slots after that number hold other updates
             latest = [norms[NORMS // 2 :] for norms in latest]

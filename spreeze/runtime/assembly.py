@@ -90,11 +90,11 @@ class Assembly(contextlib.ExitStack):
     def open(self, create: Callable[[], _T]) -> _T:
         """Creates a channel that lasts as long as the run; a ResourceError if there are too few descriptors."""
         try:
-            made: Any = create()
+            channel: Any = create()
         except OSError as error:
             raise ResourceError(f"no descriptors for {self.plan.samplers} samplers: {error}; raise ulimit -n") from None
-        self.callback(made.close)
-        return made  # type: ignore[no-any-return]
+        self.callback(channel.close)
+        return channel  # type: ignore[no-any-return]
 
     def wakeups(self, count: int) -> tuple[WakeupHandle, ...]:
         return tuple(self.open(Wakeup.create).handle for _ in range(count))

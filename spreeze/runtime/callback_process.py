@@ -40,12 +40,12 @@ def open_callbacks(text: str) -> list[BaseCallback]:
         keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, AttributeError) as error:
         raise ConfigError(f"expected MODULE:CLASS(name=value, ...): {error}") from None
-    made: Any = import_named(module)
+    target: Any = import_named(module)
     for part in name.split("."):
-        made = getattr(made, part, None)
-    if not (isinstance(made, type) and issubclass(made, BaseCallback)):
+        target = getattr(target, part, None)
+    if not (isinstance(target, type) and issubclass(target, BaseCallback)):
         raise ConfigError(f"{module} has no class {name} that is a spreeze.BaseCallback")
-    return [made(**keywords)]
+    return [target(**keywords)]
 
 
 def opened(opening: dict[str, Any], send: Send) -> TakeRow:

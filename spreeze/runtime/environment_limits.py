@@ -171,10 +171,10 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     """Limits of one environment, per process or on the machine."""
     config, env_id = settings.config, probe.spec.env_id
     part = "sampling" if config.on_policy is None else "rollout"
-    each, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""
+    num_envs, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""
     why = f"there can be one {env_id} {where}at a time (a second one: {probe.alone})"
-    if each > 1 and settings.sources.get(f"{part}.envs_per_sampler") == USER:
-        raise ConfigError(f"{part}.envs_per_sampler = {each}: {why}; use --envs-per-sampler 1, or remove it")
+    if num_envs > 1 and settings.sources.get(f"{part}.envs_per_sampler") == USER:
+        raise ConfigError(f"{part}.envs_per_sampler = {num_envs}: {why}; use --envs-per-sampler 1, or remove it")
     reasons = {f"{part}.envs_per_sampler": f"1: {why}"}
     values: Values = {part: {"envs_per_sampler": 1}}
     if probe.alone_in_process and not (config.data_flow.serial and samplers == 1):

@@ -291,14 +291,14 @@ def setting_values(plan: RunPlan) -> dict[str, Any]:
 
 def _opening(name: str, plan: RunPlan, run_dir: Path, known: Any) -> dict[str, Any]:
     stored = known.get(name) if isinstance(known, dict) else None
-    facts = {key: str(value) for key, value in versions().items() if value}
-    facts |= {key: str(value) for key, value in read_run(run_dir).items() if key in ("machine", "started")}
-    facts |= {f"reason of {key}": reason for key, reason in plan.reasons.items()}
+    metadata = {key: str(value) for key, value in versions().items() if value}
+    metadata |= {key: str(value) for key, value in read_run(run_dir).items() if key in ("machine", "started")}
+    metadata |= {f"reason of {key}": reason for key, reason in plan.reasons.items()}
     return {
         "sink": name,
         "run_dir": os.path.abspath(run_dir),
         "project": plan.config.logging.project,
         "settings": setting_values(plan),
-        "facts": facts,
+        "facts": metadata,
         "known": {str(key): str(value) for key, value in stored.items()} if isinstance(stored, dict) else {},
     }

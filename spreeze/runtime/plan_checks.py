@@ -97,14 +97,15 @@ def _check_sequences(plan: RunPlan) -> None:
 
 def _check_device(plan: RunPlan) -> None:
     config, spec, replay = plan.config, plan.spec, plan.config.replay
-    own, device = config.own, config.learner.device
+    algorithm, device = config.own, config.learner.device
     unfit = refusal_on_device(spec.env_id, spec)
     conflicts = {
         f"--env {spec.env_id}: {unfit}": unfit is not None,
-        f"{config.run.algo}.recurrent: policies with a memory are not": getattr(own, "recurrent", "none") != "none",
-        "priority_exponent: priorities of rows are on the host": getattr(own, "priority_exponent", 0.0) > 0.0,
-        "explore_average: the newest weights explore there": getattr(own, "explore_average", False)
-        and getattr(own, "policy_average", 0.0) > 0.0,
+        f"{config.run.algo}.recurrent: policies with a memory are not": getattr(algorithm, "recurrent", "none")
+        != "none",
+        "priority_exponent: priorities of rows are on the host": getattr(algorithm, "priority_exponent", 0.0) > 0.0,
+        "explore_average: the newest weights explore there": getattr(algorithm, "explore_average", False)
+        and getattr(algorithm, "policy_average", 0.0) > 0.0,
         f"replay.her = {replay.her}: goals are added on the host": replay.her != "off",
         "--demonstrations: they are read on the host": bool(replay.demonstrations) or replay.offline,
         "--save-replay: replay is on the device": replay.save,

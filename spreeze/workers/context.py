@@ -71,7 +71,7 @@ class WorkerContext:
         self._slot_index = {name: i for i, name in enumerate(table.slots.get(ROLES[address.role].slots, ()))}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._unsent: dict[str, float] = {}
-        self._share, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
+        self._fraction, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
         self._control[status_table.PID] = os.getpid()
 
     @property
@@ -127,18 +127,18 @@ class WorkerContext:
 
         A rest does not count as waiting for the limiter or the learner.
         """
-        self._share = share = self.sampler_share
-        if share >= 1.0 or (share > 0.0 and now_s >= self._rest_until_s):
+        self._fraction = fraction = self.sampler_share
+        if fraction >= 1.0 or (fraction > 0.0 and now_s >= self._rest_until_s):
             return False
         self.heartbeat(Phase.WAIT)
-        time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - now_s))
+        time.sleep(_REST_S if fraction <= 0.0 else min(_REST_S, self._rest_until_s - now_s))
         return True
 
     def account_work(self, since_s: float) -> None:
         """Notes that the sampler has worked, after which it may have to rest."""
-        if 0.0 < self._share < 1.0:
+        if 0.0 < self._fraction < 1.0:
             now_s = time.perf_counter()
-            self._rest_until_s = now_s + (now_s - since_s) * (1.0 - self._share) / self._share
+            self._rest_until_s = now_s + (now_s - since_s) * (1.0 - self._fraction) / self._fraction
 
     def post(self, **values: float) -> None:
         """Stores numbers into slots by name (see ``metrics.table``); a WorkerError if there is none."""
@@ -179,12 +179,12 @@ class WorkerContext:
         if self.status.header[status_table.EPISODES_WANTED] and self._has_room():
             self.send("episode", numbers=(episode_return, length, success))
 
-    def report_info(self, numbers: InfoNumbers, now_s: float) -> None:
+    def report_info(self, info: InfoNumbers, now_s: float) -> None:
         """Sends the numbers in ``info`` once a second, if the pipe has room; ``now_s``: perf_counter."""
         if now_s < self._next_info_s or not self._has_room():
             return
         self._next_info_s = now_s + _INFO_S
-        sums = numbers.take()
+        sums = info.take()
         for part in () if sums is None else _in_messages(sums):
             self.send("info", **part)
 

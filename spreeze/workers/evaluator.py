@@ -210,7 +210,7 @@ class Evaluation:
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
         self._best = BestPolicy(self._run_dir)
-        self._recorder = EpisodeRecorder(self._run_dir, job.spec, job.config, room=job.max_envs)
+        self._recorder = EpisodeRecorder(self._run_dir, job.spec, job.config, max_envs=job.max_envs)
         self.evaluations = self._unrecorded = 0
         self._target_reached = job.target_return is None
         self.failures = 0
@@ -334,7 +334,7 @@ class Evaluation:
         episodes = run_episodes(
             self._recorder.make_task, policy.act, seeds, on_step, self._should_stop, heartbeat=self._should_stop,
             tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
-            whole_rounds=whole_rounds, room=self._job.max_envs,
+            whole_rounds=whole_rounds, max_tasks=self._job.max_envs,
         )  # fmt: skip
         return episodes, lost
 
@@ -386,7 +386,7 @@ class TurnEvaluation:
     """Plays the newest weights as the evaluator would, for at most ``evaluation.cpu_share`` of the time."""
 
     def __init__(self, context: WorkerContext, job: EvaluatorJob) -> None:
-        self._context, self._share = context, job.config.cpu_share
+        self._context, self._cpu_fraction = context, job.config.cpu_share
         self._evaluation = _evaluation_of(context, job)
         self._watch = WeightsWatch.after_evaluations(Path(job.run_dir))
         self._due_s, self._requests = time.monotonic(), context.count(status_table.EVALUATION_REQUESTS)
@@ -415,7 +415,7 @@ class TurnEvaluation:
         if record is not None:
             context.send("evaluation", **record)
             self._evaluation.test_best()
-        self._due_s = time.monotonic() + (time.monotonic() - began_s) / self._share
+        self._due_s = time.monotonic() + (time.monotonic() - began_s) / self._cpu_fraction
         return self._evaluation.give_back()
 
 
@@ -449,8 +449,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         cells = line.split(",")
         if len(cells) == len(COLUMNS):
             with contextlib.suppress(ValueError):
-                numbers = (int(cell) if cell.lstrip("-").isdigit() else float(cell) for cell in cells)
-                rows.append(dict(zip(COLUMNS, numbers, strict=True)))
+                values = (int(cell) if cell.lstrip("-").isdigit() else float(cell) for cell in cells)
+                rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
 
 

@@ -425,11 +425,11 @@ _MIN_BACKUPS_PER_S = 2.0
 
 
 class TargetPace:
-    """The share of the online weights mixed into the targets per second, which limits how fast values can follow."""
+    """The fraction of the online weights mixed into the targets per second, which limits how fast values can follow."""
 
-    def __init__(self, share: float, gamma: float, n_step: int) -> None:
-        """An update mixes ``share`` of the online weights into the targets, on average."""
-        self._share, self._settles = share, 1.0 - gamma**n_step
+    def __init__(self, tau: float, gamma: float, n_step: int) -> None:
+        """An update mixes the fraction ``tau`` of the online weights into the targets, on average."""
+        self._tau, self._settles = tau, 1.0 - gamma**n_step
         self._start: tuple[float, int] | None = None
         self._done = False
 
@@ -445,19 +445,19 @@ class TargetPace:
         if self._done or elapsed_s < _PACE_S:
             return None
         self._done = True
-        return slow_targets(self._share, (updates - self._start[1]) / elapsed_s, self._settles)
+        return slow_targets(self._tau, (updates - self._start[1]) / elapsed_s, self._settles)
 
 
-def slow_targets(share: float, updates_per_s: float, settles: float) -> str | None:
+def slow_targets(tau: float, updates_per_s: float, settles: float) -> str | None:
     """Advice if target networks follow too slowly, else None.
 
-    Values have the time constant ``1 / (share settles)`` updates, where ``settles`` is 1 - gamma^n.
+    Values have the time constant ``1 / (tau settles)`` updates, where ``settles`` is 1 - gamma^n.
     """
-    backups_per_s = share * updates_per_s
+    backups_per_s = tau * updates_per_s
     if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _MIN_BACKUPS_PER_S:
         return None
     return (
-        f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {share:g} an update, "
+        f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {tau:g} an update, "
         f"{updates_per_s:.3g} updates/s), so values take {1.0 / (backups_per_s * settles):,.0f} s to "
         "converge; choose smaller networks or a smaller --batch-size, else raise tau or n_step"
     )

@@ -39,8 +39,8 @@ class PolicyAverage:
         elapsed = updates - self.updates
         if elapsed >= _AVERAGE_EVERY:
             kept = min(self._decay, (1 + updates) / (10 + updates)) ** elapsed
-            for own, newest in self._parts():
-                own.lerp_(newest, 1.0 - kept)
+            for average, newest in self._parts():
+                average.lerp_(newest, 1.0 - kept)
             self.updates = updates
 
     def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
@@ -49,8 +49,8 @@ class PolicyAverage:
         On a GPU the three copies run in the order of the stream, before the next update.
         """
         newest = [online.clone() for _, online in self._parts()]
-        for own, online in self._parts():
-            online.copy_(own)
+        for average, online in self._parts():
+            online.copy_(average)
         try:
             return self._algorithm.policy_snapshot()
         finally:
@@ -109,23 +109,22 @@ class PeerAverage:
         arrays = self._algorithm.state_arrays()
         names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
         units = np.zeros(0) if self._statistics is None else self._statistics.averaged_statistics()
-        own = [np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])]
+        message = np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])
         self._version += 1
         others = self._living()
-        if self._joins and others:
-            self._joins, own = False, []
-        else:
-            self._gossip.send(own[0], self._version)
+        messages = others if self._joins and others else [message, *others]
+        if messages is not others:
+            self._gossip.send(message, self._version)
         if others:
-            size, every = len(others[0]) - 2 * len(units), [*own, *others]
-            parts = np.split(
-                np.mean([message[:size] for message in every], 0), np.cumsum([arrays[name].size for name in names])[:-1]
-            )
+            self._joins, size = False, len(message) - 2 * len(units)
+            mean = np.mean([message[:size] for message in messages], 0)
+            parts = np.split(mean, np.cumsum([arrays[name].size for name in names])[:-1])
             means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
             self._algorithm.load_state_arrays(arrays | means)
             if self._statistics is not None and len(units):
-                means_of = np.mean([as_float64(message[size:]) for message in every], 0)
-                self._statistics.set_averaged_statistics(means_of)
+                self._statistics.set_averaged_statistics(
+                    np.mean([as_float64(message[size:]) for message in messages], 0)
+                )
         if len(others) == self._num_others:
             return None
         self._num_others = len(others)

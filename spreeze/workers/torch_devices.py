@@ -143,8 +143,8 @@ def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     settings = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
     before = [setting.fp32_precision for setting in settings]
     try:
-        for setting, wanted in zip(settings, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
-            setting.fp32_precision = wanted
+        for setting, value in zip(settings, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
+            setting.fp32_precision = value
         if precision == "float32" and not gpus and largest >= _MIN_FOR_ONEDNN and mkl_lacks_avx512():
             # Permission to round sends matmuls to oneDNN. It does not make use of it where it has no such kernel.
             backends.mkldnn.matmul.fp32_precision = "bf16"

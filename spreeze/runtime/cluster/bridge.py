@@ -223,9 +223,9 @@ class Bridge:
     def _allow(self, hosts: list[Host]) -> None:
         """Divides the rows that the run's limiter allows among the hosts."""
         known = [host for host in hosts if host.ledger.epoch]
-        room = self._job.limiter.rows_allowed(*self._sinks[0].counts())
-        most = 2 * MAX_CHUNK_BYTES // self._layout.row_bytes
-        for host, more in zip(known, quotas(room, [host.outstanding for host in known], most), strict=True):
+        free_rows = self._job.limiter.rows_allowed(*self._sinks[0].counts())
+        max_rows = 2 * MAX_CHUNK_BYTES // self._layout.row_bytes
+        for host, more in zip(known, quotas(free_rows, [host.outstanding for host in known], max_rows), strict=True):
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
     def _request(self, host: Host, now: float) -> None:

@@ -185,7 +185,7 @@ class LearnerBridge:
 
     def _parameters(self) -> int | None:
         if self._size is None:
-            newest = (self._memory.newest(own, (-1, -1)) for own in self._job.messages.own)
+            newest = (self._memory.newest(learner, (-1, -1)) for learner in self._job.messages.own)
             self._size = next((len(message.parameters) for message in newest if message is not None), None)
         return self._size
 

@@ -132,7 +132,7 @@ class Nodes:
         self._ray = ray
         self.address = address
         self.version = str(ray.__version__)
-        self._own = str(ray.get_runtime_context().get_node_id())
+        self._node_id = str(ray.get_runtime_context().get_node_id())
 
     @property
     def is_authenticated(self) -> bool:
@@ -145,7 +145,7 @@ class Nodes:
         return [
             Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), clean(node.get("NodeManagerHostname"), 60))
             for node in self._ray.nodes()
-            if node["Alive"] and str(node["NodeID"]) != self._own
+            if node["Alive"] and str(node["NodeID"]) != self._node_id
         ]
 
     def place(self, node: Node, secret: bytes, job: bytes) -> RemoteGateway:

@@ -106,7 +106,7 @@ class GoalRowWriter(VectorRowWriter):
     ) -> None:
         """``relabelled`` gives the rows of an environment's episode, ``info`` that of its latest step."""
         super().__init__(spec, num_envs, writer, n_step, gamma)
-        self._relabelled, self._info, self._most = relabelled, info, goals * num_envs
+        self._relabelled, self._info, self._max_rows = relabelled, info, goals * num_envs
         self._episodes = [GoalEpisode() for _ in range(num_envs)]
         self._waiting: deque[np.ndarray] = deque()
 
@@ -126,7 +126,7 @@ class GoalRowWriter(VectorRowWriter):
                 episode.terminated.append(bool(batch.terminated[index]))
                 episode.info.append(copy(self._info(index)))  # it may be one object at each step
         self._waiting += [self._relabelled(index, self._episodes[index]) for index in batch.ended]
-        left = self._most
+        left = self._max_rows
         while self._waiting and left:
             rows = self._waiting.popleft()
             if len(rows) > left:

@@ -275,10 +275,10 @@ def reset_seed(seed: int, env: int, episode: int) -> int:
 
 
 class ActionNoise:
-    def __init__(self, seed: int, env: int, noise_dim: int, numbers: int) -> None:
-        """Draws the first ``numbers`` values of a step from a standard normal, the others uniformly from [0, 1)."""
+    def __init__(self, seed: int, env: int, noise_dim: int, continuous: int) -> None:
+        """Draws the first ``continuous`` values of a step from a standard normal, the others uniformly from [0, 1)."""
         self._key = (seed, env)
-        self._noise_dim, self._numbers = noise_dim, numbers
+        self._noise_dim, self._continuous = noise_dim, continuous
         self._block_key: tuple[int, int] | None = None
         self._block = np.zeros((0, noise_dim), np.float32)
 
@@ -289,7 +289,9 @@ class ActionNoise:
             self._block_key = (episode, number)
             # The generator increments the first word; the other two identify the block.
             rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
-            normal = rng.standard_normal((_BLOCK_STEPS, self._numbers), np.float32)
-            self._block = np.hstack((normal, rng.random((_BLOCK_STEPS, self._noise_dim - self._numbers), np.float32)))
+            normal = rng.standard_normal((_BLOCK_STEPS, self._continuous), np.float32)
+            self._block = np.hstack(
+                (normal, rng.random((_BLOCK_STEPS, self._noise_dim - self._continuous), np.float32))
+            )
         noise: np.ndarray = self._block[row]
         return noise

@@ -29,7 +29,7 @@ class SequenceRowWriter(VectorRowWriter):
         slots = self._slots
         self._seen = np.zeros((num_envs, slots + 1, spec.obs_dim), np.float32)
         self._action = np.zeros((num_envs, slots, spec.action_dim), np.float32)
-        self._numbers = np.zeros((num_envs, 4, slots), np.float32)  # reward, terminated, valid, begins
+        self._scalars = np.zeros((num_envs, 4, slots), np.float32)  # reward, terminated, valid, begins
         self._states = np.zeros((num_envs, slots, shape.state_dim), np.float32)
         self._filled = np.full(num_envs, self._burn_in)  # there is nothing before a stream's first slot
         self._begins = np.ones(num_envs, np.float32)
@@ -65,17 +65,17 @@ class SequenceRowWriter(VectorRowWriter):
         self._seen[envs, at], self._action[envs, at], self._states[envs, at] = obs, action, self.state[envs]
         self._seen[envs, at + 1] = self._next_obs[envs]
         for number, values in enumerate((reward * valid, terminated * valid, valid, self._begins[envs])):
-            self._numbers[envs, number, at] = values
+            self._scalars[envs, number, at] = values
         self._filled[envs] = at + 1
         for index in envs[at + 1 == self._slots].tolist():
             rows.append(self._row(index))
             for slots in (self._seen, self._action, self._states):
                 slots[index, : self._burn_in] = slots[index, self._length : self._slots].copy()
-            self._numbers[index, :, : self._burn_in] = self._numbers[index, :, self._length :].copy()
+            self._scalars[index, :, : self._burn_in] = self._scalars[index, :, self._length :].copy()
             self._filled[index] = self._burn_in
 
     def _row(self, index: int) -> np.ndarray:
-        parts = (self._seen[index], self._action[index], self._numbers[index], self._states[index, 0])
+        parts = (self._seen[index], self._action[index], self._scalars[index], self._states[index, 0])
         return np.concatenate(
             [part.reshape(-1) for part in parts] + [np.zeros(int(self._writer.layout.checksum), np.float32)]
         )

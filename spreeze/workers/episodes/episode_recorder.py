@@ -67,9 +67,9 @@ class _Tape:
 class EpisodeRecorder:
     """Keeps three episodes of each evaluation of a run, for at most ``evaluation.keep_episodes`` evaluations."""
 
-    def __init__(self, run_dir: Path, spec: EnvSpec, config: EvaluationConfig, *, room: int | None = None) -> None:
+    def __init__(self, run_dir: Path, spec: EnvSpec, config: EvaluationConfig, *, max_envs: int | None = None) -> None:
         self._run_dir, self._spec, self._config = run_dir, spec, config
-        self._tried = room is not None
+        self._tried = max_envs is not None
         self._tapes: dict[int, _Tape] = {}
         self._held_bytes, self._fps = 0, 30.0
         self._values: tuple[Weights, Weights] | None = None

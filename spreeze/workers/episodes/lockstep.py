@@ -106,7 +106,7 @@ def run_episodes(
     on_error: OnError | None = None,
     whole_rounds: bool = False,
     heartbeat: Callable[[], object] = lambda: None,
-    room: int | None = None,
+    max_tasks: int | None = None,
 ) -> list[Episode]:
     """Runs one episode for each seed, with one policy call a step; returns the finished ones in the order of the seeds.
 
@@ -115,8 +115,8 @@ def run_episodes(
     added to ``tasks``, which the caller closes. An environment that raises or gives a bad transition loses its episode
     and is replaced; without ``on_error`` the error is raised.
 
-    ``room`` is the largest number of environments. There are fewer if a second one cannot be made, starts too slowly
-    or takes too much memory. The policy's batch size stays the same.
+    There are at most ``max_tasks`` environments, and fewer if a second one cannot be made, starts too slowly or takes
+    too much memory. The policy's batch size stays the same.
 
     Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
     episodes start as there are environments, the next ones start when all of these are over, and a round cut by a stop
@@ -127,7 +127,7 @@ def run_episodes(
         if not pool:
             pool.append(new_task(make_task))
         count = min(len(seeds), max_envs or envs_at_once(pool[0].spec))
-        _fill(pool, min(count, room or count), make_task, heartbeat)
+        _fill(pool, min(count, max_tasks or count), make_task, heartbeat)
         lockstep = _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task, heartbeat)
         return lockstep.run(should_stop, whole_rounds)
     finally:

@@ -32,8 +32,8 @@ class DeviceActor:
         if self._kind not in ("squashed_gaussian", "deterministic", "gaussian") or net is None:
             raise UsageError(f"a policy of kind {self._kind} cannot act on a device; it needs numbers as actions")
         self._net: Any = net if isinstance(algorithm, OnPolicyAlgorithm) else net.online
-        least = float(meta.get("exploration_noise", 0.0))
-        self._noise = least, float(meta.get("exploration_noise_max", least))
+        minimum = float(meta.get("exploration_noise", 0.0))
+        self._noise = minimum, float(meta.get("exploration_noise_max", minimum))
         self.device = self._net.flat.device
         self._scale: Tensor | None = None
         self._generator = torch.Generator(self.device).manual_seed(seed)

@@ -278,7 +278,7 @@ def test_where_there_can_be_no_second_environment_one_plays_all(fails):
 
 def test_there_are_no_more_environments_than_room():
     made = []
-    assert len(run_episodes(countdown(made), half, [2, 3, 4, 5], max_envs=4, room=2)) == 4
+    assert len(run_episodes(countdown(made), half, [2, 3, 4, 5], max_envs=4, max_tasks=2)) == 4
     assert len(made) == 2
 
 
