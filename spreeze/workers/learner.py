@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
@@ -26,6 +26,11 @@ from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, op
 from spreeze.workers.jobs import AnyLearnerJob
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
+if TYPE_CHECKING:
+    from spreeze.workers.buffer_learner import RestoredRolloutTrainer
+    from spreeze.workers.on_policy_trainer import OnPolicyTrainer
+    from spreeze.workers.replay_trainer import ReplayTrainer
+
 _POLL_S = 0.0005
 _POST_S = 0.25
 _VALUES_S = 5.0  # least time between two publications of values
@@ -35,33 +40,10 @@ FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0  # longest wait for the disk to take the last weights of a run
 
 
-class Trainer(Protocol):
-    """Takes gradient steps; independent of processes."""
-
-    @property
-    def updates(self) -> int: ...
-
-    def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """The policy's arrays, which another thread may fetch later, and what is published with them."""
-
-    def value_snapshot(self) -> LazySnapshot | None:
-        """Copies of the value networks, for recorded episodes; None if there are none."""
-
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
-        """All that a resume needs: tensors and JSON."""
-
-    def parameters_sha256(self) -> str: ...
-
-    def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]: ...
-
-    def health(self) -> dict[str, float]:
-        """Metrics of the networks that take longer to compute, where known (reads the device)."""
-
-
 class Feed(ABC):
     """A learner's source of data, and the trainer that learns from it; see ``workers.feeds``."""
 
-    trainer: Trainer
+    trainer: ReplayTrainer | OnPolicyTrainer | RestoredRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
     """Replay that checkpoints include."""
     began = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +23,8 @@ from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.metrics.table import Phase
 from spreeze.workers.collectors.collector import Collector, OnError, OnProgress
 from spreeze.workers.on_device.device_actor import DeviceActor
+from spreeze.workers.on_device.device_replay import DeviceRows
+from spreeze.workers.on_device.device_rollout import DeviceRollout
 
 BLOCK = 64
 """Steps of all environments between two reads of the log; reading costs the device a pause of its work."""
@@ -31,18 +32,7 @@ _NAMED = 8
 """Most environments named in a message, beside the first."""
 _GOOD, _ENDED, _BAD_REWARD, _BAD_OBS = 1, 2, 4, 8
 
-
-class DeviceSink(Protocol):
-    """A store for the steps, on the device."""
-
-    def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
-        """Adds a step of N environments where ``good`` [N]; an episode of those is over where ``ended`` [N]."""
-
-    def read_back(self) -> None:
-        """Reads from the device what the host has to know."""
-
-    def forget(self) -> None:
-        """Drops unfinished data, since all environments were reset."""
+DeviceSink = DeviceRows | DeviceRollout
 
 
 class DeviceCollector(Collector):

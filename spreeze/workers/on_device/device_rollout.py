@@ -32,7 +32,7 @@ class DeviceRollout:
         return self.at == self.steps
 
     def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
-        """Adds a step; where it is not ``good`` [N], values may not be finite."""
+        """Adds a step; where it is not ``good`` [N], values may not be finite. ``ended`` [N]: an episode is over."""
         t = self.at
         assert self._actor.log_prob is not None
         self.obs[t], self.next_obs[t], self.action[t] = obs.nan_to_num(0.0, 0.0, 0.0), step.next_obs, action
