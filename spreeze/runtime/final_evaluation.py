@@ -90,7 +90,7 @@ def _played(
             return record
     for group, rows in enumerate(_rows(plan, run_dir)):  # its time may be over between the row and the answer
         if len(rows) > before[group]:
-            return dict(record_of(rows[-1], group, plan.config.evaluation.episodes))
+            return record_of(rows[-1], group, plan.config.evaluation.episodes)
     if AWAKE.slept_s > slept_s and interrupts.count == interrupt_count:  # its time was over when the machine woke
         return _played(plan, run_dir, recorder, interrupts, logs, budget_s)
     if not killed and process.returncode:

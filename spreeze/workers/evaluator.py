@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Required, Self, TypedDict, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -66,31 +66,14 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of ``eval.csv``; wall_s, env_steps and updates are those of the weights when published."""
 
+Record = dict[str, Any]
+"""An evaluation as it is stored, sent and printed: the columns of ``eval.csv``, ``group``, ``success_rate`` if the
+environment reports success, ``metrics`` by their names in the table, and:
 
-class Record(TypedDict, total=False):
-    """An evaluation as it is stored, sent and printed: the columns of ``eval.csv`` and further fields."""
-
-    wall_s: Required[float]
-    env_steps: Required[int]
-    updates: Required[int]
-    epoch: Required[int]
-    version: Required[int]
-    episodes: Required[int]
-    return_mean: Required[float]
-    return_std: Required[float]
-    length_mean: Required[float]
-    group: int
-    episodes_cut: int
-    """Episodes cut by the stop."""
-    episodes_lost: int
-    whole: bool
-    """True if no episode was cut and no more were lost than finished, so that scores are comparable."""
-    success_rate: float
-    metrics: dict[str, float]
-    """By their names in the table of metrics."""
-    target: dict[str, Any] | None
-    """Result for the target return (see ``Evaluation._check_target``); only for a whole evaluation."""
-
+- ``episodes_cut`` by the stop, ``episodes_lost`` to errors; ``whole``: no episode was cut and no more were lost than
+  finished, so that scores are comparable;
+- ``target`` of a whole evaluation: the result for the target return (see ``Evaluation._check_target``).
+"""
 
 T = TypeVar("T")
 _POLL_S = 0.05
@@ -244,14 +227,19 @@ class Evaluation:
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
             return None
-        result, meta = score(episodes), weights.meta
-        record = Record(
-            wall_s=float(meta.get("wall_s", 0.0)), env_steps=int(meta.get("env_steps", 0)),
-            updates=int(meta.get("updates", 0)), epoch=weights.epoch, version=weights.version, group=group,
-            episodes=result.episodes, return_mean=result.return_mean, return_std=result.return_std,
-            length_mean=result.length_mean,
-            episodes_cut=cut, episodes_lost=lost, whole=not cut and lost <= len(episodes),
-        )  # fmt: skip
+        meta = weights.meta
+        record: Record = {
+            "wall_s": float(meta.get("wall_s", 0.0)),
+            "env_steps": int(meta.get("env_steps", 0)),
+            "updates": int(meta.get("updates", 0)),
+            "epoch": weights.epoch,
+            "version": weights.version,
+            "group": group,
+            **score(episodes)._asdict(),
+            "episodes_cut": cut,
+            "episodes_lost": lost,
+            "whole": not cut and lost <= len(episodes),
+        }
         if (success := success_rate(episodes)) is not None:
             record["success_rate"] = success
         record["metrics"] = {"eval_terminated": float(np.mean([episode.terminated for episode in episodes]))}
@@ -269,7 +257,7 @@ class Evaluation:
     def _keep_episodes(self, episodes: list[Episode], seeds: list[int], record: Record, *, last: bool) -> None:
         """Writes the episodes for the page's player; a failure costs only these files."""
         try:
-            if self._recorder.keep(episodes, seeds, dict(record), tries=not last):
+            if self._recorder.keep(episodes, seeds, record, tries=not last):
                 self.close()  # the next ones draw
             self._unrecorded = 0
         except Exception as error:
@@ -428,12 +416,11 @@ def turn_evaluation(
 
 def append_row(path: Path, record: Record) -> None:
     """Appends a row to ``eval.csv`` in a single write, after the header if the file is new."""
-    cells = dict(record)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         if os.fstat(fd).st_size == 0:
             os.write(fd, (",".join(COLUMNS) + "\n").encode())
-        os.write(fd, (",".join(repr(cells[name]) for name in COLUMNS) + "\n").encode())
+        os.write(fd, (",".join(repr(record[name]) for name in COLUMNS) + "\n").encode())
     finally:
         os.close(fd)
 
@@ -457,9 +444,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def record_of(row: dict[str, Any], group: int, wanted: int) -> Record:
     """The record of a row of ``eval.csv``, an evaluation for which ``wanted`` episodes were begun."""
     cut = max(0, wanted - row["episodes"])
-    return cast(
-        "Record", row | {"group": group, "episodes_cut": cut, "episodes_lost": 0, "whole": not cut, "target": None}
-    )
+    return row | {"group": group, "episodes_cut": cut, "episodes_lost": 0, "whole": not cut, "target": None}
 
 
 def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import SLOTS, TABLE, Phase
@@ -49,7 +51,7 @@ _AGAIN_S = 0.5  # Between two pulls of a host that is not available.
 _REPLACE_S = 5.0  # Between two gateways on a host where one cannot work.
 _END_S = 2.0
 _SAMPLER = SLOTS["sampler"]
-_CUMULATIVE = tuple(name in TABLE.cumulative("sampler") for name in _SAMPLER)
+_CUMULATIVE = np.array([name in TABLE.cumulative("sampler") for name in _SAMPLER])
 
 
 def run_bridge(context: WorkerContext, job: BridgeJob) -> None:
@@ -77,8 +79,9 @@ class Host:
         self.sent_s = 0.0
         self.resume_s = self.ping_s = self.requested_s = 0.0
         self.silent = False
-        self._before = slots.tolist()  # Counters of earlier epochs, and of an earlier bridge.
-        self._latest = [0.0] * len(_SAMPLER)
+        self.before = slots.copy()
+        """Counters of earlier epochs, and of an earlier bridge."""
+        self._latest = np.zeros(len(_SAMPLER))
 
     @property
     def name(self) -> str:
@@ -94,20 +97,14 @@ class Host:
         """Takes over the counters that the host sent."""
         slots = facts.get("slots")
         if isinstance(slots, dict):
-            self._latest = [float(slots.get(name, 0.0)) for name in _SAMPLER]
-            self._post()
+            self._latest = np.array([float(slots.get(name, 0.0)) for name in _SAMPLER])
+            self.slots[: len(_SAMPLER)] = self._latest + self.before[: len(_SAMPLER)] * _CUMULATIVE
 
     def begin_epoch(self) -> None:
         """Keeps the counters of the epoch that is over."""
-        for position, counted in enumerate(_CUMULATIVE):
-            if counted:
-                self._before[position] += self._latest[position]
-                self._latest[position] = 0.0
+        self.before[: len(_SAMPLER)] += self._latest * _CUMULATIVE
+        self._latest[_CUMULATIVE] = 0.0
         self.allowed, self.sent = 0, (-1, -1)
-
-    def _post(self) -> None:
-        for position, counted in enumerate(_CUMULATIVE):
-            self.slots[position] = self._latest[position] + (self._before[position] if counted else 0.0)
 
     def post(self, **values: float) -> None:
         for name, value in values.items():
@@ -115,7 +112,7 @@ class Host:
 
     def total(self, name: str, counted: float) -> float:
         """A counter with what an earlier bridge had counted."""
-        return float(self._before[_SLOT_INDEX[name]]) + counted
+        return float(self.before[_SLOT_INDEX[name]]) + counted
 
 
 _SLOT_INDEX = {name: index for index, name in enumerate(SLOTS["host"])}
@@ -135,7 +132,7 @@ class Bridge:
         self._hosts = [Host(index, context.status.slots(row)) for index, row in enumerate(job.host_rows)]
         for host in self._hosts:  # what an earlier bridge left in progress is lost
             host.post(chunks_lost=host.total("chunks_lost", host.slots[_SLOT_INDEX["pulls"]]), pulls=0.0, alive=0.0)
-            host._before = host.slots.tolist()
+            host.before = host.slots.copy()
         self._learner = None if job.learner_wakeup is None else job.learner_wakeup.attach()
         self._weights = open_weights(Path(job.run_dir))
         self._hint, self._shared = -1, None
