@@ -98,11 +98,11 @@ class Host:
         slots = facts.get("slots")
         if isinstance(slots, dict):
             self._latest = np.array([float(slots.get(name, 0.0)) for name in _SAMPLER])
-            self.slots[: len(_SAMPLER)] = self._latest + self.before[: len(_SAMPLER)] * _CUMULATIVE
+            self.slots[: len(_SAMPLER)] = self._latest + np.where(_CUMULATIVE, self.before[: len(_SAMPLER)], 0.0)
 
     def begin_epoch(self) -> None:
         """Keeps the counters of the epoch that is over."""
-        self.before[: len(_SAMPLER)] += self._latest * _CUMULATIVE
+        self.before[: len(_SAMPLER)] += np.where(_CUMULATIVE, self._latest, 0.0)
         self._latest[_CUMULATIVE] = 0.0
         self.allowed, self.sent = 0, (-1, -1)
 
