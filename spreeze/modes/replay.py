@@ -60,8 +60,7 @@ def assemble(run: Assembly) -> None:
     plan, config, data_flow = run.plan, run.plan.config, run.plan.config.data_flow
     groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
-    saved = [load_saved_replay(plan, run.folder(group), ring) for group, ring in enumerate(rings)]
-    returns = [NO_RETURNS if loaded else demonstrated(plan, ring) for ring, loaded in zip(rings, saved, strict=True)]
+    returns = [_load_rows(plan, run.folder(group), ring) for group, ring in enumerate(rings)]
     shares = data_flow.averages_parameters and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
     learner_wakeups = [run.wakeups(1)[0] if data_flow.balanced else None for _ in groups]
@@ -116,17 +115,12 @@ def assemble(run: Assembly) -> None:
         _add_hosts(run, rings[0])
 
 
-def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> bool:
-    """Loads the rows that a group saved in an earlier session, if any; must come before any write into the ring."""
+def _load_rows(plan: RunPlan, folder: Path, ring: ReplayRing) -> ReturnSums:
+    """Loads the rows of an earlier session into an empty ring, else the demonstrations; the sums of their returns."""
     checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
-    if checkpoint is None or checkpoint.replay_path is None:
-        return False
-    load_replay(checkpoint.replay_path, ring)
-    return True
-
-
-def demonstrated(plan: RunPlan, ring: ReplayRing) -> ReturnSums:
-    """Loads the demonstrations, if there are any, into an empty ring; returns the sums of their returns."""
+    if checkpoint is not None and checkpoint.replay_path is not None:
+        load_replay(checkpoint.replay_path, ring)
+        return NO_RETURNS
     text = plan.config.replay.demonstrations
     return load_demonstrations(text, plan.spec, ring, plan.config.algorithm.gamma)[1] if text else NO_RETURNS
 

@@ -257,8 +257,8 @@ class _Lockstep:
         if self.on_error is None:
             raise error
         self.on_error(env.position, env.length, error)
-        old, env.length = self.pool.pop(env.row - sum(row < env.row for row in self._lost_rows)), 0
-        close_in_time(old.close)
+        index, env.length = self.pool.index(env.task), 0
+        close_in_time(self.pool.pop(index).close)
         try:
             env.task = new_task(self.make_task)
         except Exception as failure:
@@ -271,4 +271,4 @@ class _Lockstep:
                 self.on_error(self._next, 0, failure)
                 self._next += 1
         else:
-            self.pool.insert(env.row - sum(row < env.row for row in self._lost_rows), env.task)
+            self.pool.insert(index, env.task)
