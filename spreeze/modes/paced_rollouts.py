@@ -248,7 +248,6 @@ class LearnerSpread:
         }
 
     def _name_slow(self, updates: list[float], now_s: float, recorder: Recorder) -> None:
-        """An event for a learner that takes less than half as many updates as the others, at most one a minute."""
         self._past.append((now_s, updates))
         while len(self._past) > 2 and now_s - self._past[1][0] >= _WINDOW_S:
             self._past.popleft()

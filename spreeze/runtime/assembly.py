@@ -217,7 +217,6 @@ class Assembly(contextlib.ExitStack):
         return CounterSample(now_s, tuple(groups))
 
     def _posted(self, group: int) -> GroupSample:
-        """The slots of a group's workers, and in group 0 of other hosts."""
         specs = [spec for spec in self.specs.values() if spec.address.group == group]
 
         def posted(trait: str) -> tuple[dict[str, float], ...]:

@@ -147,7 +147,6 @@ class Governor:
         return (free - self._fixed) / self._per_sampler
 
     def _limited(self, fitting: float) -> float:
-        """Whole steps that fit, within the limits."""
         steps = math.floor(fitting / STEP + 1e-6)
         working = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - RESTING_SHARE) * self._maximum / STEP) * STEP
         return min(max(steps * STEP, self._minimum, working), self._maximum)

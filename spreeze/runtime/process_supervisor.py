@@ -277,7 +277,6 @@ class ProcessSupervisor:
         end_orphans(self._run_context.nonce)
 
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
-        """True if a worker has used up its time to end since ``start``."""
         now = self._clock()
         phase = self._note_heartbeat(handle, now)
         if not handle.spec.role.learns:
@@ -331,7 +330,6 @@ def _check_half(handles: list[WorkerHandle]) -> None:
 
 
 def _hung_text(spec: WorkerSpec, phase: Phase, silent_s: float, deadline_s: float) -> str:
-    """Message that a worker is hung, with the setting that gives it more time."""
     text = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
     if phase not in _STARTING:
         return text + deadline_text(phase, deadline_s)

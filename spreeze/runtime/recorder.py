@@ -342,7 +342,6 @@ class Recorder:
         self.callbacks.call("on_evaluation", {name: record.get(name) for name in (*COLUMNS, "success_rate")})
 
     def _keep(self, row: EvaluationRow, record: Mapping[str, Any]) -> None:
-        """Stores an evaluation of the run's best learner, with the metrics that came with it."""
         self.curve.append(row)
         self._store.evaluation(row)
         self._loggers.evaluation(row)

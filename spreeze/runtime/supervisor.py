@@ -253,7 +253,6 @@ class _RunLoop:
                 self._recorder.event("warning", f"the visualizer could not be started: {error}")
 
     def _tune(self) -> None:
-        """Starts the tuner once learning has begun, and shows its notes; then governs the samplers of its choice."""
         tuner, began_s = self._assembly.plan.tuner, self._recorder.rates.learning_began_s
         if tuner is None:
             return

@@ -130,7 +130,6 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
 
 
 def _is_requested(context: WorkerContext, seen: int) -> bool:
-    """True if the user has requested more evaluations than ``seen``."""
     return context.count(status_table.EVALUATION_REQUESTS) > seen
 
 
@@ -139,8 +138,6 @@ def _has_changed(hints: np.ndarray, hint: int) -> bool:
 
 
 def _evaluation_of(context: WorkerContext, job: EvaluatorJob) -> Evaluation:
-    """An evaluation with the heartbeat, the stop flag and the messages of this worker."""
-
     def should_stop() -> bool:
         context.heartbeat(Phase.EVALUATE)
         return context.stopping

@@ -208,7 +208,6 @@ class ReplayFeed(RestoredFeed):
         return True
 
     def _open_device(self, learner: LearnerConfig) -> TwoThreads | None:
-        """Prepares this process for these updates; returns the second thread that they may use."""
         self._device.close()
         opened = open_device(learner, self._job.spec, self._job.settings.hidden_sizes, learner.batch_size)
         return self._device.enter_context(opened)[1]

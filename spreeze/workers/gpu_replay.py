@@ -137,7 +137,6 @@ class GpuReplay:
         self._end[shard] = end
 
     def _publish(self, windows: list[tuple[int, int]]) -> None:
-        """Passes the new windows to the draws, which start after the copies."""
         kept = self.rows_per_shard - self._chunk
         lows = np.array(
             [max(low, floor, end - kept) for (low, _), floor, end in zip(windows, self._floor, self._end, strict=True)]

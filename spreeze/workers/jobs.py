@@ -148,7 +148,6 @@ class BufferLearnerJob(AnyRolloutJob):
     envs_per_sampler: int
     rollouts: RolloutsHandle
     weights_channel: ParametersHandle
-    """Channel by which samplers receive new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,15 +192,12 @@ class SamplerJob(AnySamplerJob):
     rows_per_step: int = 1
     """Rows of one env step, at most: its transition, and those with other goals."""
     loaded_rows: int = 0
-    """Rows of its shard that came from an earlier session."""
     stream: int | None = None
     """Number that, with the seed, determines its random numbers; None: its index."""
     weights_channel: ParametersHandle | None = None
     """The memory by which it gets weights; None: files."""
     wakeup: WakeupHandle | None = None
-    """Wakeup by which the learner signals drawn batches; None: it polls."""
     learner_wakeup: WakeupHandle | None = None
-    """Wakeup by which it signals new rows to the learner."""
 
 
 @dataclass(frozen=True, kw_only=True)

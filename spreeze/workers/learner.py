@@ -98,7 +98,6 @@ class Feed(ABC):
         """Tells other learners that this one has finished."""
 
     def _notify(self) -> None:
-        """Wakes the samplers: batches were drawn, or a rollout was taken over."""
         for sampler in self._samplers:
             sampler.notify()
 
@@ -129,7 +128,6 @@ class Learner:
         self._rollbacks = context.count(status_table.ROLLBACKS)
 
     def _now(self) -> dict[str, Any]:
-        """Env steps and wall time of the run, without pauses."""
         return {"env_steps": self._feed.env_steps(), "wall_s": self._job.previous_wall_s + self._feed.session_s()}
 
     @property

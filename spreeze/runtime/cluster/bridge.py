@@ -317,7 +317,6 @@ class Bridge:
         self._hint = hint
 
     def _take_answer(self, host: Host, method: str, reference: Any, requested_s: float) -> None:
-        """Takes the answer to a call other than a pull."""
         received_s = time.time()
         try:
             facts = verify_json(self._secret, b"answer", self._nodes.answer(reference))

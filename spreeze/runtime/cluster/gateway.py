@@ -49,7 +49,6 @@ class GatewayActor:
             self._failure = clean(f"{type(error).__name__}: {error}", 500)
 
     def _start(self) -> None:
-        """Starts samplers; they start an epoch of their own."""
         job = self._job
         assert job is not None
         # The time tells this start from earlier ones with the same job.

@@ -164,7 +164,6 @@ class HostSamplers(threading.Thread):
         return max(1, min(int(core_facts().usable), _MAX_SAMPLERS)), job.envs_per_sampler
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
-        """The choice of this host's tuner, which keeps its results in this host's cache."""
         process = start_process(
             (*_TUNER, *self._job.tune), nonce, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
         )

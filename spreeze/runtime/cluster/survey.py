@@ -81,8 +81,6 @@ def _survey(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str, Any]) -> dict[str, Any]:
-    """Details of one host; a TransportError if its gateway does not work."""
-
     def answer(method: str, facts: dict[str, Any], within_s: float) -> bytes:
         return nodes.answer(gateway.call(method, sign_json(secret, method.encode(), facts)), within_s)
 

@@ -126,7 +126,6 @@ class DeviceCollector(Collector):
         self._heal(code)
 
     def _heal(self, code: np.ndarray) -> None:
-        """Names the environments that gave a bad value, and starts their next episodes."""
         bad = np.argwhere(code >= _BAD_REWARD)
         if not len(bad):
             return
