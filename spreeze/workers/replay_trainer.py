@@ -527,16 +527,14 @@ class ReplayTrainer:
 
     def policy_snapshot(self) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
         """``policy`` without waiting for the device; the arrays may be fetched later, in another thread."""
-        newest = None if self._average is not None and self._explore_average else self.algorithm.policy_snapshot()
-        averaged = None if self._average is None else self._average.snapshot()
+        snapshots = [] if self._average is None else [self._average.snapshot()]
+        if not (snapshots and self._explore_average):
+            snapshots.append(self.algorithm.policy_snapshot())
         scales = self._scales()
 
         def read() -> dict[str, np.ndarray]:
-            if newest is None or averaged is None:
-                only = newest or averaged
-                assert only is not None
-                return only() | scales
-            return with_exploring(averaged(), newest()) | scales
+            arrays = [snapshot() for snapshot in snapshots]
+            return (with_exploring(*arrays) if len(arrays) > 1 else arrays[0]) | scales
 
         return read, self._policy_meta()
 
