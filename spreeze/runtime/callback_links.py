@@ -158,7 +158,11 @@ class EnvironmentArguments:
             return
         try:
             changed = [str(entry) for entry in json.loads(text)]
-            self._check(changed)
+            if engine_of(self._plan.spec.env_id) is not None:
+                raise ValueError("an engine steps several environments at once, whose arguments stay")
+            if self._plan.single_env:
+                raise ValueError("this environment can exist only once, so its arguments stay")
+            parse_args(tuple(changed))
             path = self._run_dir.path / CHANGED_ARGS
             known = json.loads(path.read_text(encoding="utf-8")) if self.version else []
             replace_bytes(path, json.dumps(merged_args(tuple(known), changed)).encode())
@@ -167,10 +171,3 @@ class EnvironmentArguments:
             return
         self.version += 1
         self._on_event("info", f"environments are made anew with {clean(', '.join(changed), 200)}")
-
-    def _check(self, changed: list[str]) -> None:
-        if engine_of(self._plan.spec.env_id) is not None:
-            raise ValueError("an engine steps several environments at once, whose arguments stay")
-        if self._plan.single_env:
-            raise ValueError("this environment can exist only once, so its arguments stay")
-        parse_args(tuple(changed))

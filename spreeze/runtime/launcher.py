@@ -177,12 +177,9 @@ class Launcher:
             given.callback(os.close, lifeline_read)
             os.set_blocking(message_read, False)
             os.set_blocking(message_write, False)
-            address = spec.address
             argument = json.dumps(
                 {
-                    "role": address.role,
-                    "group": address.group,
-                    "index": address.index,
+                    **vars(spec.address),
                     "job_class": f"{type(spec.job).__module__}:{type(spec.job).__name__}",
                     "job": spec.job.to_json(),
                     "row": spec.row,

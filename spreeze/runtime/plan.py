@@ -216,11 +216,10 @@ class RunPlan:
 
         That of the circular buffer includes its learner's copy: observations and some columns of every rollout.
         """
-        if self.config.data_flow.on_device:
-            return "replay", 0, "the replay capacity"
-        if self.config.on_policy is None:
-            size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
-            return "replay", size_bytes, "the replay capacity"
+        on_device = self.config.data_flow.on_device
+        if on_device or self.config.on_policy is None:
+            rings = [] if on_device else [self.ring_spec(group) for group in range(self.learners)]
+            return "replay", sum(ring.size_bytes for ring in rings), "the replay capacity"
         if self.config.data_flow.asynchronous:
             spec = self.rollout_spec()
             rows = spec.num_slots * spec.sync_interval * spec.num_envs

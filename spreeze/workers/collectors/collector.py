@@ -108,6 +108,8 @@ class Collector:
         """Called with return, length and success of each episode."""
         self.inline_evaluation: TurnEvaluation | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._running = np.zeros((2, num_envs))
+        """Return and length of each current episode, where environments step together."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
         """True if the latest step of all environments took long: then each of them has a heartbeat of its own."""
@@ -120,6 +122,10 @@ class Collector:
         task = self._new_task()
         task.info_numbers = self.info
         return task
+
+    def _end_running(self, index: int) -> None:
+        self._returns[index], self._lengths[index] = float(self._running[0, index]), int(self._running[1, index])
+        self._running[:, index] = 0.0
 
     def _count_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))

@@ -57,8 +57,6 @@ class TransitionCollector(Collector):
         self._make_vector, self._seed = make_vector, seeds[0]
         self.keeps_rows = True
         """False: the rows of the next step are dropped, except of images, sequences and goals: these need all rows."""
-        self._running = np.zeros((2, num_envs))
-        """Return and length of each current episode of a vector environment."""
         self._later_seeds = np.random.default_rng(seeds)
         self._vector: VectorTask | None = None
         if make_vector is not None:
@@ -162,8 +160,7 @@ class TransitionCollector(Collector):
         self._running[1] += done.valid
         over = np.flatnonzero(done.terminated | done.truncated).tolist()
         for index in over:
-            self._returns[index], self._lengths[index] = float(self._running[0, index]), int(self._running[1, index])
-            self._running[:, index] = 0.0
+            self._end_running(index)
         return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
 
     def _renew_vector(self) -> None:

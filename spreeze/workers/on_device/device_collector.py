@@ -59,8 +59,6 @@ class DeviceCollector(Collector):
         self._code_log = torch.zeros((BLOCK, num_envs), dtype=torch.uint8, device=device)
         self._sick = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._at, self._next_seed = 0, seed
-        self._running = np.zeros((2, num_envs))
-        """Return and length of each current episode."""
         self.obs = torch.zeros(0)
         self._env: DeviceTask | None = None
         self._make_envs()
@@ -114,11 +112,7 @@ class DeviceCollector(Collector):
         for t in range(steps):
             self._running += reward[t], good[t]
             for index in np.flatnonzero(over[t]).tolist():
-                self._returns[index], self._lengths[index] = (
-                    float(self._running[0, index]),
-                    int(self._running[1, index]),
-                )
-                self._running[:, index] = 0.0
+                self._end_running(index)
                 self._count_episode(index)
         if self._discounted is not None:
             self._discounted.add(reward, over | ~good)
