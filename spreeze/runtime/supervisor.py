@@ -48,50 +48,41 @@ def run_workers(
     """
     recorder = Recorder(plan, run_dir, view)
     watch, logs = OrphanWatch(run_dir.nonce, silent_s=launcher.silent_s), LogKeeper()
+
+    def supervise(plan: RunPlan, leave_free: float | None = None) -> _RunLoop:
+        """Trains with one set of workers; returns once all have ended. ``leave_free``: the user's latest request."""
+        with contextlib.ExitStack() as stack:
+            with interrupts.abandonable():  # a saved replay may have gigabytes
+                run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
+            if run.whole_env_steps is not None:
+                recorder.continue_from(run.whole_env_steps)
+            for text in run.notes:
+                recorder.event("info", text)
+            stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
+            loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
+            if leave_free is not None:
+                loop.keep_free(leave_free)
+            try:
+                loop.start()
+                loop.run()
+            finally:
+                loop.stop()
+        return loop
+
     try:
         watch.start()
         logs.start()
         with interrupts.guarded_by(watch):
-            loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs)
+            loop = supervise(plan)
             while loop.next_plan is not None:
-                plan, free = recorder.go_on_with(loop.next_plan), loop.leave_free
-                loop = _supervise(assemble, plan, run_dir, recorder, interrupts, launcher, logs, free)
+                plan = recorder.go_on_with(loop.next_plan)
+                loop = supervise(plan, loop.leave_free)
         evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
         watch.end()
         logs.close()
         recorder.close(interrupts.again())
     return recorder.outcome
-
-
-def _supervise(
-    assemble: Assemble,
-    plan: RunPlan,
-    run_dir: RunDir,
-    recorder: Recorder,
-    interrupts: Interrupts,
-    launcher: Launcher,
-    logs: LogKeeper,
-    leave_free: float | None = None,
-) -> _RunLoop:
-    """Trains with one set of workers; returns once all have ended. ``leave_free``: the user's latest request."""
-    with contextlib.ExitStack() as stack:
-        with interrupts.abandonable():  # a saved replay may have gigabytes
-            run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
-        if run.whole_env_steps is not None:
-            recorder.continue_from(run.whole_env_steps)
-        for text in run.notes:
-            recorder.event("info", text)
-        stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
-        loop = _RunLoop(run_dir, recorder, interrupts, launcher, run, logs)
-        if leave_free is not None:
-            loop.keep_free(leave_free)
-        try:
-            loop.start()
-            loop.run()
-        finally:
-            loop.stop()
-    return loop
 
 
 class _RunLoop:
