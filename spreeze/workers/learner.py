@@ -37,7 +37,7 @@ _VALUES_S = 5.0  # least time between two publications of values
 _HEALTH_S = 5.0  # least time between two computations of ``health``
 FIRST_CHECKPOINT_S = 5.0
 """Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
-_LAST_PUBLICATION_S = 5.0  # longest wait for the disk to take the last weights of a run
+_LAST_WEIGHTS_S = 5.0  # longest wait for the disk to take the last weights of a run
 
 
 class Feed(ABC):
@@ -184,7 +184,7 @@ class Learner:
         if now - self._posted_s >= _POST_S:
             self._post()
             self._posted_s = now
-        if self._is_publication_due(now):
+        if self._are_weights_due(now):
             if self._is_new:
                 self._publish()
             self._published_s = now
@@ -221,7 +221,7 @@ class Learner:
         self._publish()
         self._checkpoint()  # a learner that dies now starts from here
 
-    def _is_publication_due(self, now: float) -> bool:
+    def _are_weights_due(self, now: float) -> bool:
         every, before = self._job.publish_updates, self._last_published_updates
         if every is None:
             return now - self._published_s >= self._job.learner.publish_interval_s
@@ -239,7 +239,7 @@ class Learner:
             values, self._valued_s = self._trainer.value_snapshot(), perf_counter()
         self._publisher.offer(arrays, meta | self._now(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
-            self._publisher.flush(_LAST_PUBLICATION_S)
+            self._publisher.flush(_LAST_WEIGHTS_S)
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
 
@@ -296,7 +296,7 @@ class Learner:
         if self._is_new:
             self._publish()
         self._checkpoint()
-        self._publisher.flush(_LAST_PUBLICATION_S)
+        self._publisher.flush(_LAST_WEIGHTS_S)
         self._report_unpublished()
         context.post(updates=trainer.updates)
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
@@ -353,7 +353,7 @@ class Publisher:
         with self._change:
             return self._change.wait_for(lambda: self._waiting is None and not self._busy, timeout_s)
 
-    def close(self, timeout_s: float = _LAST_PUBLICATION_S) -> None:
+    def close(self, timeout_s: float = _LAST_WEIGHTS_S) -> None:
         """Writes the waiting version and ends the thread; gives up on a disk that hangs."""
         deadline_s = time.monotonic() + timeout_s
         self.flush(timeout_s)

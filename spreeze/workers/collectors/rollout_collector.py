@@ -24,8 +24,8 @@ _SEED_BITS = 31
 class RolloutPolicy:
     """The policy of the current rollout, read again when a new rollout starts."""
 
-    def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
-        self._rollouts, self._policies = rollouts, policies
+    def __init__(self, rollouts: Rollouts, weights: VersionedParameters) -> None:
+        self._rollouts, self._weights = rollouts, weights
         self._policy: Policy | None = None
         self.version = -1
         """Rollout of the policy that was returned last."""
@@ -34,10 +34,10 @@ class RolloutPolicy:
         """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
         current = self._rollouts.current
         if current != self.version:
-            weights = self._policies.read(current)
-            if weights is None:
+            newest = self._weights.read(current)
+            if newest is None:
                 return None
-            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
+            self._policy = Policy.from_weights(exploring_arrays(newest.arrays), newest.meta)
             self.version = current
         return self._policy
 
@@ -56,10 +56,10 @@ class NewestPolicy:
         return self._order[1] if self._order else 0
 
     def refresh(self) -> None:
-        weights = self._weights.read_latest(self._order)
-        if weights is not None:
-            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
-            self._order = weights.order
+        newest = self._weights.read_latest(self._order)
+        if newest is not None:
+            self._policy = Policy.from_weights(exploring_arrays(newest.arrays), newest.meta)
+            self._order = newest.order
 
     def current(self) -> Policy | None:
         return self._policy
