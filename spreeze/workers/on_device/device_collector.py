@@ -60,7 +60,6 @@ class DeviceCollector(Collector):
         self._sick = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._at, self._next_seed = 0, seed
         self.obs = torch.zeros(0)
-        self._env: DeviceTask | None = None
         self._make_envs()
 
     def step(self, version: int, *, uniform: bool = False) -> None:
@@ -70,7 +69,6 @@ class DeviceCollector(Collector):
             actions = self._actor.uniform(self.num_envs) if uniform else self._actor.act(self.obs)
             chosen = perf_counter()
             self.counts.policy_s += chosen - start
-            assert self._env is not None
             try:
                 step = self._env.step(actions)
             except Exception as error:
@@ -130,7 +128,6 @@ class DeviceCollector(Collector):
         self.counts.transitions_rejected += len(bad) - 1
         self._count_error(where, BadTransition(field, "NaN or infinity"))
         self._running[:, [first, *others]] = 0.0
-        assert self._env is not None
         try:
             with torch.no_grad():
                 self.obs = self._env.restart(self._sick, self.obs)
@@ -145,7 +142,6 @@ class DeviceCollector(Collector):
         """Makes the environments again: all their episodes are lost."""
         self._count_error("environment 0", error)
         self.read_back()
-        assert self._env is not None
         self._env.close()
         self._make_envs()
 
@@ -165,8 +161,7 @@ class DeviceCollector(Collector):
         self._sink.forget()
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
+        self._env.close()
 
 
 def _no_task() -> Task:
