@@ -153,7 +153,7 @@ class ProcessSupervisor:
         """Reaps a worker, or ends one that is hung or too large; returns its last messages."""
         code = process.poll()
         if code is not None:
-            return self._ended(handle, code, now)
+            return self._ended(handle, process, code, now)
         phase = self._note_heartbeat(handle, now)
         silent_s, deadline_s = now - handle.heartbeat_seen_s, handle.spec.deadline_s(phase)
         if silent_s - self._starved_s(handle, process, silent_s, deadline_s) > deadline_s:
@@ -166,8 +166,8 @@ class ProcessSupervisor:
             if too_large is None:
                 return []
             reason = too_large
-        self._kill([handle])
-        messages, _ = self._close(handle)
+        self._kill([process])
+        messages, _ = self._close(handle, process)
         self._failed(handle, reason, now)
         handle.ended_s = now
         return messages
@@ -202,22 +202,19 @@ class ProcessSupervisor:
             handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
         return phase
 
-    def _close(self, handle: WorkerHandle) -> tuple[list[dict[str, Any]], Phase]:
+    def _close(self, handle: WorkerHandle, process: Worker) -> tuple[list[dict[str, Any]], Phase]:
         """Releases the process of a worker that has ended; returns its last messages and its last phase."""
-        process = handle.process
-        assert process is not None
         process.signal_group(signal.SIGKILL)
         messages = self._read(handle)
         process.close()
         handle.process = None
         return messages, Phase(int(self._status.control(handle.spec.row)[status_table.PHASE]))
 
-    def _ended(self, handle: WorkerHandle, code: int, now: float) -> list[dict[str, Any]]:
-        log = handle.process.log if handle.process is not None else None
-        messages, phase = self._close(handle)
+    def _ended(self, handle: WorkerHandle, process: Worker, code: int, now: float) -> list[dict[str, Any]]:
+        messages, phase = self._close(handle, process)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
             return messages
-        last_words = "" if handle.reported or log is None else log.last_words
+        last_words = "" if handle.reported or process.log is None else process.log.last_words
         self._failed(handle, _exit_text(code, phase, handle.oom_kills) + (f": {last_words}" if last_words else ""), now)
         handle.ended_s = now
         return messages
@@ -261,19 +258,19 @@ class ProcessSupervisor:
         """
         self._status.header[status_table.STOP] = 1
         start = self._clock()
-        while living := [handle for handle in self.handles.values() if handle.process is not None]:
-            specs = [handle.spec for handle in living]
+        while living := [(handle, handle.process) for handle in self.handles.values() if handle.process is not None]:
+            specs = [handle.spec for handle, _ in living]
             on_messages(self.wait(0.02, functools.partial(on_wait, specs)))
             on_wait(specs)
             in_hurry, late = hurry(), []
-            for handle in living:
-                if handle.process is not None and handle.process.poll() is not None:
-                    on_messages(self._reap(handle))
+            for handle, process in living:
+                if process.poll() is not None:
+                    on_messages(self._reap(handle, process))
                 elif in_hurry or self._is_late(handle, start):
-                    late.append(handle)
-            self._kill(late)
-            for handle in late:
-                on_messages(self._reap(handle))
+                    late.append((handle, process))
+            self._kill([process for _, process in late])
+            for handle, process in late:
+                on_messages(self._reap(handle, process))
         end_orphans(self._run_context.nonce)
 
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
@@ -285,9 +282,8 @@ class ProcessSupervisor:
         silent_s = now - max(start, handle.heartbeat_seen_s)
         return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
 
-    def _kill(self, handles: list[WorkerHandle]) -> None:
+    def _kill(self, processes: list[Worker]) -> None:
         """Kills workers; those that do not die in time are reported and left behind."""
-        processes = [handle.process for handle in handles if handle.process is not None]
         for process in processes:
             process.signal_group(signal.SIGKILL)
         end = self._clock() + DEATH_S
@@ -295,11 +291,10 @@ class ProcessSupervisor:
             if process.kill_and_wait(max(0.0, end - self._clock())) is None:
                 self.on_event("error", left_behind(process.spec.name, process.pid))
 
-    def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
+    def _reap(self, handle: WorkerHandle, process: Worker) -> list[dict[str, Any]]:
         """Releases a worker that was asked to stop, or that was killed because it did not."""
-        assert handle.process is not None
-        code = handle.process.poll()
-        messages, phase = self._close(handle)
+        code = process.poll()
+        messages, phase = self._close(handle, process)
         if code != 0 and handle.spec.role.learns and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint is used")
