@@ -2,9 +2,8 @@
 
 *Groups.* ``run.learners`` learners run in parallel, each with its own samplers, buffer, weights and checkpoints
 (``workers.roles.Address``). A dead worker does not affect other groups; the run ends if a learner or more than half of
-the samplers of a group cannot be restarted. Metrics are for the whole run: counters and rates are sums over groups,
-other numbers are means, and the score is that of the best learner. With several groups, ``updates_per_s/1`` is that of
-group 1. ``stop.updates`` applies to each learner, the other stop conditions to the run.
+the samplers of a group cannot be restarted. The score of the run is that of the best learner (metrics: ``rates``).
+``stop.updates`` applies to each learner, the other stop conditions to the run.
 
 *Prewarming.* Importing torch dominates the start of short runs, so a learner process loads its libraries while the run
 is still being planned (``launcher.Prewarm``). It is stopped if the tuner has to measure.

@@ -17,11 +17,9 @@ time.
   seconds allow it, by all but their worst second; a load that returns within two minutes extends this wait, up to a
   minute. Never more than six changes in a minute.
 * Where a mode balances production and consumption (TianJi, arXiv 2502.20190, Eq. 3), the limiter holds rows drawn over
-  rows inserted at one ratio. The tuner chose how many samplers there are; of these only so many work as the learner
-  needs: if they wait for it, some rest, so that the cores are the learner's; if it waits for them, more work.
+  rows inserted at one ratio. Only so many samplers work as the learner needs: if they wait for it, some rest.
 * Even where a share is to be left free, an eighth of a sampler stays active. More come back if the learner waits for
-  rows: it must not starve. Each of several learners has its samplers' share of the active ones, and the one that waits
-  most counts.
+  rows. Each of several learners has its samplers' share of the active ones, and the one that waits most counts.
 """
 
 from __future__ import annotations

@@ -365,10 +365,7 @@ class Restarts:
     _times: deque[float] = field(default_factory=deque)
 
     def failed(self, now_s: float) -> None:
-        """Notes a failure and decides when to start again.
-
-        The first in a window waits ``first_delay_s``; the next ones wait ``backoff_s``, doubled up to ``max_delay_s``.
-        """
+        """Notes a failure and decides when to start again: ``first_delay_s``, then ``backoff_s``, doubled each time."""
         if self.forgiven > 0:
             self.forgiven -= 1
             self.due_s = now_s

@@ -254,10 +254,7 @@ class Recorder:
             )
 
     def saving(self, left_bytes: int) -> None:
-        """Shows now and then how much of the last checkpoints is left, while the run waits only for these.
-
-        ``left_bytes`` is 0 before writing starts, and when almost done.
-        """
+        """Shows now and then how much of the last checkpoints is left, while the run waits only for these."""
         now = time.monotonic()
         if now < self._next_saving_s:
             if self._next_saving_s == math.inf:

@@ -3,7 +3,6 @@
 ``roles`` lists them with priority and failure policy. ``jobs`` defines what each one receives: settings, handles of its
 channels, and the function to run. Each process starts in ``main``, with its own ``context``. The loops are in
 ``samplers``, ``learner`` (with ``feeds``), ``evaluator`` and ``visualizer``. Collectors (``collectors``) and trainers
-are independent of processes; mode serial calls them in turns.
-
-``assets/docs/architecture.md`` lists the functions from an observation to the weights' file.
+are independent of processes. ``assets/docs/architecture.md`` lists the functions from an observation to the weights'
+file.
 """

@@ -130,10 +130,7 @@ class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
         previous_env_steps: int,
         session: float,
     ) -> None:
-        """Reads ``rollouts`` as the only reader; ``previous_env_steps`` are those of earlier sessions.
-
-        A checkpoint of the same ``session`` refers to the same rollouts. The learning rate follows ``progress``.
-        """
+        """The learning rate follows ``progress``. A checkpoint of the same ``session`` refers to the same rollouts."""
         super().__init__(algorithm, meta)
         self._rollouts = rollouts
         self._reader = RolloutReader(rollouts, envs_per_sampler, cycles=True)

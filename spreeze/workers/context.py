@@ -290,10 +290,7 @@ def event_text(where: str, error: BaseException, count: int) -> str:
 
 
 def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:
-    """Writes an error and its traceback into a run's ``errors`` folder; ignores a full disk.
-
-    ``process`` is the worker's name; ``kind`` distinguishes errors of one process.
-    """
+    """Writes an error and its traceback into a run's ``errors`` folder; ``kind`` tells those of one process apart."""
     text = "".join(traceback.format_exception(error))
     record = {"process": process, "error": described(error, 1000), "traceback": text[-8000:]}
     with contextlib.suppress(OSError):

@@ -2,10 +2,8 @@
 
 It runs beside training at low priority and feeds nothing back. If a second environment is not possible, the sampler
 plays the evaluations in its own, between episodes (``TurnEvaluation``). ``python -m spreeze.workers.evaluator``
-is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
-
-An environment that raises or gives a bad transition loses its episode; the score is that of the others, with the
-number lost. No failure here is final: the next weights are tried again.
+is the last evaluation of a run. An environment that raises or gives a bad transition loses its episode; the score is
+that of the others, with the number lost.
 
 Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights: a fixed list of ten
 may be easier than nine of ten others, forever. A target return counts as reached when the 99 % lower bound of the mean

@@ -303,10 +303,7 @@ class Learner:
 
 
 class Publisher:
-    """Publishes in a helper thread, so that encoding, hashing and writing do not delay updates.
-
-    At most one version waits; a newer one replaces it.
-    """
+    """Publishes in a helper thread, so that writing does not delay updates; of waiting versions the newest."""
 
     def __init__(
         self,
@@ -314,10 +311,7 @@ class Publisher:
         on_published: Callable[[], None] = lambda: None,
         values: ParameterPublisher | None = None,
     ) -> None:
-        """``on_published`` is called in the helper thread when a new version is visible to readers.
-
-        ``values`` takes the values handed over with a version; a failure there costs nothing else.
-        """
+        """``on_published`` is called in the helper thread; ``values`` takes the values handed over with a version."""
         self.version = -1
         """The newest version visible to readers; -1 before the first."""
         self._store, self._on_published, self._values = store, on_published, values

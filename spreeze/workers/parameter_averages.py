@@ -88,10 +88,7 @@ class PeerAverage:
         joins: bool = False,
         statistics: ReplayTrainer | None = None,
     ) -> None:
-        """``gossip`` connects every learner with every other; running ``statistics`` are averaged too.
-
-        A learner that ``joins`` a running group first takes the mean of the others alone.
-        """
+        """A learner that ``joins`` a running group first takes the mean of the others alone."""
         self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
         self._statistics = statistics
         self._interval, self._due, self._version = interval, -1, 0

@@ -32,10 +32,7 @@ class FailurePolicy(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A kind of worker: priorities, capabilities and what failures mean.
-
-    Its slots in the status table are those whose writer it is in ``spreeze.metrics.table``; deadlines belong to phases.
-    """
+    """A kind of worker: priorities, capabilities and what failures mean; deadlines belong to phases."""
 
     name: str
     limit: RestartLimit

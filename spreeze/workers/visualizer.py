@@ -258,10 +258,7 @@ def write_jpeg(path: Path, frame: np.ndarray) -> None:
 
 
 class ClipWriter:
-    """Encodes frames as they come, so memory does not grow with the length of the clip.
-
-    As a context manager it finishes the file at the end, or removes it when the block raised.
-    """
+    """Encodes frames as they come; as a context manager it finishes the file, or removes it when the block raised."""
 
     def __init__(self, path: Path, frames_per_s: float) -> None:
         self.path, self.frames_per_s, self.frames = path, frames_per_s, 0

@@ -186,10 +186,7 @@ def _prepared(run_dir: Path) -> Task | None:
 
 
 def _draw_later(run_dir: Path | None) -> None:
-    """Loads the packages and prepares the task of a run, if one is named; then draws the requested episode.
-
-    That comes as a JSON line on standard input.
-    """
+    """Loads the packages, prepares the task of a run, if one is named, and draws the episode that comes on stdin."""
     from PIL import Image  # noqa: F401
 
     from spreeze.envs import single_env  # noqa: F401

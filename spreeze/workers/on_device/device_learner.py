@@ -1,8 +1,7 @@
 """The learner of mode ``device``: it steps the environments itself, on its device, and learns in turns with that.
 
 With replay, each step of all environments is followed by the updates that are due, as many as draw
-``replay.samples_per_insert_min`` rows for each new one; with rollouts, one is collected, then learned from. All else is
-as with other learners: weights and checkpoints by files, so that evaluator, visualizer and verbs see no difference.
+``replay.samples_per_insert_min`` rows for each new one; with rollouts, one is collected, then learned from.
 """
 
 from __future__ import annotations
