@@ -394,10 +394,7 @@ def _seems_alive(path: Path) -> bool:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """``run.json``, or an empty dictionary when it is missing or damaged.
-
-    The file may come from anywhere or be damaged, so each field has its type and a possible value, or is missing.
-    """
+    """``run.json`` without fields of impossible values; empty when it is missing or damaged."""
     stored = read_json(path / "run.json")
     fields = {name: checked(name, value) for name, value in stored.items()}
     return {name: value for name, value in fields.items() if value is not None or stored[name] is None}
@@ -556,10 +553,7 @@ def _run_directories(runs_dir: Path) -> list[Path]:
 
 
 def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> Path:
-    """A run by name, by path, or "latest"; a RunError if there is none, or a newer version wrote it.
-
-    ``others`` are names that the user may have meant as well.
-    """
+    """A run by name, by path, or "latest"; a RunError if there is none, where ``others`` may have been meant."""
     runs = list_runs(runs_dir)
     if name_or_path == "latest":
         if not runs:

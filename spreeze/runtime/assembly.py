@@ -273,10 +273,7 @@ def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> Evalu
 
 
 def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
-    """Memory above which an evaluator or visualizer is restarted: half of what is free, or a sampler's by environments.
-
-    Such a worker may have more environments than a sampler.
-    """
+    """Memory above which evaluator or visualizer is restarted: half of what is free, or a sampler's by environments."""
     sampling = plan.config.sampling
     if sampling.memory_limit_bytes is None:
         return limit_of_each(None, 1)

@@ -104,10 +104,7 @@ class Governor:
         self._minimum = STEP
 
     def feed(self, facts: Facts | None) -> Change | None:
-        """Takes in one second; returns a change, or None.
-
-        ``facts`` are None if unknown: no learning yet, a restarted learner, a machine that slept.
-        """
+        """Takes in one second; returns a change, or None. ``facts`` are None if unknown, as before learning."""
         self._now_s += 1
         if facts is None:
             self._seen.clear()

@@ -134,10 +134,7 @@ class _Demand:
         return [counts.each] * counts.samplers + [counts.max_envs] * (counts.max_envs > 0) + [1] * counts.pictures
 
     def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:
-        """The most environments that fit into memory: first the evaluator gets fewer, last pictures are dropped.
-
-        A ResourceError if the ``fixed`` counts, or the least ones, do not fit.
-        """
+        """The most environments that fit into memory, first fewer of the evaluator; a ResourceError if none do."""
         if self.envs_bytes(counts) < _SMALL_SHARE * free_bytes:
             return counts
         wanted = counts

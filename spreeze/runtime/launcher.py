@@ -160,10 +160,7 @@ class Launcher:
         return contextlib.nullcontext()
 
     def wait(self, fds: Collection[int], seconds: float, meanwhile: Callable[[], None]) -> list[int]:
-        """Waits for at most ``seconds``; returns the readable descriptors.
-
-        A launcher that works in this process calls ``meanwhile`` where a turn of its own takes longer.
-        """
+        """Waits at most ``seconds`` for readable descriptors; ``meanwhile`` is called in turns of this process."""
         return readable(fds, seconds)
 
     def start(self, spec: WorkerSpec, run_context: RunContext) -> Worker:
@@ -301,10 +298,7 @@ _PREWARMED = next(role.name for role in ROLES.values() if role.learns)
 
 
 class Prewarm(Launcher):
-    """Starts the first learner in a process that waits with its libraries loaded, and all others fresh.
-
-    The waiting process ends with the ``with`` block unless a worker has taken it.
-    """
+    """Starts the first learner in a process that waits with its libraries loaded until the ``with`` block ends."""
 
     def __init__(self, threads: int, *, wanted: bool = True, gives_way: bool = False) -> None:
         """Starts the process with ``threads`` for its libraries; if not ``wanted``, every worker is a fresh one."""

@@ -132,10 +132,7 @@ class ProcessSupervisor:
             self.first_error = (name, text)
 
     def watch(self) -> list[dict[str, Any]]:
-        """Reaps, checks deadlines, restarts; returns the last messages of ended workers.
-
-        Raises a WorkerError if a worker that the run needs was given up (see ``Role.on_loss``).
-        """
+        """Reaps, checks deadlines, restarts; returns last messages. A WorkerError if a needed worker is given up."""
         now = self._clock()
         messages: list[dict[str, Any]] = []
         look_at_memory = now >= self._next_memory_s

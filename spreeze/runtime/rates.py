@@ -226,10 +226,7 @@ def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: M
 
 
 def _frames(old: _Groups, new: _Groups, batch_size: int) -> float:
-    """Updates between two readings times the batch size at the second.
-
-    The tuner changes it, and a learner halves it if the device has too little memory.
-    """
+    """Updates between two readings times the batch size at the second, which tuner and learner may change."""
     return sum(
         max(after.learner["updates"] - before.learner["updates"], 0.0) * (after.learner.get("batch_size") or batch_size)
         for before, after in zip(old, new, strict=True)

@@ -68,10 +68,7 @@ class Candidate(NamedTuple):
 
 
 class BestPolicy:
-    """``checkpoints/best.safetensors`` of a run, with ``best.json``, and the rule for replacing it.
-
-    The challenger is stored beside it, so that the process of the last evaluation knows it.
-    """
+    """``checkpoints/best.safetensors`` of a run, with ``best.json``, and the challenger beside it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "checkpoints"

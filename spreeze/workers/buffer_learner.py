@@ -219,10 +219,7 @@ class PolicyBroadcast:
         self._updates, self._at_s = -1, 0.0
 
     def after(self, learned: bool, epoch: int) -> float:
-        """Call after each attempt at an update; returns the time taken [s]. ``epoch`` is the start of the learner.
-
-        A policy that is not finite is kept back: the last good one stays.
-        """
+        """Call after each attempt at an update; returns the time taken [s]. A non-finite policy is kept back."""
         new, start = self._trainer.updates - self._updates, perf_counter()
         if new == 0 or (learned and (new < self._every_updates or start - self._at_s < self._min_s)):
             return 0.0

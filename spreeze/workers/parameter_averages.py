@@ -44,10 +44,7 @@ class PolicyAverage:
             self.updates = updates
 
     def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """The algorithm's ``policy_snapshot`` with the averaged weights, for any way in which it reads its policy.
-
-        On a GPU the three copies run in the order of the stream, before the next update.
-        """
+        """The algorithm's ``policy_snapshot`` with the averaged weights; on a GPU in the order of the stream."""
         newest = [online.clone() for _, online in self._parts()]
         for average, online in self._parts():
             online.copy_(average)

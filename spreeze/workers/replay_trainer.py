@@ -619,10 +619,7 @@ class ReplayTrainer:
 
 
 class DeviceNormalizer:
-    """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host, by the latest ``renew``.
-
-    A reward that is not finite counts as 0.
-    """
+    """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host; a reward that is not finite is 0."""
 
     def __init__(self, layout: RowLayout, device: torch.device, stream: DeviceStream) -> None:
         """``stream`` is that of the updates."""

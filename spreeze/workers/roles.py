@@ -82,10 +82,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """Name in logs, messages and metrics: role, group unless it is 0, index if a group can have several.
-
-        ``learner``, ``sampler-3``; in group 1 ``learner-g1``, ``sampler-g1-3``.
-        """
+        """Name in logs and metrics: ``learner``, ``sampler-3``; in group 1 ``learner-g1``, ``sampler-g1-3``."""
         group = f"-g{self.group}" if self.group else ""
         label = ROLES[self.role].label or self.role
         return f"{label}{group}-{self.index}" if ROLES[self.role].several else f"{label}{group}"

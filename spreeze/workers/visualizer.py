@@ -267,10 +267,7 @@ class ClipWriter:
         self._container: Any = av.open(str(self._temporary), mode="w", format="mp4", options={"movflags": "faststart"})
 
     def add(self, frame: np.ndarray) -> None:
-        """Adds one frame, uint8 [H, W, 3], of the first one's size or fitted to it.
-
-        An odd last row or column is shown twice, since yuv420p needs even sizes.
-        """
+        """Adds one frame, uint8 [H, W, 3], fitted to the size of the first, made even for yuv420p."""
         if self._stream is None:
             self._begin(frame)
         picture = av.VideoFrame.from_ndarray(fitted(frame, self._stream.height, self._stream.width), format="rgb24")

@@ -56,10 +56,7 @@ class GatewayActor:
         self._samplers.start()
 
     def pull(self, request: bytes) -> bytes:
-        """The next chunk, when it has its least size or has waited long enough.
-
-        The request says how far the samplers may continue in which epoch; its answer also has ``HostSamplers.facts``.
-        """
+        """The next chunk, once it is large enough or has waited; the request says how far samplers may continue."""
         try:
             return self._chunk(verify_json(self._secret, b"pull", request))
         except (SpreezeError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -101,10 +98,7 @@ class GatewayActor:
         return self._answer(taken)
 
     def listen(self, request: bytes) -> bytes:
-        """The newest message of this host's learner, once it is newer than the request's, or none after a while.
-
-        The answer bears the name of the run's start for which it was asked.
-        """
+        """The newest message of this host's learner, sealed for that start of its run, or none after a while."""
         try:
             fields = verify_json(self._secret, b"listen", request)
             start, (epoch, number) = str(fields["start"]), fields["after"]

@@ -193,10 +193,7 @@ class Nodes:
 def end_gateways(
     nodes: Nodes, gateways: Sequence[RemoteGateway], secret: bytes, timeout_s: float, beat: Callable[[], None]
 ) -> None:
-    """Asks gateways to end, waits for them up to ``timeout_s``, and drops them, as Ray would a little later.
-
-    ``beat`` is called while it waits.
-    """
+    """Asks gateways to end, waits for them up to ``timeout_s``, calling ``beat``, and drops them."""
     requests = [gateway.call("end", sign_json(secret, b"end", {})) for gateway in gateways]
     end = time.monotonic() + timeout_s
     while requests and time.monotonic() < end:
