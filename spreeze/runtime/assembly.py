@@ -70,7 +70,6 @@ class Assembly(contextlib.ExitStack):
         self.whole_env_steps: int | None = None
         """Env steps that a resume continues from, if it collects part of the earlier ones again."""
         self.notes: list[str] = []
-        """Lines for the user about the start of the run."""
         self.measured: Callable[[tuple[GroupSample, ...], float, Recorder], tuple[GroupSample, ...]] | None = None
         """Adds facts on all learners together to a sample of the groups; None: nothing."""
         self.host_rows = range(0)

@@ -29,7 +29,6 @@ from spreeze.errors import UsageError
 from spreeze.run_directory import send_request
 
 CHANGEABLE = ("env.args", "tuning.leave_free")
-"""Settings that may change while a run goes on."""
 MAX_TEXT = 900
 DECLARED = "CALLBACKS"
 """Name by which a module of ``--import`` lists its callbacks."""

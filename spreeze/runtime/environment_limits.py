@@ -26,7 +26,6 @@ class Counts(NamedTuple):
 
     samplers: int
     each: int
-    """In one sampler."""
     max_envs: int
     """Environments of the evaluator at a time; 0: it has none."""
     pictures: bool

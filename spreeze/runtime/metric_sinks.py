@@ -44,7 +44,6 @@ class Opening(NamedTuple):
     project: str
     """Project of Weights & Biases and of trackio, experiment of MLflow."""
     settings: dict[str, Any]
-    """``section.field`` -> value."""
     facts: dict[str, str]
     """Machine, versions and the like, as text."""
     known: dict[str, str]

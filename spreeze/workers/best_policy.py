@@ -63,7 +63,6 @@ class ReturnStats(NamedTuple):
 class Candidate(NamedTuple):
     stats: ReturnStats
     data: bytes
-    """Bytes of its weights' file."""
     record: dict[str, Any]
 
 

@@ -418,7 +418,6 @@ def progress_of(job: AnyLearnerJob, session_s: Callable[[], float]) -> Progress:
 
 
 _PACE_S = 20.0
-"""Time over which the pace is measured, once."""
 _MIN_BACKUPS_PER_S = 2.0
 """Target backups a second, below which values may need minutes to be of the right size."""
 

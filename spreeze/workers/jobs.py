@@ -46,7 +46,6 @@ class AnyLearnerJob(Job):
     previous_wall_s: float
     previous_env_steps: int = 0
     session: float
-    """Identifies this session among all sessions of the run."""
     publishes_values: bool = False
     """True if the values of its networks are published beside its policy, for recorded episodes."""
     publish_updates: int | None = None
@@ -67,7 +66,6 @@ class AnyReplayJob(AnyLearnerJob):
     limiter: RateLimiter
     save_replay: bool = False
     rollback_enabled: bool = False
-    """True if it goes back to its best checkpoint once the return has fallen."""
     sampler_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
     weights_channel: ParametersHandle | None = None
@@ -117,7 +115,6 @@ class DeviceReplayJob(AnyReplayJob):
 @dataclass(frozen=True, kw_only=True)
 class AnyRolloutJob(AnyLearnerJob):
     batch_size: int
-    """Rows of one update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +135,6 @@ class OnPolicyLearnerJob(AnyRolloutJob):
     weights_channel: ParametersHandle
     states: ParametersHandle
     mix: MixSpec | None = None
-    """Parameter mixing with other learners; None: it learns alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +157,6 @@ class EvaluatorJob(Job):
     groups: int = 1
     """Number of learners; their weights are evaluated in turn."""
     target_return: float | None = None
-    """Return at which the run's target is reached, if it has one."""
     max_envs: int | None = None
     """Maximum number of environments at a time; None: as many as suit the task."""
 
@@ -171,7 +166,6 @@ class AnySamplerJob(Job):
     spec: EnvSpec
     index: int
     num_envs: int
-    """Environments of each sampler."""
     seed: int
     nan_policy: str
     evaluation: EvaluatorJob | None = None
@@ -265,7 +259,6 @@ class HostJob(Jsonable):
     rows_per_step: int = 1
     """Both as in ``SamplerJob``."""
     gives_way: bool = False
-    """Samplers run at low priority there, too."""
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
 
@@ -294,7 +287,6 @@ class LearnerBridgeJob(Job):
     messages: GossipHandle
     topology: str
     arguments: tuple[str, ...]
-    """Command line of the run on each other host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +296,6 @@ class UpdateProbeJob(Jsonable):
     algorithm: dict[str, Any]
     normalize_obs: bool
     rows: int
-    """Number of synthetic rows to draw from."""
     memory_cap_bytes: int
     """A measurement that takes more private memory than this is ended."""
 

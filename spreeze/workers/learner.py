@@ -45,7 +45,6 @@ class Feed(ABC):
 
     trainer: ReplayTrainer | OnPolicyTrainer | RestoredRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
-    """Replay that checkpoints include."""
     began = True
     """False until there is enough data to start."""
     ends_by_env_steps = True
@@ -53,7 +52,6 @@ class Feed(ABC):
     publishes = True
     """False if another learner publishes the weights that are evaluated."""
     rollback_enabled = False
-    """True if it can go back to a checkpoint, once the return has fallen."""
     stepping_s = 0.0
     """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
     broadcast_s = 0.0

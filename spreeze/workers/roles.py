@@ -49,7 +49,6 @@ class Role:
     """When memory runs out, Linux kills the process with the highest score first."""
     has_envs: bool = False
     steps: bool = False
-    """True if it steps environments to collect training data."""
     may_end: bool = False
     infers: bool = False
     learns: bool = False

@@ -266,7 +266,6 @@ class HostRunJob(Jsonable):
     """Number of its learner among those of all hosts, of which there are ``learners``."""
     learners: int
     version: str
-    """Version of Spreeze of the run that it joins."""
 
 
 class HostRun(threading.Thread):

@@ -51,7 +51,6 @@ class _Host:
     def __init__(self, node: Node, gateway: RemoteGateway, number: int) -> None:
         self.node, self.gateway, self.number = node, gateway, number
         self.calls: dict[str, Any] = {}
-        """Calls under way, at most one of each method."""
         self.begin("", 0)
         self.ping_s = self.resume_s = 0.0
         self.silent = False

@@ -44,7 +44,6 @@ from spreeze.workers.episodes.episode_redraw import clip_stride, jpeg, replay
 from spreeze.workers.episodes.lockstep import EnvStep, Episode, new_task
 
 MAX_OBS = 64
-"""Columns of an observation that are stored."""
 _MAX_INFO, _MAX_NAME = 16, 60
 _MAX_HELD_BYTES = 64_000_000
 """Memory for the numbers of one evaluation; further episodes are not recorded."""

@@ -42,7 +42,6 @@ from spreeze.run_directory import finite_number, read_config
 from spreeze.workers.episodes.lockstep import new_task
 
 _SIDE = 400
-"""Pixels of a picture's longer side."""
 _QUALITY = 75
 _MAX_FRAMES = 600
 """Most pictures of one episode; a longer episode has more env steps per picture."""

@@ -46,7 +46,6 @@ OnStep = Callable[[int, Task, EnvStep], None]
 class Episode(NamedTuple):
     seed: int
     episode_return: float
-    """Undiscounted sum of the rewards."""
     length: int
     terminated: bool
     """True if the MDP ended, False if time ran out."""

@@ -28,7 +28,6 @@ class DeviceReplay:
     """The newest ``capacity`` rows; ``write`` appends, ``draw`` reads."""
 
     is_copy = False
-    """It is the only replay."""
 
     def __init__(self, layout: RowLayout, capacity: int, batch_size: int, device: torch.device, seed: int) -> None:
         """Allocates the memory; a ResourceError where the device has no room."""
