@@ -4,9 +4,7 @@ A run is alive while its supervisor holds the flock on ``run.lock``; on a file s
 that ``run.json`` names lives and its state is one of a live run. Names cannot leave the runs directory; directories are
 private (0700).
 
-Its files are listed in ``assets/docs/architecture.md``; none is a pickle. With several learners, the first one uses the
-directory itself, and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``,
-``groups/2/``, ...
+Its files are listed in ``assets/docs/architecture.md``; none is a pickle.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ _MAX_BYTES = 1_000_000
 
 
 def group_folder(run: Path, group: int) -> Path:
-    """Directory of a group's weights and checkpoints; that of group 0 is the run directory itself."""
+    """Directory of a group's weights, checkpoints and ``eval.csv``; that of group 0 is the run directory itself."""
     return run / "groups" / str(group) if group else run
 
 

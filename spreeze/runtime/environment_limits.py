@@ -25,7 +25,7 @@ class Counts(NamedTuple):
     """Environments of a run."""
 
     samplers: int
-    each: int
+    per_sampler: int
     max_envs: int
     """Environments of the evaluator at a time; 0: it has none."""
     pictures: bool
@@ -60,21 +60,21 @@ def allowed(
     max_envs = min(config.evaluation.episodes, envs_at_once(probe.spec)) if config.evaluation.enabled else 0
     wanted = Counts(samplers, getattr(config, part).envs_per_sampler, max_envs, config.visualizer.enabled)
     counts, reasons = wanted, dict[str, str]()
-    by_setting = {"each": key, "pictures": "visualizer.enabled"}
+    by_setting = {"per_sampler": key, "pictures": "visualizer.enabled"}
     fixed = {name for name, setting in by_setting.items() if settings.sources.get(setting) == USER}
     fixed |= {"samplers"} if samplers_are_set else set()
-    if probe.start_s > _SLOW_START_S and "each" not in fixed:
+    if probe.start_s > _SLOW_START_S and "per_sampler" not in fixed:
         in_time = max(1, int(_PATIENCE_S // probe.start_s))
-        if in_time < counts.each:
-            counts = counts._replace(each=in_time)
+        if in_time < counts.per_sampler:
+            counts = counts._replace(per_sampler=in_time)
             reasons[key] = f"{in_time}: an environment takes {probe.start_s:.0f} s to start"
     if engine_of(probe.spec.env_id) is None:
         further_bytes, other_bytes = _further(probe), _LEARNER_BYTES + shared_bytes
         demand = _Demand(probe.spec.env_id, probe.memory_bytes, further_bytes, other_bytes)
         fitting = demand.lowered(counts, free_bytes, fixed, config.run.learners)
-        why = f"an environment takes {size(demand.each_bytes)} of memory, {size(free_bytes)} are free"
-        if fitting.each != counts.each:
-            reasons[key] = f"{fitting.each}: {why}"
+        why = f"an environment takes {size(demand.further_bytes)} of memory, {size(free_bytes)} are free"
+        if fitting.per_sampler != counts.per_sampler:
+            reasons[key] = f"{fitting.per_sampler}: {why}"
         if fitting.samplers != counts.samplers:
             reasons[f"{part}.samplers"] = f"{fitting.samplers}: {why}"
         if fitting.pictures != counts.pictures:
@@ -82,7 +82,9 @@ def allowed(
         if fitting.max_envs != counts.max_envs:
             reasons["evaluation.episodes"] = f"{fitting.max_envs} at a time: {why}"
         counts = fitting
-    values: Values = {part: {"envs_per_sampler": counts.each}} if counts.each != wanted.each else {}
+    values: Values = (
+        {part: {"envs_per_sampler": counts.per_sampler}} if counts.per_sampler != wanted.per_sampler else {}
+    )
     if counts.pictures != wanted.pictures:
         values["visualizer"] = {"enabled": False}
     first, further = probe.memory_bytes, _further(probe)
@@ -91,7 +93,7 @@ def allowed(
         settings=_with(settings, values),
         reasons=reasons,
         max_envs=None if counts.max_envs == wanted.max_envs else counts.max_envs,
-        sampler_bytes=first + (counts.each - 1) * further,
+        sampler_bytes=first + (counts.per_sampler - 1) * further,
     )
 
 
@@ -119,41 +121,46 @@ def _further(probe: Probe) -> int:
 class _Demand:
     env_id: str
     first_bytes: int
-    each_bytes: int
+    further_bytes: int
     other_bytes: int  # Memory of the learner and shared memory.
 
     def envs_bytes(self, counts: Counts) -> int:
         """Memory of all environments."""
-        return sum(self.first_bytes + (envs - 1) * self.each_bytes for envs in self._processes(counts))
+        return sum(self.first_bytes + (envs - 1) * self.further_bytes for envs in self._processes(counts))
 
     def total_bytes(self, counts: Counts) -> int:
         return self.other_bytes + self.envs_bytes(counts) + len(self._processes(counts)) * _PROCESS_BYTES
 
     def _processes(self, counts: Counts) -> list[int]:
-        return [counts.each] * counts.samplers + [counts.max_envs] * (counts.max_envs > 0) + [1] * counts.pictures
+        return (
+            [counts.per_sampler] * counts.samplers + [counts.max_envs] * (counts.max_envs > 0) + [1] * counts.pictures
+        )
 
     def lowered(self, counts: Counts, free_bytes: int, fixed: set[str], learners: int) -> Counts:
         """The most environments that fit into memory, first fewer of the evaluator; a ResourceError if none do."""
         if self.envs_bytes(counts) < _SMALL_SHARE * free_bytes:
             return counts
         wanted = counts
-        minima = {"max_envs": min(counts.max_envs, 1), "each": 1, "samplers": learners, "pictures": 0}
+        minima = {"max_envs": min(counts.max_envs, 1), "per_sampler": 1, "samplers": learners, "pictures": 0}
         for name, minimum in minima.items():
             while name not in fixed and getattr(counts, name) > minimum and not self._fits(counts, free_bytes):
                 counts = counts._replace(**{name: type(getattr(counts, name))(getattr(counts, name) - 1)})
         if self._fits(counts, free_bytes):
             return counts
         few = Counts(counts.samplers, 1, min(counts.max_envs, 1), pictures=False)
-        while self._fits(few._replace(each=few.each + 1), free_bytes) and few.each < wanted.each:
-            few = few._replace(each=few.each + 1)
+        while (
+            self._fits(few._replace(per_sampler=few.per_sampler + 1), free_bytes)
+            and few.per_sampler < wanted.per_sampler
+        ):
+            few = few._replace(per_sampler=few.per_sampler + 1)
         remedy = "close other programs, or give it a machine with more memory"
         if self._fits(few, free_bytes):
-            remedy = f"use --envs-per-sampler {few.each}" + (" and --no-visualizer" if counts.pictures else "")
+            remedy = f"use --envs-per-sampler {few.per_sampler}" + (" and --no-visualizer" if counts.pictures else "")
         elif "samplers" in fixed and counts.samplers > learners:
             remedy = "use fewer --samplers"
         raise ResourceError(
-            f"{self.env_id}: an environment takes {size(self.each_bytes)} of memory; {counts.samplers} "
-            f"sampler{'s' * (counts.samplers > 1)} with {counts.each} each"
+            f"{self.env_id}: an environment takes {size(self.further_bytes)} of memory; {counts.samplers} "
+            f"sampler{'s' * (counts.samplers > 1)} with {counts.per_sampler} each"
             f"{', one of the evaluator' if counts.max_envs else ''}"
             f"{', one of the visualizer' if counts.pictures else ''} "
             f"and the learner need {size(self.total_bytes(counts))}, {size(free_bytes)} are free; {remedy}"

@@ -18,7 +18,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from spreeze.formatting import clean
@@ -61,21 +61,6 @@ class Moment(NamedTuple):
     """Seconds since 1970."""
     wall_s: float
     step: int
-
-
-class MetricSink(Protocol):
-    """Has the store's interface. A method may raise anything: the sink is then switched off, and the run continues."""
-
-    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
-        """The values of one time, all finite, by the name of their series."""
-
-    def event(self, moment: Moment, level: str, text: str) -> None: ...
-
-    def clip(self, moment: Moment, path: Path) -> None:
-        """A new MP4 file of the current policy."""
-
-    def close(self, *, failed: bool) -> None:
-        """The end of the session; ``failed`` if the run ended by an error."""
 
 
 class TensorBoardSink:
@@ -281,13 +266,17 @@ class TrackioSink:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Opening, Send], MetricSink]] = {
+SINKS: dict[str, Callable[[Opening, Send], Any]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
     "trackio": TrackioSink,
 }
-"""Sinks by their name in ``logging.sinks``, which is also that of package and extra."""
+"""Sinks by their name in ``logging.sinks``, which is also that of package and extra.
+
+A sink has the methods of these four: ``write`` gets finite values by the names of their series, ``clip`` an MP4 file.
+If one raises, the sink is switched off, and the run continues.
+"""
 
 
 def _has_wandb_key(default_url: str = "") -> bool:
@@ -312,33 +301,19 @@ def _escaped(text: object) -> str:
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", clean(text, 500))
 
 
-class _Clips:
-    """Finds clips that were finished since the last call."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / "videos"
-        self._seen = set(self._found())  # those of an earlier session are logged
-        self._next_s = 0.0
-
-    def _found(self) -> list[Path]:
-        return sorted(self._folder.glob("clip-*.mp4"))
-
-    def new(self, wall_s: float) -> list[Path]:
-        if wall_s < self._next_s:
-            return []
-        self._next_s = wall_s + _CLIP_LOOK_S
-        new = [path for path in self._found() if path not in self._seen]
-        self._seen.update(new)
-        return [path for path in new if not path.is_symlink() and path.stat().st_size <= _MAX_CLIP_BYTES]
+def _clips(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "videos").glob("clip-*.mp4"))
 
 
 def opened(first: dict[str, Any], send: Send) -> TakeRow:
     """Opens the sink that the first row names, and hands it all others."""
     opening = Opening(**first)
-    clips = _Clips(opening.path)  # clips from before the sink is open are new, too
+    # Clips of an earlier session are logged; those that come before the sink is open are new.
+    seen, next_look_s = set(_clips(opening.path)), 0.0
     sink = SINKS[opening.sink](opening, send)
 
     def take(row: dict[str, Any]) -> None:
+        nonlocal next_look_s
         if "end" in row:
             sink.close(failed=bool(row["end"]))
             return
@@ -347,8 +322,12 @@ def opened(first: dict[str, Any], send: Send) -> TakeRow:
             sink.event(moment, *row["event"])
             return
         sink.write(moment, {name: value for name, value in row["values"].items() if math.isfinite(value)})
-        for path in clips.new(moment.wall_s):
-            sink.clip(moment, path)
+        if moment.wall_s >= next_look_s:
+            next_look_s = moment.wall_s + _CLIP_LOOK_S
+            for path in [path for path in _clips(opening.path) if path not in seen]:
+                seen.add(path)
+                if not path.is_symlink() and path.stat().st_size <= _MAX_CLIP_BYTES:
+                    sink.clip(moment, path)
 
     return take
 

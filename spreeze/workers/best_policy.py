@@ -11,8 +11,6 @@ The highest of hundreds of scores is partly luck. The rule:
    policy if its bound over all of its episodes is the higher one.
 4. A policy whose returns lie far above those of the kept one (their means differ by more than four standard deviations
    of each) replaces it at once, unconfirmed: where evaluations are few, a test would come minutes later, or never.
-
-A test takes the place of an evaluation, of at most one in nine, and costs the learner no time.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class RolloutFeed(Feed):
 
     def __init__(self, context: WorkerContext, job: OnPolicyLearnerJob, rollouts: Rollouts) -> None:
         super().__init__(context, job)
-        self._mixer = None if job.mix is None else Mixer(job.mix, _Peers(context, job.mix), self._wait_for_peers)
+        self._mixer = None if job.mix is None else Mixer(job.mix, _living_peers(context, job.mix), self._wait_for_peers)
         self.publishes = self._mixer is None or self._mixer.publishes  # where learners mix, one publishes their mean
         self.trainer = OnPolicyTrainer(
             on_policy_algorithm(job, job.correction),
@@ -357,25 +357,22 @@ class RolloutFeed(Feed):
         return self.trainer.env_steps if self._mixer is None else int(self._mixer.board["env_steps"].sum())
 
 
-class _Peers:
-    """Learners of a run that are alive: their process runs its loop."""
+def _living_peers(context: WorkerContext, spec: MixSpec) -> Callable[[], tuple[int, ...]]:
+    """A function for the learners of a run that are alive: their process runs its loop."""
+    controls = [context.status.control(row) for row in spec.rows]
+    left = spec.memory.attach_board()["left"]
 
-    def __init__(self, context: WorkerContext, spec: MixSpec) -> None:
-        self._controls = [context.status.control(row) for row in spec.rows]
-        self._learner, self._left = spec.learner, spec.memory.attach_board()["left"]
-
-    def __call__(self) -> tuple[int, ...]:
-        return tuple(peer for peer in range(len(self._controls)) if peer == self._learner or self._is_alive(peer))
-
-    def _is_alive(self, peer: int) -> bool:
-        control = self._controls[peer]
-        if self._left[peer] or Phase(int(control[status_table.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
+    def is_alive(peer: int) -> bool:
+        phase = Phase(int(controls[peer][status_table.PHASE]))
+        if left[peer] or phase in (Phase.START, Phase.INIT, Phase.DONE):
             return False
         try:
-            os.kill(int(control[status_table.PID]), 0)
+            os.kill(int(controls[peer][status_table.PID]), 0)
         except (ProcessLookupError, PermissionError):
             return False
         return True
+
+    return lambda: tuple(peer for peer in range(len(controls)) if peer == spec.learner or is_alive(peer))
 
 
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
