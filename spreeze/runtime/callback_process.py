@@ -50,39 +50,34 @@ def open_callbacks(text: str) -> list[BaseCallback]:
 
 def opened(opening: dict[str, Any], send: Send) -> TakeRow:
     """Opens the callbacks that the first row names; each other row calls a method of theirs."""
-    callbacks = [_Hooked(callback, opening, send) for callback in open_callbacks(opening["callback"])]
-    send(episodes=any(callback.wants_episodes for callback in callbacks))
-
-    def take(row: dict[str, Any]) -> None:
-        for callback in callbacks if "hook" in row else ():
-            callback.call(row["hook"], row["arguments"], row["step"])
-
-    return take
-
-
-class _Hooked:
-    def __init__(self, callback: BaseCallback, opening: dict[str, Any], send: Send) -> None:
-        self._callback, self._send, self._failures = callback, send, Counter[str]()
+    callbacks, failures = open_callbacks(opening["callback"]), Counter[tuple[int, str]]()
+    for callback in callbacks:
         callback.run_dir, callback.settings = Path(opening["run_dir"]), opening["settings"]
         callback.env_id, callback.algo = opening["env_id"], opening["algo"]
         callback.logger = Logger(lambda name, value: send(value=(name, value)))
-        self.wants_episodes = type(callback).on_episode_end is not BaseCallback.on_episode_end
+    send(episodes=any(type(row).on_episode_end is not BaseCallback.on_episode_end for row in callbacks))
 
-    def call(self, hook: str, arguments: list[Any], step: int) -> None:
+    def call(index: int, hook: str, arguments: list[Any]) -> None:
         """Calls a method; an exception becomes an event."""
-        name = f"{type(self._callback).__name__}.{hook}"
-        self._callback.num_timesteps = step
-        self._send(calls=name)
+        name = f"{type(callbacks[index]).__name__}.{hook}"
+        send(calls=name)
         try:
-            if getattr(self._callback, hook)(*arguments) is False:
-                self._send(event=("info", f"{name} stops the run"))
-                self._callback.stop()
+            if getattr(callbacks[index], hook)(*arguments) is False:
+                send(event=("info", f"{name} stops the run"))
+                callbacks[index].stop()
         except Exception as error:
-            self._failures[name] += 1
-            if is_power_of_ten(self._failures[name]):
+            failures[index, name] += 1
+            if is_power_of_ten(count := failures[index, name]):
                 traceback.print_exc()
-                times = "" if self._failures[name] == 1 else f" ({self._failures[name]} times so far)"
-                self._send(event=("warning", f"{name} raised {described(error, _MAX_TEXT)}{times}"))
+                times = "" if count == 1 else f" ({count} times so far)"
+                send(event=("warning", f"{name} raised {described(error, _MAX_TEXT)}{times}"))
+
+    def take(row: dict[str, Any]) -> None:
+        for index, callback in enumerate(callbacks) if "hook" in row else ():
+            callback.num_timesteps = row["step"]
+            call(index, row["hook"], row["arguments"])
+
+    return take
 
 
 def main(argv: list[str]) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from spreeze.config import python_path
 from spreeze.machine.hardware import CoreFacts, core_facts
@@ -297,7 +297,7 @@ def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str
 _PREWARMED = next(role.name for role in ROLES.values() if role.learns)
 
 
-class Prewarm(Launcher):
+class Prewarm(Launcher, contextlib.AbstractContextManager["Prewarm"]):
     """Starts the first learner in a process that waits with its libraries loaded until the ``with`` block ends."""
 
     def __init__(self, threads: int, *, wanted: bool = True, gives_way: bool = False) -> None:
@@ -309,9 +309,6 @@ class Prewarm(Launcher):
         if wanted:
             with contextlib.suppress(OSError):  # it only saves time
                 self._start_waiting()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -12,7 +12,7 @@ import os
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import av
 import numpy as np
@@ -257,7 +257,7 @@ def write_jpeg(path: Path, frame: np.ndarray) -> None:
         raise
 
 
-class ClipWriter:
+class ClipWriter(contextlib.AbstractContextManager["ClipWriter"]):
     """Encodes frames as they come; as a context manager it finishes the file, or removes it when the block raised."""
 
     def __init__(self, path: Path, frames_per_s: float) -> None:
@@ -298,9 +298,6 @@ class ClipWriter:
                 self._container.close()
             self._container = None
         self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

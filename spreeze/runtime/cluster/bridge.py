@@ -234,7 +234,7 @@ class Bridge:
             request = sign_json(
                 self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed, "linger_s": self._linger_s}
             )
-            host.pulls.append((host.gateway.pull(request), now))
+            host.pulls.append((host.gateway.call("pull", request), now))
         if host.ledger.epoch and self._order is not None and host.sent < self._order and "weights" not in host.calls:
             host.sent, host.sent_s = self._order, self._published_s
             host.calls["weights"] = (host.gateway.call("weights", self._shared), time.time())

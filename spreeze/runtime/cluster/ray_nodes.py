@@ -116,12 +116,8 @@ class RemoteGateway:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def pull(self, request: bytes) -> Any:
-        return self._actor.pull.options(concurrency_group=PULL).remote(request)
-
     def call(self, method: str, request: Any) -> Any:
-        """Calls another method."""
-        group = PULL if method == "listen" else CONTROL
+        group = PULL if method in ("pull", "listen") else CONTROL
         return getattr(self._actor, method).options(concurrency_group=group).remote(request)
 
 
