@@ -235,7 +235,7 @@ def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups:
     return {"process_group": None if new_session else 0, "start_new_session": new_session}
 
 
-def begin_log(run_dir: Path, name: str, logs: LogKeeper | None) -> Log | KeptLog:
+def begin_log(run_dir: Path, name: str, logs: LogKeeper | None = None) -> Log | KeptLog:
     """The log of a process that is about to start."""
     path = run_dir / "logs" / f"{name}.log"
     kept = None if logs is None else logs.log(path)
@@ -251,11 +251,6 @@ def open_log(log: Log | KeptLog) -> IO[bytes]:
         return log.open() if isinstance(log, KeptLog) else open(log.path, "ab")
     except OSError:
         return open(os.devnull, "ab")
-
-
-def log_file(run_dir: Path, name: str) -> IO[bytes]:
-    """A file object for the log of a process without environments; see ``open_log``."""
-    return open_log(begin_log(run_dir, name, None))
 
 
 def start_process(

@@ -175,8 +175,16 @@ def _check_learners(plan: RunPlan) -> None:
             f"run.learners = {learners}: each needs its own sampler, but there are {plan.samplers}; use "
             f"--samplers {learners} or more"
         )
-    _check_hosts(plan)
-    flow, on_policy = plan.config.data_flow, plan.config.on_policy is not None
+    flow, gala, on_policy = plan.config.data_flow, plan.config.gala, plan.config.on_policy is not None
+    if plan.spans_hosts and flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
+        raise ConfigError(
+            f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
+            "several hosts gossip, but not in lockstep; remove them"
+        )
+    if 0 < plan.all_learners <= learners:
+        raise ConfigError(
+            f"cluster.learners = {plan.all_learners}: this host already has run.learners = {learners}; raise it"
+        )
     if not (flow.mixes_parameters or (flow.averages_parameters and on_policy)):
         return
     if plan.samplers % learners:
@@ -188,7 +196,7 @@ def _check_learners(plan: RunPlan) -> None:
     single_learner = learners == 1 and not plan.spans_hosts
     if single_learner and flow.mixes_parameters and is_set and not plan.to_tune:
         raise ConfigError(
-            f"gala.topology = {plan.config.gala.topology}, gala.mixing = {plan.config.gala.mixing}: "
+            f"gala.topology = {gala.topology}, gala.mixing = {gala.mixing}: "
             "a single learner has no neighbours; add --learners 2, or remove them"
         )
 
@@ -238,17 +246,4 @@ def _check_rollout(plan: RunPlan) -> None:
         raise ConfigError(
             f"learner.precision = {learner.precision}: mode {plan.config.run.mode} learns in float32, so that "
             "results are reproducible; remove it"
-        )
-
-
-def _check_hosts(plan: RunPlan) -> None:
-    data_flow, gala = plan.config.data_flow, plan.config.gala
-    if plan.spans_hosts and data_flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
-        raise ConfigError(
-            f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
-            "several hosts gossip, but not in lockstep; remove them"
-        )
-    if 0 < plan.all_learners <= plan.learners:
-        raise ConfigError(
-            f"cluster.learners = {plan.all_learners}: this host already has run.learners = {plan.learners}; raise it"
         )

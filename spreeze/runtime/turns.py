@@ -18,7 +18,7 @@ from spreeze.machine.processes import DEATH_S, own_mark
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text, deadlines
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, log_file
+from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, begin_log, open_log
 from spreeze.transport.shared_memory import readable, with_own_descriptors
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
@@ -130,7 +130,7 @@ class TurnLauncher(Launcher):
     @contextlib.contextmanager
     def supervised(self, run_dir: Path, nonce: str) -> Iterator[None]:
         """Also marks what the environments of this process start, and keeps their output from standard output."""
-        with log_file(run_dir, RUN) as log, own_mark(nonce), stdout_to_stderr():
+        with open_log(begin_log(run_dir, RUN)) as log, own_mark(nonce), stdout_to_stderr():
             faulthandler.register(signal.SIGUSR1, log, all_threads=True)
             try:
                 yield
