@@ -120,11 +120,8 @@ class RunDir:
     def create(cls, runs_dir: Path, name: str, nonce: str | None = None, *, numbered: bool = False) -> RunDir:
         """Makes a new run directory; the first process whose mkdir succeeds owns the name.
 
-        With ``numbered``, a name that is taken gets the first free ending of ``-2``, ``-3``, ...
-
-        Raises:
-            RunError: the name is taken.
-            ResourceError: not writable, or too little disk.
+        With ``numbered``, a name that is taken gets the first free ending of ``-2``, ``-3``, ...; else a RunError.
+        A ResourceError if the disk is full or not writable.
         """
         check_name(name)
         make_runs_dir(runs_dir)
@@ -157,11 +154,9 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path, nonce: str | None = None) -> RunDir:
-        """Opens an existing run directory to continue it.
+        """Opens an existing run directory to continue it; a ResourceError if it is not writable.
 
-        Raises:
-            RunError: not a run, its supervisor is alive, a link in it leads outside, or a newer version wrote it.
-            ResourceError: not writable.
+        A RunError if it is no run, its supervisor is alive, a link in it leads outside, or a newer version wrote it.
         """
         if not (path / "run.json").is_file():
             raise RunError(f"{path} is not a run directory (no run.json)")

@@ -242,12 +242,7 @@ Assemble = Callable[[Assembly], None]
 
 @contextlib.contextmanager
 def assembled(assemble: Assemble, plan: RunPlan, run_dir: Path, started_s: float) -> Iterator[Assembly]:
-    """The run that a mode's function assembles.
-
-    Raises:
-        ResourceError: there is no room for its memory, or there are too few descriptors.
-        ConfigError: a checkpoint does not fit the settings.
-    """
+    """The run that a mode's function assembles; a ResourceError if there is no room, a ConfigError for a checkpoint."""
     with Assembly(plan, run_dir, started_s) as run:
         assemble(run)
         run.complete()

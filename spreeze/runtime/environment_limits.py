@@ -48,9 +48,7 @@ def allowed(
 ) -> Allowed:
     """Lowers what the user did not set to what the environment allows; ``shared_bytes`` is the run's shared memory.
 
-    Raises:
-        ConfigError: the user requested more environments than are possible.
-        ResourceError: not enough memory for the least, or for the user's request.
+    A ConfigError if the user requested more than is possible, a ResourceError if not even the least fits into memory.
     """
     if probe.alone is not None:
         return _alone(settings, probe, samplers, samplers_are_set=samplers_are_set)

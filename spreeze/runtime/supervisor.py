@@ -42,9 +42,7 @@ def run_workers(
 ) -> Outcome:
     """Trains with the workers that a mode puts together, then evaluates. All have ended when this returns.
 
-    Raises:
-        ResourceError: there is no room for shared memory, or a worker could not be started.
-        ConfigError: a checkpoint does not fit the settings.
+    Raises as ``assembled``, and a ResourceError if a worker could not be started.
     """
     recorder = Recorder(plan, run_dir, view)
     watch, logs = OrphanWatch(run_dir.nonce, silent_s=launcher.silent_s), LogKeeper()

@@ -87,12 +87,8 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         """Continues from the state of the current rollout, if there is one.
 
         ``lag`` is 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
-        every policy. The learning rate follows ``progress``. The file ``fingerprints`` gets a line of hashes at each
-        swap. With a ``mixer``, what is learned is shared with others.
-
-        Raises:
-            CheckpointError: the state belongs to another network.
-            WorkerError: the state is missing.
+        every policy. The file ``fingerprints`` gets a line of hashes at each swap. With a ``mixer``, what is learned is
+        shared with others. A WorkerError if the state is missing, a CheckpointError if it is of another network.
         """
         self.algorithm, self._rollouts, self._memory = algorithm, rollouts, memory
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
