@@ -582,10 +582,7 @@ def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
 
 
 def steer(name_or_path: str, runs_dir: Path, request: str, text: str = "") -> Path:
-    """Sends one of ``REQUESTS`` to a live run, or lets it ``continue`` after a pause; returns its directory.
-
-    A RunError if there is no such run, it is not running, or the request cannot be written.
-    """
+    """Sends one of ``REQUESTS`` to a live run, or lets it ``continue``; returns its directory, or raises a RunError."""
     path = find_live_run(name_or_path, runs_dir)
     if request == "continue":
         (path / "control" / "pause").unlink(missing_ok=True)

@@ -367,11 +367,7 @@ class GraphedUpdates:
         return period * -(-max(period, _SINGLES) // period) + self.in_graph
 
     def run(self, max_updates: int | None = None) -> int:
-        """Starts one launch; returns its number of updates, at most ``max_updates`` (None: no limit).
-
-        Returns before they are done, but waits until at most one earlier launch is in flight, so that the count is
-        never far ahead of the device.
-        """
+        """Starts one launch and returns its number of updates, at most ``max_updates``, before they are done."""
         if len(self._in_flight) >= _MAX_IN_FLIGHT:
             self._in_flight.popleft().wait()
         done = self._launch(max_updates)

@@ -384,10 +384,7 @@ class ReplayTrainer:
         return 1
 
     def update_within_memory(self, max_updates: int | None, on_shrink: Callable[[str], None]) -> int:
-        """``update``, repeated with less memory if the device runs out of it; ``on_shrink`` gets a report of that.
-
-        Any other CUDA error leaves the device unusable and is raised.
-        """
+        """``update``, repeated with less memory if the device runs out of it, of which ``on_shrink`` gets a report."""
         while True:
             try:
                 return self.update(max_updates)

@@ -44,10 +44,7 @@ def synchronise(device: str) -> None:
 
 
 def forget_memory(device: str) -> None:
-    """Frees GPU memory that earlier work of this process left, and resets ``peak_bytes``.
-
-    Objects that refer to each other hold their memory until Python looks for them.
-    """
+    """Frees GPU memory that earlier work of this process left, and resets ``peak_bytes``."""
     gc.collect()
     torch.cuda.init()  # type: ignore[no-untyped-call]  # or there is no peak yet that could be reset
     with contextlib.suppress(RuntimeError):  # the allocator does not free after a recording that failed
@@ -57,10 +54,7 @@ def forget_memory(device: str) -> None:
 
 
 def release_cached() -> None:
-    """Returns the memory that PyTorch and cuBLAS cache to the GPUs; no recorded graph may run or be replayed again.
-
-    cuBLAS keeps a workspace, of up to 32 MiB, for each stream that it was ever used on.
-    """
+    """Returns the memory that PyTorch and cuBLAS cache to the GPUs; no recorded graph may run or be replayed again."""
     cuda: Any = torch.cuda
     if cuda.is_initialized() and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
         cuda.synchronize()
@@ -173,10 +167,6 @@ def open_device(
 
 
 def malloc_trim() -> None:
-    """Asks the allocator to return freed memory to the system (glibc only).
-
-    A checkpoint and a publication written at the same time need some megabytes in different heaps, which would stay
-    that large; over a week such coincidences add up.
-    """
+    """Asks the allocator to return freed memory to the system (glibc only): it would add up over a week."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

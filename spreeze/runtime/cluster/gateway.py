@@ -126,10 +126,7 @@ class GatewayActor:
         return self._answer(taken)
 
     def ping(self, request: bytes) -> bytes:
-        """This host's clock, twice: when the request came and when the answer goes; and how its own run is.
-
-        The request may say which learners are ``living``.
-        """
+        """This host's clock when the request came and when the answer goes, and how its own run is."""
         came_s = time.time()
 
         def status() -> dict[str, Any]:

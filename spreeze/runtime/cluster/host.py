@@ -232,10 +232,7 @@ def sum_counters(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def host_checks(task: dict[str, Any]) -> dict[str, Any]:
-    """Checks of this host: interpreter, memory, and whether the task's environment can be made and stepped here.
-
-    ``task`` has the arguments of ``envs.probe.probe_env``, or nothing.
-    """
+    """Checks of this host: versions, memory, and whether ``task``'s environment can be made and stepped here."""
     checks: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": versions(),
