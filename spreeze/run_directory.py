@@ -232,10 +232,7 @@ class RunDir:
             (self.path / "control" / name).unlink()
 
     def write_state(self, *, durable: bool = False, **fields: Any) -> None:
-        """Merges fields into ``run.json`` atomically; disk errors are ignored, and a damaged file is repaired.
-
-        ``durable``: it is on the disk when this returns, so a power loss leaves this state or a later one.
-        """
+        """Merges fields into ``run.json`` atomically, on the disk if ``durable``; disk errors are ignored."""
         with contextlib.suppress(OSError):
             record = {**self._record, "format": FORMAT, **read_run(self.path), **fields, "heartbeat": time.time()}
             self._record = record

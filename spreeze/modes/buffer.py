@@ -25,7 +25,6 @@ class BufferData(Data):
     """The circular buffer of a learner."""
 
     def __init__(self, rollouts: Rollouts, batch_size: int, first_updates: int) -> None:
-        """``first_updates``: of earlier sessions."""
         self._rollouts, self._batch_size, self._first_updates = rollouts, batch_size, first_updates
         self.size_bytes = rollouts.spec.size_bytes
 

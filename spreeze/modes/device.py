@@ -22,7 +22,6 @@ class DeviceData(Data):
     size_bytes = 0
 
     def __init__(self, run: Assembly, row: int, batch_size: int, first_updates: int) -> None:
-        """``first_updates``: of earlier sessions."""
         self._run, self._row, self._batch_size, self._first_updates = run, row, batch_size, first_updates
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
@@ -34,7 +33,7 @@ class DeviceData(Data):
 
 def assemble(run: Assembly) -> None:
     """One learner, which is its own sampler."""
-    plan, config, row = run.plan, run.plan.config, run.extra_row()
+    plan, config, row = run.plan, run.plan.config, run.rows(1)[0]
     checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
     run.data.append(DeviceData(run, row, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
     fields = run.learner_fields(0)

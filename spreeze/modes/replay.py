@@ -145,10 +145,11 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
         gives_way=config.tuning.give_way,
         tune=plan.host_tune,
     )
+    run.host_rows = run.rows(plan.hosts)
     run.add(
         Address("bridge"),
         BridgeJob(
-            host_rows=tuple(run.hosts(plan.hosts)),
+            host_rows=tuple(run.host_rows),
             address=config.cluster.address,
             run_dir=str(run.run_dir),
             replay=ring.handle,

@@ -151,16 +151,10 @@ class Assembly(contextlib.ExitStack):
         needed_bytes = 0 if requested_bytes else 2 * self.plan.sampler_bytes  # twice what its environments take
         return max(limit_of_each(requested_bytes, self.plan.samplers), needed_bytes)
 
-    def hosts(self, count: int) -> range:
-        """Rows of the status table for other hosts."""
-        self.host_rows = range(self._rows, self._rows + count)
+    def rows(self, count: int) -> range:
+        """Rows of the status table for counters beside those of the workers here."""
         self._rows += count
-        return self.host_rows
-
-    def extra_row(self) -> int:
-        """A row of the status table for counters of a worker beside its own."""
-        self._rows += 1
-        return self._rows - 1
+        return range(self._rows - count, self._rows)
 
     def add(self, address: Address, job: Job, **options: Any) -> None:
         """Adds a worker with its job; ``options`` as in ``WorkerSpec``."""

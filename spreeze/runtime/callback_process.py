@@ -21,10 +21,7 @@ _MAX_TEXT = 500
 
 
 def open_callbacks(text: str) -> list[BaseCallback]:
-    """The callback of ``MODULE:CLASS`` or ``MODULE:CLASS(name=value, ...)``; those of ``MODULE:CALLBACKS``.
-
-    A ConfigError if there is no such class, it is no callback, or an argument is no plain value.
-    """
+    """The callbacks of ``MODULE:CLASS``, ``MODULE:CLASS(name=value)`` or ``MODULE:CALLBACKS``, or a ConfigError."""
     module, _, rest = text.partition(":")
     if rest == DECLARED:
         rows = getattr(import_named(module), DECLARED, ())

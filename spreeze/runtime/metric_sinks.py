@@ -98,10 +98,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """One run of Weights & Biases, which a resumed run continues; offline without a key or a network.
-
-    Its files are in ``wandb/`` beside the runs.
-    """
+    """One run of Weights & Biases, in ``wandb/`` beside the runs, which a resume continues; offline without a key."""
 
     def __init__(self, opening: Opening, send: Send) -> None:
         import wandb

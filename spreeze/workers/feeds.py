@@ -282,7 +282,6 @@ class ReplayFeed(RestoredFeed):
         return self._job.previous_env_steps + int(sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_rows))
 
     def _count_returns(self) -> None:
-        """Passes the returns of all samplers of this session, also on other hosts, to the trainer."""
         slots = self._context.status.slots
         sampled = [np.asarray(slots(row)[_RETURNS]) for row in self._job.sampler_rows]
         self.trainer.count_returns(sum(sampled, start=np.asarray(self._job.returns)))
