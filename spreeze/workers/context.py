@@ -60,8 +60,8 @@ class WorkerContext:
         errors_dir: Path | None = None,
         table: MetricTable = TABLE,
     ) -> None:
-        self.address = address
-        self.status = status
+        self.address, self.name, self.status = address, address.name, status
+        self.run_dir = Path() if errors_dir is None else errors_dir.parent
         self._group = status.group(address.group)
         self.slots = status.slots(row)
         self.counted: list[float] = self.slots.tolist()
@@ -73,10 +73,6 @@ class WorkerContext:
         self._unsent: dict[str, float] = {}
         self._fraction, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
         self._control[status_table.PID] = os.getpid()
-
-    @property
-    def name(self) -> str:
-        return self.address.name
 
     def heartbeat(self, phase: Phase) -> None:
         """Signals that the worker is alive and in this phase; costs two stores, and while recording two more."""
@@ -165,11 +161,6 @@ class WorkerContext:
                 break
             self.send("metrics", **part)
             self._unsent = {name: value for name, value in self._unsent.items() if name not in part["values"]}
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's directory, which has the folder of errors."""
-        return Path() if self._errors_dir is None else self._errors_dir.parent
 
     def episode(self, episode_return: float, length: int, success: bool | None) -> None:
         """Sends an episode to the run's callbacks, if one of them needs episodes and the pipe has room."""

@@ -88,11 +88,6 @@ class Host:
         node = self.node
         return f"host-{self.index}" if node is None else f"host-{self.index} ({node.name or node.address})"
 
-    @property
-    def outstanding(self) -> int:
-        """Rows that it may write or has written, which have not arrived."""
-        return max(0, self.allowed - self.ledger.next_row)
-
     def count(self, facts: dict[str, Any]) -> None:
         """Takes over the counters that the host sent."""
         slots = facts.get("slots")
@@ -222,7 +217,8 @@ class Bridge:
         known = [host for host in hosts if host.ledger.epoch]
         free_rows = self._job.limiter.rows_allowed(*self._sinks[0].counts())
         max_rows = 2 * MAX_CHUNK_BYTES // self._layout.row_bytes
-        for host, more in zip(known, quotas(free_rows, [host.outstanding for host in known], max_rows), strict=True):
+        on_the_way = [max(0, host.allowed - host.ledger.next_row) for host in known]
+        for host, more in zip(known, quotas(free_rows, on_the_way, max_rows), strict=True):
             host.allowed = max(host.allowed, host.ledger.next_row) + more
 
     def _request(self, host: Host, now: float) -> None:

@@ -26,12 +26,12 @@ LOCAL = "local"
 _MAX_LOCAL = 64
 _KNOCK_S = 3.0
 _END_TURN_S = 0.1  # Between two beats while gateways end.
-_LOOPBACK = "127.0.0.1"  # Ray's servers listen on this address alone where a node has it as its own.
 _TOKENS_SINCE = (2, 52)  # Version of Ray from which on a token can be requested; earlier ones ignore the variable.
 _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 """How a client of gRPC starts, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
 _FOLDER_IN, _FOLDER = "/tmp", "spz-ray-"
-_STORE_BYTES = 100 * 2**20
+_LOCAL_NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
+"""Arguments of a node here; Ray's servers listen on the loopback address alone where a node has it as its own."""
 _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -273,7 +273,7 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         lean = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-        head = {**self._arguments(), **lean, "_system_config": _HEALTH}
+        head = {**_LOCAL_NODE, **lean, "_system_config": _HEALTH}
         with _handlers_kept():
             self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = str(self._cluster.address)
@@ -281,14 +281,10 @@ class LocalCluster:
         for _ in range(hosts):
             self.add()
 
-    @staticmethod
-    def _arguments() -> dict[str, Any]:
-        return {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "node_ip_address": _LOOPBACK}
-
     def add(self) -> None:
         """Starts one more host."""
         with _handlers_kept():
-            self.hosts.append(self._cluster.add_node(**self._arguments()))
+            self.hosts.append(self._cluster.add_node(**_LOCAL_NODE))
 
     def close(self) -> None:
         """Ends all of it."""
