@@ -2,13 +2,12 @@
 
 With a lag of 0 rollout and learning take turns: the synchronous baseline.
 
-*Several learners* (GALA, arXiv 1906.04585; TianJi), each with samplers of its own: the seed of its environments is
-``run.seed`` + its number. All start with the same parameters. After an update each sends its parameters to its
-out-neighbours, takes the mean with the messages of its in-neighbours, and continues; it waits only for one that
-has sent nothing for ``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published
-and evaluated; each learner writes checkpoints of its own. In mode tianji each takes the mean of all parameters every
-``learner.average_interval`` updates; each policy is published and evaluated. Learners of other hosts may be in the
-ring (``--cluster``): a run on each host, which starts with a neighbour's parameters.
+*Several learners* (GALA, arXiv 1906.04585; TianJi) have samplers of their own, with seeds ``run.seed`` + their number,
+and start with the same parameters. After an update each sends its parameters to its out-neighbours, takes the mean with
+the messages of its in-neighbours, and continues; it waits only for one that has sent nothing for
+``gala.max_staleness`` rollouts (``transport.mixing``). The mean of all policies is published and evaluated. In mode
+tianji each takes the mean of all parameters every ``learner.average_interval`` updates; each policy is published and
+evaluated. Learners of other hosts may be in the ring (``--cluster``), each of a run on its host.
 
 *Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
 steps of one size of either. The mean of n such steps is 1/sqrt(n) as long as one step from all rows would be. So the

@@ -169,7 +169,6 @@ class _Demand:
 
 
 def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set: bool) -> Allowed:
-    """Limits of one environment, per process or on the machine."""
     config, env_id = settings.config, probe.spec.env_id
     part = "sampling" if config.on_policy is None else "rollout"
     num_envs, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""

@@ -19,7 +19,6 @@ from spreeze.machine.output import BackgroundWriter, print_error, send_nowhere
 from spreeze.machine.processes import ENDING, family, resume_family, stop_family
 from spreeze.machine.watcher import NOTICED, OrphanWatch
 
-_STANDARD_FDS = (0, 1, 2)
 _STUCK_S, _LONGEST_S = 1.5, 5.0
 """Time from the second Ctrl-C until this process ends by force: if it is stuck, and in any case."""
 _SAME_POSITION_S = 1.0  # The main thread is stuck if its position has not changed for this long.
@@ -66,7 +65,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         # Determined now: the descriptor of a closed terminal is no longer recognised as one.
-        self._terminals = [fd for fd in _STANDARD_FDS if os.isatty(fd)]
+        self._terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
         self._main = threading.get_ident()
         handlers: dict[signal.Signals, Any] = dict.fromkeys(ENDING, self._handle)
         handlers |= {signal.SIGCONT: self._continued, signal.SIGTTOU: signal.SIG_IGN}

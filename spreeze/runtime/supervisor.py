@@ -148,7 +148,10 @@ class _RunLoop:
                 self._report_hang_up()
                 self._post_header()
                 if self._timeline.is_due:
-                    self._write_timeline()
+                    try:
+                        self._timeline.finish()
+                    except OSError as error:
+                        self._recorder.event("warning", f"timeline not written: {error}")
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
@@ -225,12 +228,6 @@ class _RunLoop:
         if measured is None:
             return sample
         return dataclasses.replace(sample, groups=measured(sample.groups, sample.t_s, self._recorder))
-
-    def _write_timeline(self) -> None:
-        try:
-            self._timeline.finish()
-        except OSError as error:
-            self._recorder.event("warning", f"timeline not written: {error}")
 
     def _start_visualizer(self) -> None:
         began_s = self._recorder.rates.learning_began_s

@@ -33,7 +33,6 @@ _UPDATES = SLOTS["learner"].index("updates")
 _BROADCAST_S = 0.002
 """Least time between two policies for the samplers while there is something to learn from."""
 _RECENT = 64
-"""Number of latest values over which uses and lag are averaged."""
 
 
 def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> Iterator[None]:

@@ -97,7 +97,6 @@ class DeviceEnvs(Jsonable):
     seed: int
     nan_policy: str
     row: int
-    """Row of the status table with the counters of a sampler."""
     steps: int = 0
     """T: env steps of each environment in a rollout; 0 with replay."""
     capacity: int = 0
@@ -189,7 +188,6 @@ class SamplerJob(AnySamplerJob):
     stream: int | None = None
     """Number that, with the seed, determines its random numbers; None: its index."""
     weights_channel: ParametersHandle | None = None
-    """The memory by which it gets weights; None: files."""
     wakeup: WakeupHandle | None = None
     learner_wakeup: WakeupHandle | None = None
 

@@ -246,7 +246,6 @@ class Learner:
             self._context.event("warning", text)
 
     def _checkpoint(self) -> bool:
-        """Writes a checkpoint; True if that succeeded."""
         start = perf_counter()
         self._context.heartbeat(Phase.CHECKPOINT)
         try:

@@ -55,7 +55,6 @@ class PolicyAverage:
                 online.copy_(kept)
 
     def _parts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of the average and the newest vector of parameters."""
         newest = self._algorithm.policy_parameters
         return list(zip(torch.split(self.weights, [len(part) for part in newest]), newest, strict=True))
 
@@ -126,7 +125,6 @@ class PeerAverage:
         return f"update {updates}: averages parameters with {self._num_others} other learner{plural}"
 
     def _living(self) -> list[np.ndarray]:
-        """Newest message of each other learner that still sends."""
         for message in self._gossip.receive():
             self._newest[message.sender] = message.parameters, self._version
         return [parameters for parameters, since in self._newest.values() if self._version - since < _SILENT_STEPS]

@@ -186,7 +186,6 @@ class _Show:
         self._return, self._at_start, self._state = 0.0, True, State()
 
     def _advance(self, policy: Policy, steps: int) -> None:
-        """Takes at most ``steps`` env steps, and ends with the episode."""
         for _ in range(steps):
             drawn, self._state = policy.act(self._obs.array, self._state)
             action = self._task.unscale_action(drawn)

@@ -79,8 +79,7 @@ class Host:
         self.sent_s = 0.0
         self.resume_s = self.ping_s = self.requested_s = 0.0
         self.silent = False
-        self.before = slots.copy()
-        """Counters of earlier epochs, and of an earlier bridge."""
+        self.before = slots.copy()  # counters of earlier epochs, and of an earlier bridge
         self._latest = np.zeros(len(_SAMPLER))
 
     @property

@@ -103,9 +103,7 @@ class Collector:
         self._errors = 0
         self._tasks: list[Task] = []
         self._versions: list[int] = []
-        """Versions of the arguments that each environment was made with."""
         self.on_episode: Callable[[float, int, bool | None], None] = ignored
-        """Called with return, length and success of each episode."""
         self.inline_evaluation: TurnEvaluation | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._running = np.zeros((2, num_envs))

@@ -164,7 +164,6 @@ class RolloutCollector(Collector):
         return False
 
     def _reset(self, index: int) -> None:
-        """Starts the current episode, or the next one whose reset does not raise."""
         while True:
             self._on_progress(Phase.RESET)
             try:

@@ -149,7 +149,6 @@ class EpisodeRecorder:
         return metrics
 
     def _played(self, episodes: Sequence[Episode], seeds: Sequence[int]) -> list[tuple[Episode, _Tape]]:
-        """The episodes that are on tape from beginning to end."""
         played = {episode.seed: episode for episode in episodes}
         found = [(played[seeds[position]], tape) for position, tape in self._tapes.items() if seeds[position] in played]
         return [(episode, tape) for episode, tape in found if len(tape.rewards) == episode.length]
@@ -234,7 +233,6 @@ class EpisodeRecorder:
         }
 
     def _try(self, episode: RecordedEpisode) -> None:
-        """Plays the beginning of an episode again, to know whether it repeats."""
         task, end_s = new_task(partial(open_task, self._spec, whole_games=True)), time.monotonic() + _TRIED_S
         try:
             self.repeats = True
