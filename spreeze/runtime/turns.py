@@ -39,10 +39,9 @@ class EnvironmentHung(WorkerError):
 
 
 class HangWatch:
-    """Tracks how long this process has been in an environment's code.
+    """Raises an ``EnvironmentHung`` in an environment's code that does not return in time; its stack is logged.
 
-    An ``EnvironmentHung`` is raised in code that does not return in time. If it is not reached or catches that, the
-    process ends with the reason. The stack of such code is in ``logs/run.log``.
+    If it is not reached or catches that, the process ends with the reason.
     """
 
     def __init__(

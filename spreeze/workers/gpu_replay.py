@@ -347,8 +347,7 @@ class GraphedUpdates:
     ) -> None:
         """``update`` runs one update with rows [B, W] on ``stream``; ``wanted`` updates, rounded up, are one graph.
 
-        Without ``make_graph`` every kernel is launched by itself. ``on_failure`` gets the reason if no graph can be
-        recorded.
+        Without ``make_graph`` every kernel is launched by itself; ``on_failure`` gets why none could be recorded.
         """
         self.gpu_replay = gpu_replay
         self.in_graph = -(-max(1, wanted) // algorithm.period) * algorithm.period

@@ -36,21 +36,17 @@ class GatewayActor:
         self._failure: str | None = None
         self._samplers: HostSamplers | None = None
         self._run: HostRun | None = None
-        self._job: HostJob | None = None
         try:
             facts = verify_json(secret, b"job", job)
             if "arguments" in facts:
                 self._run = HostRun(HostRunJob.from_json(facts))
                 self._run.start()
             elif facts:
-                self._job = HostJob.from_json(facts)
-                self._start()
+                self._start(HostJob.from_json(facts))
         except (SpreezeError, OSError, TypeError, KeyError) as error:
             self._failure = clean(f"{type(error).__name__}: {error}", 500)
 
-    def _start(self) -> None:
-        job = self._job
-        assert job is not None
+    def _start(self, job: HostJob) -> None:
         # The time tells this start from earlier ones with the same job.
         self._samplers = HostSamplers(job, (job.seed << 40) + time.time_ns() // 1000 % (1 << 40))
         self._samplers.start()
@@ -64,7 +60,7 @@ class GatewayActor:
 
     def _chunk(self, request: dict[str, Any]) -> bytes:
         if self._samplers is not None and self._samplers.orphaned and not self._samplers.is_alive():
-            self._start()
+            self._start(self._samplers.job)
         samplers = self._samplers
         if samplers is None:
             return self._no_rows({"failure": self._failure})

@@ -71,7 +71,7 @@ class HostSamplers(threading.Thread):
     def __init__(self, job: HostJob, seed: int) -> None:
         """Starts nothing yet; ``seed`` differs at every start on any host, so that no episode repeats."""
         super().__init__(name="host-samplers", daemon=True)
-        self._job, self._seed = job, seed
+        self.job, self._seed = job, seed
         self._ending = threading.Event()
         self.failure: str | None = None
         self.orphaned = False
@@ -104,7 +104,7 @@ class HostSamplers(threading.Thread):
         self.join(within_s)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        job, nonce = self._job, secrets.token_hex(8)
+        job, nonce = self.job, secrets.token_hex(8)
         self._folder = stack.enter_context(scratch_folder("spreeze-host-"))
         watch = OrphanWatch(nonce, self._folder)
         stack.callback(watch.end)
@@ -149,7 +149,7 @@ class HostSamplers(threading.Thread):
         self.outlet = outlet
 
     def _choose(self, nonce: str) -> tuple[int, int]:
-        job = self._job
+        job = self.job
         if job.samplers is not None:
             return job.samplers, job.envs_per_sampler
         if job.tune:
@@ -162,7 +162,7 @@ class HostSamplers(threading.Thread):
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         process = start_process(
-            (*_TUNER, *self._job.tune), nonce, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
+            (*_TUNER, *self.job.tune), nonce, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
         )
         try:
             output, _ = process.communicate(timeout=_TUNE_S)
