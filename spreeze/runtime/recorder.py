@@ -145,7 +145,8 @@ class Recorder:
         self._gpu_troubles = 0
         self._loggers = Loggers(self.event, table)
         self._loggers.start(plan, run_dir)
-        self.callbacks = CallbackLinks(self.event, self._callback_value)
+        values = self._callback_values
+        self.callbacks = CallbackLinks(self.event, lambda name, value: values.update({f"callback/{name}": value}))
         self.callbacks.start(plan, run_dir)
         self._report_trouble()
         if self.curve and not self._store_has_curve():
@@ -278,9 +279,6 @@ class Recorder:
         """Passes an episode of a sampler to the callbacks."""
         record = {"return": episode_return, "length": length, "success": success, "sampler": sampler}
         self.callbacks.call("on_episode_end", record)
-
-    def _callback_value(self, name: str, value: float) -> None:
-        self._callback_values[f"callback/{name}"] = value
 
     def _gauges(self, groups: tuple[GroupSample, ...]) -> dict[str, float]:
         """The reported gauges: means over the learners that have learned, and of several learners each one's own."""

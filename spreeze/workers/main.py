@@ -99,8 +99,7 @@ def _job_of_waiting(fd: int) -> str | None:
         return None
     message = json.loads(data)
     install_fds(fds, message["places"])
-    argument: str = message["argument"]
-    return argument
+    return str(message["argument"])
 
 
 def receive(line: socket.socket) -> tuple[bytes, list[int]]:
