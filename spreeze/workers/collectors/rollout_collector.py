@@ -18,7 +18,6 @@ from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnP
 
 _BLOCK_STEPS = 32
 """Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
-_SEED_BITS = 31
 
 
 class RolloutPolicy:
@@ -270,7 +269,7 @@ class RolloutCollector(Collector):
 
 
 def reset_seed(seed: int, env: int, episode: int) -> int:
-    return int(np.random.SeedSequence((seed, env, episode)).generate_state(1)[0]) >> (32 - _SEED_BITS)
+    return int(np.random.SeedSequence((seed, env, episode)).generate_state(1)[0]) >> 1  # 31 bits
 
 
 class ActionNoise:

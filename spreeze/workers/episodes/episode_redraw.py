@@ -50,7 +50,6 @@ _URGENT_S = 10.0
 """Time at normal priority, while a viewer waits. At low priority, beside a run that uses all cores, two to four env
 steps a second would be drawn."""
 _LONGEST_WAIT_S = 120.0
-"""Time for which a process that was started ahead waits."""
 _TOLERANCE = 1e-6
 """Relative difference up to which a number counts as equal to the recorded one."""
 

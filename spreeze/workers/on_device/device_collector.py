@@ -28,8 +28,7 @@ from spreeze.workers.on_device.device_rollout import DeviceRollout
 
 BLOCK = 64
 """Steps of all environments between two reads of the log; reading costs the device a pause of its work."""
-_NAMED = 8
-"""Most environments named in a message, beside the first."""
+_MAX_NAMED = 8
 _GOOD, _ENDED, _BAD_REWARD, _BAD_OBS = 1, 2, 4, 8
 
 DeviceSink = DeviceRows | DeviceRollout
@@ -124,7 +123,7 @@ class DeviceCollector(Collector):
         t, first = bad[0].tolist()
         field = "reward" if code[t, first] & _BAD_REWARD else "observation"
         others = [index for index in dict.fromkeys(bad[:, 1].tolist()) if index != first]
-        where = f"environment {first}" + (f" (and {', '.join(map(str, others[:_NAMED]))})" if others else "")
+        where = f"environment {first}" + (f" (and {', '.join(map(str, others[:_MAX_NAMED]))})" if others else "")
         self.counts.transitions_rejected += len(bad) - 1
         self._count_error(where, BadTransition(field, "NaN or infinity"))
         self._running[:, [first, *others]] = 0.0
