@@ -214,7 +214,7 @@ class PolicyBroadcast:
         self._trainer, self._weights = trainer, weights
         self._every_updates, self._min_s = every_updates, min_s
         # A learner that was killed may have handed over policies of an epoch that no file records.
-        self._min_epoch = 0 if weights.newest is None else weights.newest[0] + 1
+        self._min_epoch = 0 if (newest := weights.newest) is None else newest[0] + 1
         self._updates, self._at_s = -1, 0.0
 
     def after(self, learned: bool, epoch: int) -> float:
