@@ -268,10 +268,8 @@ class Evaluation:
     ) -> tuple[ReturnStats, dict[str, Any] | None]:
         """Plays a second evaluation where the mean reaches the target return and its lower bound does not.
 
-        Returns:
-            The returns of all episodes, and ``reached``, ``episodes`` and ``return_mean`` of the evaluation that
-            decides; None for the latter where there is no target, it was reached before, the mean is below it, or the
-            second evaluation was stopped or lost most of its episodes.
+        Returns the returns of all episodes, and the result of the evaluation that decides; None for the latter where
+        the mean is below the target, or the second evaluation was stopped or lost most of its episodes.
         """
         target = self._job.target_return
         if target is None or self._target_reached or stats.mean < target:

@@ -115,9 +115,8 @@ class PeerAverage:
             means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
             self._algorithm.load_state_arrays(arrays | means)
             if self._statistics is not None and len(units):
-                self._statistics.set_averaged_statistics(
-                    np.mean([as_float64(message[size:]) for message in messages], 0)
-                )
+                means_of = np.mean([as_float64(message[size:]) for message in messages], 0)
+                self._statistics.set_averaged_statistics(means_of)
         if len(others) == self._num_others:
             return None
         self._num_others = len(others)

@@ -129,10 +129,8 @@ class Collector:
         self._recent.append((self._returns[index], self._lengths[index]))
         self.counts.episodes += 1
         returns, lengths = zip(*self._recent, strict=True)
-        self.counts.episode_return, self.counts.episode_length = (
-            sum(returns) / len(returns),
-            sum(lengths) / len(lengths),
-        )
+        self.counts.episode_return = sum(returns) / len(returns)
+        self.counts.episode_length = sum(lengths) / len(lengths)
         success = self._tasks[index].success if self._tasks else None  # an engine's environments have none
         self.on_episode(self._returns[index], self._lengths[index], success)
 

@@ -288,8 +288,7 @@ class ActionNoise:
             # The generator increments the first word; the other two identify the block.
             rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
             normal = rng.standard_normal((_BLOCK_STEPS, self._continuous), np.float32)
-            self._block = np.hstack(
-                (normal, rng.random((_BLOCK_STEPS, self._noise_dim - self._continuous), np.float32))
-            )
+            uniform = rng.random((_BLOCK_STEPS, self._noise_dim - self._continuous), np.float32)
+            self._block = np.hstack((normal, uniform))
         noise: np.ndarray = self._block[row]
         return noise

@@ -211,9 +211,7 @@ class EpisodeRecorder:
 
     def _facts(self, record: Mapping[str, Any], names: Sequence[str], *, drawn: bool) -> dict[str, Any]:
         spec = self._spec
-        options = [0] * (0 if spec.box is None else spec.box.dim) + list(
-            () if spec.choices is None else spec.choices.nvec
-        )
+        options = [0] * (spec.box.dim if spec.box else 0) + list(spec.choices.nvec if spec.choices else ())
         return {
             "env_id": spec.env_id,
             "fps": self._fps,
