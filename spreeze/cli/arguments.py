@@ -1,4 +1,4 @@
-"""Shared by the verbs: the parser, one-line errors, and the command line of ``spreeze.train``.
+"""Shared by the commands: the parser, one-line errors, and the command line of ``spreeze.train``.
 
 A flag that sets a setting is declared with it, in ``config/schema.py``; only the other flags are added here.
 Command lines as users of other libraries type them (``train CartPole``, ``--algo SAC``, ``--total-timesteps 100000``,
@@ -139,26 +139,26 @@ class Parser(argparse.ArgumentParser):
             flag.default = argparse.SUPPRESS
 
     def add_import(self) -> None:
-        """``--import``, for verbs that have no settings of a run."""
+        """``--import``, for commands that have no settings of a run."""
         self.flag("--import", text="Python module to import first", dest="import_module", metavar="MODULE")
 
     def add_checkpoint(self, more: str = "") -> None:
-        """``--checkpoint``, for verbs that load weights."""
+        """``--checkpoint``, for commands that load weights."""
         self.flag("--checkpoint", text=f"best or latest weights{more}", default="best", choices=CHECKPOINTS)
 
     def add_centre(self, more: str = "", group: argparse._ArgumentGroup | None = None) -> None:
-        """``--centre``, for verbs that average over seeds."""
+        """``--centre``, for commands that average over seeds."""
         text = f"average over seeds: mean, or iqm (interquartile mean{more})"
         self.flag("--centre", text=text, default="mean", choices=("mean", "iqm"), group=group)
 
     def add_start_deadline(self) -> None:
-        """``--start-deadline-s``, for verbs that make an environment and have no settings of a run."""
+        """``--start-deadline-s``, for commands that make an environment and have no settings of a run."""
         text, default = "longest time to construct and reset an environment [s]", SamplingConfig().start_deadline_s
         self.flag("--start-deadline-s", text=text, default=default, shown="120", type=_seconds, metavar="S")
 
 
 def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
-    """Runs a verb; a ``SpreezeError``, or a full or forbidden disk, becomes one line on stderr and its exit code."""
+    """Runs a command; a ``SpreezeError``, or a full or forbidden disk, becomes one line on stderr and its exit code."""
     try:
         return body()
     except SpreezeError as error:
@@ -171,24 +171,22 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _report_error(ResourceError(f"{error}; free some disk space"), as_json=as_json)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
-            return _report_error(
-                ResourceError(f"{error}; choose another path or change its permissions"), as_json=as_json
-            )
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
-            return _report_error(
-                RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path"), as_json=as_json
-            )
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return _report_error(
-                ResourceError(
-                    f"{error.strerror}: raise the limit of open files with ulimit -n, or close other programs"
-                ),
-                as_json=as_json,
-            )
-        raise
+        known = _error_of_system(error)
+        if known is None:
+            raise
+        return _report_error(known, as_json=as_json)
+
+
+def _error_of_system(error: OSError) -> SpreezeError | None:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"{error}; free some disk space")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+        return ResourceError(f"{error}; choose another path or change its permissions")
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
+        return RunError(f"{error.strerror}: {str(error.filename)[:100]}; check the path")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceError(f"{error.strerror}: raise the limit of open files with ulimit -n, or close other programs")
+    return None
 
 
 def _report_error(error: SpreezeError, *, as_json: bool) -> int:
@@ -197,6 +195,15 @@ def _report_error(error: SpreezeError, *, as_json: bool) -> int:
     if as_json:
         emit({"error": line, "kind": type(error).__name__})
     return error.exit_code
+
+
+def print_result(args: argparse.Namespace, document: Any, text: str) -> int:
+    """Prints the result of a command: its text, or its document with ``--json``. Returns exit code 0."""
+    if args.json:
+        emit(document)
+    else:
+        say(text)
+    return 0
 
 
 def check_output(path: str | None) -> None:
@@ -282,12 +289,11 @@ def build_parser() -> Parser:
 def _add(parser: Parser, flag: str, key: str) -> None:
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
+    group = parser.group_of(key)
     if kind is bool:
+        text = f"{item.metadata['inverse'] or doc} (default: off)"
         if item.default and not item.metadata["inverse"]:
             text = f"do not {doc} (default: it does)"
-        else:
-            text = f"{item.metadata['inverse'] or doc} (default: off)"
-        group = parser.group_of(key)
         group.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
     doc, _, default_text = doc.partition("; default: ")
@@ -297,11 +303,9 @@ def _add(parser: Parser, flag: str, key: str) -> None:
         or ("none" if item.default is None or item.default in ((), "") else item.default)
     )
     text = f"{doc}{f' [{unit}]' if unit else ''}".replace("%", "%%")
-    more: dict[str, Any] = {"type": kind, "choices": choices}
+    more: dict[str, Any] = {"type": kind, "choices": choices, "metavar": None if choices else item.name.upper()}
     if kind is tuple:
         more = {"type": _names, "metavar": "NAME,NAME"}
-    more.setdefault("metavar", None if choices else item.name.upper())
-    group = parser.group_of(key)
     parser.flag(flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, group=group, **more)
 
 
@@ -320,8 +324,8 @@ def user_values(args: argparse.Namespace) -> Values:
     for key, flag in FLAG_OF.items():
         value = getattr(args, flag)
         if value is not None:
-            part, name = key.split(".")
-            values.setdefault(part, {})[name] = value
+            section, name = key.split(".")
+            values.setdefault(section, {})[name] = value
     if args.samples_per_insert is not None:
         low, high = parse_band(args.samples_per_insert)
         values.setdefault("replay", {}).update(samples_per_insert_min=low, samples_per_insert_max=high)
@@ -330,8 +334,8 @@ def user_values(args: argparse.Namespace) -> Values:
     if args.callback:
         values.setdefault("callback", {})["classes"] = tuple(args.callback)
     for text in args.set:
-        for part, fields in parse_assignment(text).items():
-            values.setdefault(part, {}).update(fields)
+        for section, fields in parse_assignment(text).items():
+            values.setdefault(section, {}).update(fields)
     return values
 
 
@@ -341,10 +345,8 @@ def parse_band(text: str) -> tuple[float, float]:
     Raises:
         ConfigError: not two numbers.
     """
-    low, sep, high = text.partition(":")
     try:
-        if not sep:
-            raise ValueError
+        low, high = text.split(":", 1)
         return float(low or 0.0), float(high or 1e9)
     except ValueError:
         raise ConfigError(f"--samples-per-insert {text!r}: expected MIN:MAX, for example 8:512") from None
@@ -395,44 +397,36 @@ def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
     Raises:
         UsageError: a flag of another library that can mean several things.
     """
-    found: list[str] = []
+    words: list[str] = []
     if arguments and not arguments[0].startswith("-"):
-        found.append("--env")
+        words.append("--env")
     for argument in arguments:
         name, sep, value = argument.partition("=")
         if name in _AMBIGUOUS:
             raise UsageError(f"{name}: type {_AMBIGUOUS[name]}")
-        found += [_SAME[name], *([value] if sep else [])] if name in _SAME else [argument]
-    found = _split(found, ("--algo", "--env", *_SETTINGS))
+        ours = _SAME.get(name, name)
+        known = name in _SAME or ours in ("--algo", "--env", *_SETTINGS)
+        words += [ours, *([value] if sep else [])] if known else [argument]
     algo = None
-    for index, name in enumerate(found[:-1]):
-        value = found[index + 1]
+    for index, name in enumerate(words[:-1]):
+        value = words[index + 1]
         if name == "--algo":
             if value not in ALGORITHMS and value.lower() in ALGORITHMS:
-                found[index + 1] = value.lower()
-            algo = found[index + 1]
+                words[index + 1] = value.lower()
+            algo = words[index + 1]
         elif name == "--env":
-            from spreeze.envs.make import newest_version  # not needed by verbs without a task
+            from spreeze.envs.make import newest_version  # not needed by commands without a task
 
             if (newest := newest_version(value)) is not None:
-                found[index + 1] = newest
+                words[index + 1] = newest
                 note(f"--env {value}: {newest}, its newest version")
-    if "--import" in found[:-1] and not {"--env", "--resume", "--profile", "--like"} & {*found}:
-        module = found[found.index("--import") + 1]
+    if "--import" in words[:-1] and not {"--env", "--resume", "--profile", "--like"} & {*words}:
+        module = words[words.index("--import") + 1]
         note(f"--import {module} without --env: the default task; --env {module}:CLASS trains a class of it")
-    for index, name in enumerate(found[:-1]):
+    for index, name in enumerate(words[:-1]):
         if name in _SETTINGS:
-            found[index : index + 2] = ["--set", f"{_setting(name, algo, found[index + 1])}={found[index + 1]}"]
-    return found
-
-
-def _split(arguments: list[str], names: tuple[str, ...]) -> list[str]:
-    """``--name=value`` as two arguments."""
-    found: list[str] = []
-    for argument in arguments:
-        name, sep, value = argument.partition("=")
-        found += [name, value] if sep and name in names else [argument]
-    return found
+            words[index : index + 2] = ["--set", f"{_setting(name, algo, words[index + 1])}={words[index + 1]}"]
+    return words
 
 
 def _setting(flag: str, algo: str | None, value: str) -> str:

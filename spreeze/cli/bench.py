@@ -1,8 +1,7 @@
 """``python -m spreeze bench``: updates/s of the learner on one GPU by batch size, precision and kind of launch.
 
 The tuner's probe measures them, the most informative first, until the time is up. ``pytest -m gpu`` tests that results
-on a card are correct. Other figures are measured by the scripts of
-``tests/benchmarks/``.
+on a card are correct. The scripts of ``tests/benchmarks/`` measure other figures.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, guarded, print_result
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError, UsageError
 from spreeze.machine.gpu import read_gpus
 from spreeze.machine.hardware import check_precision, read_machine
-from spreeze.machine.output import emit, say
+from spreeze.machine.output import say
 from spreeze.metrics import median
 from spreeze.run_directory import versions
 from spreeze.runtime.interrupts import Interrupts
@@ -75,23 +74,23 @@ class Rate(NamedTuple):
 
 def synthetic_spec(**changes: Any) -> EnvSpec:
     """A task that only has the sizes of Walker2DBulletEnv-v0, or ``changes`` of them; its rows are synthetic."""
-    facts: dict[str, Any] = {"obs_dim": OBS_DIM, "action": Box((-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM)} | changes
-    return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **facts)
+    sizes: dict[str, Any] = {"obs_dim": OBS_DIM, "action": Box((-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM)} | changes
+    return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **sizes)
 
 
 def wanted(device: str) -> list[Rate]:
     """Measures all batch sizes with graphs, then the other kinds where they matter."""
     batches = BATCHES if gpus_of(device) else SMALL_BATCHES
     first, large, last = batches[0], batches[len(batches) // 2], batches[-1]
-    found = [Rate(precision, batch, "graph") for precision in ("tf32", "float32") for batch in batches]
-    found += [Rate("tf32", batch, "eager") for batch in batches]
-    found += [Rate("tf32", batch, "replay on the host") for batch in (first, large)]
-    found += [Rate("tf32", first, "graph of 8"), Rate("float32", first, "graph of 8"), Rate("float32", first, "eager")]
-    found += [Rate("bfloat16", first, "graph")]
-    found += [Rate("tf32", batch, kind) for batch in (first, large, last) for kind in ("fused graph", "fused")]
+    rates = [Rate(precision, batch, "graph") for precision in ("tf32", "float32") for batch in batches]
+    rates += [Rate("tf32", batch, "eager") for batch in batches]
+    rates += [Rate("tf32", batch, "replay on the host") for batch in (first, large)]
+    rates += [Rate("tf32", first, "graph of 8"), Rate("float32", first, "graph of 8"), Rate("float32", first, "eager")]
+    rates += [Rate("bfloat16", first, "graph")]
+    rates += [Rate("tf32", batch, kind) for batch in (first, large, last) for kind in ("fused graph", "fused")]
     if not gpus_of(device):  # a CPU has no tf32
-        found = [rate._replace(precision="float32") if rate.precision == "tf32" else rate for rate in found]
-    return list(dict.fromkeys(found))
+        rates = [rate._replace(precision="float32") if rate.precision == "tf32" else rate for rate in rates]
+    return list(dict.fromkeys(rates))
 
 
 @contextlib.contextmanager
@@ -112,20 +111,15 @@ def timer(device: str) -> Iterator[Callable[[Rate, int], Row]]:
 
 def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats: int, repeat_s: float) -> Row:
     kind, on_gpu = KINDS[rate.kind], bool(gpus_of(device))
-
-    known = {"metric": "updates_per_s", "unit": "1/s", "value": None, "repeats": [], **rate._asdict()}
-
-    def failed(reason: str) -> Row:
-        return {**known, "failure": reason}
-
+    row: Row = {"metric": "updates_per_s", "unit": "1/s", "value": None, "repeats": [], **rate._asdict()}
     if kind.reason and not on_gpu:
-        return failed(kind.reason)
+        return {**row, "failure": kind.reason}
     try:
         check_precision(rate.precision, on_gpu=on_gpu)
     except ConfigError as error:
-        return failed(str(error))
+        return {**row, "failure": str(error)}
     learner = LearnerConfig(batch_size=rate.batch_size, precision=rate.precision, device=device, **kind.settings)
-    found = helper.run_turn(
+    result = helper.run_turn(
         UpdateTurn(
             learner=learner,
             algorithm=dataclasses.asdict(plan.config.algorithm),
@@ -135,17 +129,15 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
             deadline_s=_FUSING_DEADLINE_S if kind.settings.get("compile") else _DEADLINE_S,
         )
     )
-    if found.get("failure"):
-        return failed(found["failure"])
-    notes = [note for note in found["notes"] if "no CUDA graphs" in note or "not compiled" in note]
-    if notes:
-        return failed("; ".join(notes))
-    updates_per_s = median(found["updates_per_s"])
+    notes = [note for note in result.get("notes", ()) if "no CUDA graphs" in note or "not compiled" in note]
+    if failure := result.get("failure") or "; ".join(notes):
+        return {**row, "failure": failure}
+    updates_per_s = median(result["updates_per_s"])
     return {
-        **known,
+        **row,
         "value": updates_per_s,
-        "repeats": found["updates_per_s"],
-        "memory_bytes": found["memory_bytes"],
+        "repeats": result["updates_per_s"],
+        "memory_bytes": result["memory_bytes"],
         "update_frames_per_s": updates_per_s * rate.batch_size,
     }
 
@@ -173,11 +165,7 @@ def main(argv: list[str] | None = None) -> int:
 def _bench(args: argparse.Namespace) -> int:
     rows = gpu_rows(args, lambda text: say(text, as_json=args.json))
     machine = read_machine().one_line()
-    if args.json:
-        emit({"machine": machine, "versions": versions(), "rows": rows})
-    else:
-        say(machine)
-    return 0
+    return print_result(args, {"machine": machine, "versions": versions(), "rows": rows}, machine)
 
 
 def missing_device() -> str | None:
@@ -204,19 +192,18 @@ def gpu_rows(
     Raises:
         UsageError: there is no such device, or no GPU and no device was named.
     """
-    missing = missing_device() if args.device is None else None
-    if missing is not None:
+    if args.device is None and (missing := missing_device()) is not None:
         raise UsageError(missing)
     device, end_s = resolve_device(args.device or "cuda:0"), clock() + 60.0 * args.minutes
     rates: list[Row] = []
     with timer(device) as measure:
         for rate in wanted(device):
             if clock() + rate.needs_s() > end_s:
-                found = f"left out, {args.minutes:g} minutes are over"
+                result = f"left out, {args.minutes:g} minutes are over"
             else:
                 rates.append(row := measure(rate, args.repeats))
-                found = row.get("failure") or (
+                result = row.get("failure") or (
                     f"{row['value']:,.0f} updates/s [{min(row['repeats']):,.0f} .. {max(row['repeats']):,.0f}]"
                 )
-            say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {found}")
+            say(f"  {rate.precision}, batch {rate.batch_size}, {rate.kind}: {result}")
     return rates

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, check_output, guarded, print_result
 from spreeze.config import SHIPPED
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.make import refuse_foreign
@@ -20,7 +21,7 @@ from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeErro
 from spreeze.files import read_json
 from spreeze.formatting import clean, percent
 from spreeze.inference.policy import Policy, exploring_arrays
-from spreeze.machine.output import emit, say, stdout_to_stderr
+from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import MIN_RUNS, POLICIES
@@ -28,7 +29,7 @@ from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
 from spreeze.transport.weights import LATEST, Weights, read_weights
-from spreeze.types import Arrays, EnvSpec
+from spreeze.types import EnvSpec
 from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.episodes.lockstep import EnvStep, Episode, run_episodes, score, seed_list, success_rate
 
@@ -91,14 +92,10 @@ def _evaluate(args: argparse.Namespace) -> int:
         try:
             with stdout_to_stderr():
                 document = evaluate(args, tasks)
-            if args.json:
-                emit(document)
-            else:
-                say(_summary(document))
+            return print_result(args, document, _summary(document))
         finally:
             with stdout_to_stderr():
                 close_in_time(*(task.close for task in tasks))
-    return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -110,12 +107,8 @@ def _compare(args: argparse.Namespace) -> int:
         robust=args.centre == "iqm",
     )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
-    found = comparison.report_of(paths, args.by, rules)
-    if args.json:
-        emit({"protocol": "hts", **dataclasses.asdict(found)})
-    else:
-        say(comparison.text(found))
-    return 0
+    report = comparison.report_of(paths, args.by, rules)
+    return print_result(args, {"protocol": "hts", **dataclasses.asdict(report)}, comparison.text(report))
 
 
 def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
@@ -133,16 +126,15 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         raise ConfigError(f"--episodes {args.episodes}: at least 1")
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: at least 0")
-    check_output(args.csv)
-    check_output(args.video)
-    check_output(args.record)
+    for path in (args.csv, args.video, args.record):
+        check_output(path)
     weights = read_weights(find_weights(args.runs[0], Path(args.runs_dir), args.checkpoint))
     spec = spec_of(weights, args.import_module)
     policy = policy_of(weights, spec)
     recorded: list[list[Any]] = []
-    if args.record and not args.record.endswith(".npz"):
-        raise ConfigError(f"--record {args.record}: expected a name that ends in .npz")
     if args.record:
+        if not args.record.endswith(".npz"):
+            raise ConfigError(f"--record {args.record}: expected a name that ends in .npz")
         check_demonstrable(spec, f"--record {args.record}")
 
     def make() -> Task:
@@ -179,15 +171,13 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
     limit_s = args.start_deadline_s
 
     def note_wait(waited_s: float) -> None:
-        text = (
-            f"waiting for {spec.env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s (--start-deadline-s)"
-        )
-        say(text, as_json=True)  # to stderr: stdout is for the summary
+        text = f"waiting for {spec.env_id} to start: {waited_s:.0f} s so far, at most {limit_s:g} s"
+        say(f"{text} (--start-deadline-s)", as_json=True)  # to stderr: stdout is for the summary
 
     try:
         with time_limit(limit_s, every_s=_FIRST_NOTE_S, on_wait=note_wait):
-            own, masks = options_of(spec), spec.action_mask
-            task = make_task(spec.env_id, args.import_module, render_mode, action_mask=masks, **own)
+            options, masks = options_of(spec), spec.action_mask
+            task = make_task(spec.env_id, args.import_module, render_mode, action_mask=masks, **options)
     except OutOfTime:
         raise EnvironmentError_(
             f"{spec.env_id} was not made within {limit_s:g} s; if it needs longer to start, set --start-deadline-s "
@@ -232,18 +222,17 @@ def _recorder(path: str | None) -> Any:
     from spreeze.workers.visualizer import ClipWriter  # loads the encoder only if a clip is wanted
 
     clip: ClipWriter | None = None
-    step = 0
+    steps = itertools.count()
 
     def on_step(index: int, task: Task, moment: EnvStep) -> None:
-        nonlocal clip, step
+        nonlocal clip
         if index != 0:
             return
         stride = clip_stride(task.render_fps)
         if clip is None:
             clip = stack.enter_context(ClipWriter(Path(path), task.render_fps / stride))
-        if step % stride == 0:
+        if next(steps) % stride == 0:
             clip.add(task.render())
-        step += 1
 
     with contextlib.ExitStack() as stack:
         yield on_step
@@ -283,11 +272,9 @@ def _document(
 
 
 def _summary(document: dict[str, Any]) -> str:
-    interval = (
-        ""
-        if document["return_low"] is None
-        else (f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, ")
-    )
+    interval = ""
+    if document["return_low"] is not None:
+        interval = f"95 % interval {document['return_low']:.1f} to {document['return_high']:.1f}, "
     lost, of_total = document["episodes_lost"], f"of {document['episodes_asked']} "
     count = f"{document['episodes']} {of_total if lost else ''}episodes" + (f", {lost} lost" if lost else "")
     lines = [
@@ -296,9 +283,8 @@ def _summary(document: dict[str, Any]) -> str:
         f"return  {document['return_mean']:.1f}  ({interval}standard deviation {document['return_std']:.1f}, {count})",
         f"length  {document['length_mean']:.1f} env steps",
     ]
-    lines += (
-        [] if document.get("success_rate") is None else [f"success {percent(document['success_rate'])} of episodes"]
-    )
+    if document["success_rate"] is not None:
+        lines.append(f"success {percent(document['success_rate'])} of episodes")
     lines += [f"lost    {document['last_error']}"] if document["last_error"] else []
     lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video", "record") if document[kind]]
     return "\n".join(lines)
@@ -314,15 +300,12 @@ def pretrained_policies() -> dict[str, Path]:
 
 def run_or_policy() -> str:
     """Help text of the argument RUN."""
-    return "name or path of a run, 'latest', a .safetensors file, or a pretrained policy: " + ", ".join(
-        pretrained_policies()
-    )
+    names = ", ".join(pretrained_policies())
+    return f"name or path of a run, 'latest', a .safetensors file, or a pretrained policy: {names}"
 
 
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
-    """Finds the weights file of a run, or else of a pretrained policy of this name.
-
-    A path of a ``.safetensors`` file is returned as it is.
+    """The weights file of a run, or else of a pretrained policy; the path itself if it ends in ``.safetensors``.
 
     ``which`` is ``best`` (the newest until the first evaluation has ended) or ``latest``.
 
@@ -342,11 +325,6 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
     best = run / "checkpoints" / "best.safetensors"
     if which == "best" and best.is_file():
         return best
-    return _newest(run)
-
-
-def _newest(run: Path) -> Path:
-    """The file that ``LATEST.json`` names, else the one with the highest version."""
     folder = run / "weights"
     latest = folder / Path(str(read_json(folder / LATEST).get("file", ""))).name  # the folder itself: no such file
     files = [latest] if latest.is_file() else sorted(folder.glob("w-*.safetensors"))
@@ -387,10 +365,6 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
     Raises:
         WeightsError: the metadata are not those of a policy, or not of one for this environment.
     """
-
-    def build(arrays: Arrays) -> Policy:
-        return Policy.from_weights(arrays, weights.meta)
-
     if spec.frames is None:
         obs = np.zeros((1, spec.obs_dim), np.float32)
         obs[:, spec.obs_dim - spec.mask_dim :] = 1.0
@@ -399,18 +373,18 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
         if spec.mask_dim:
             obs[:, -1, -4 * spec.mask_dim :] = np.ones(spec.mask_dim, np.float32).view(np.uint8)
     try:
-        policy = build(weights.arrays)
+        policy = Policy.from_weights(weights.arrays, weights.meta)
         if spec.choices is not None:
             needed = spec.choices.options if spec.team is None else max(spec.choices.nvec)
             if policy.options != needed:
                 raise WeightsError(f"it has {policy.options} actions; {needed} are needed")
-        exploring = build(exploring_arrays(weights.arrays))
+        exploring = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
         for actions, _ in (policy.act(obs, ()), exploring.act(obs, (), np.random.default_rng(0))):
             if actions.shape != (1, spec.action_dim):
                 raise WeightsError(f"it gives actions of shape {actions.shape}; {(1, spec.action_dim)} is needed")
     except (WeightsError, ValueError, IndexError, TypeError, MemoryError) as error:
         raise WeightsError(f"{weights.path} holds no policy for {clean(spec.env_id, 80)}: {clean(error)}") from None
-    return build(weights.arrays)
+    return Policy.from_weights(weights.arrays, weights.meta)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__, files
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, check_output, guarded, print_result
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.cli.query import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
@@ -28,7 +28,6 @@ from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.inference import agreement, c_source, export
 from spreeze.inference.policy import Policy
 from spreeze.inference.user_modules import is_script, is_within
-from spreeze.machine.output import emit, say
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import find_run
 from spreeze.transport.weights import Weights, read_weights
@@ -64,15 +63,8 @@ def _export(args: argparse.Namespace, names: list[str]) -> int:
         raise ConfigError(
             f"--format {args.format}: no such format{did_you_mean(args.format, names)} (formats: {', '.join(names)})"
         )
-    if args.format == _CSV:
-        document, text = _write_csv(args)
-    else:
-        document, text = _write_policy(args, next(row for row in POLICY_FORMATS if row.name == args.format))
-    if args.json:
-        emit(document)
-    else:
-        say(text)
-    return 0
+    row = next((row for row in POLICY_FORMATS if row.name == args.format), None)
+    return print_result(args, *(_write_csv(args) if row is None else _write_policy(args, row)))
 
 
 def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str, Any], str]:
@@ -93,20 +85,15 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     if missing:
         raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
     steps = export.operations(weights.arrays, weights.meta, spec)
-    code = (
-        c_example(spec, out.name, export.state_dim(steps))
-        if in_c
-        else example(spec, row, out.name, export.state_dim(steps))
-    )
+    state_dim = export.state_dim(steps)
+    code = c_example(spec, out.name, state_dim) if in_c else example(spec, row, out.name, state_dim)
     about = _about(weights, spec, name) | ({"name": out.stem} if in_c else {})
     data = export.encode(row.name, steps, spec, about)
     with _replaced_at_end([out, program]) as (temporary, temporary_program):
         files.write_bytes(temporary, data)
-        check = (
-            None
-            if in_c and c_source.compiler() is None
-            else _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
-        )
+        check = None
+        if not in_c or c_source.compiler() is not None:
+            check = _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
         files.write_bytes(temporary_program, code.encode())
     found = dict.fromkeys(agreement.Agreement._fields) if check is None else check._asdict()
     document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
@@ -194,11 +181,11 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             csv.writer(buffer, lineterminator="\n").writerows(rows)
             files.write_bytes(path, buffer.getvalue().encode())
     counts = {"points": len(metrics) - 1, "evaluations": len(evaluated) - 1}
-    return (
-        {"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts},
+    text = (
         f"{out}: {counts['points']:,} points, one a line (older than an hour: means of 10 s, older than a day: of "
-        f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations",
+        f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations"
     )
+    return {"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts}, text
 
 
 # --- the example ---
@@ -214,12 +201,8 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
     """
     prefix, _, plain_id = spec.env_id.rpartition(":")
     family = FAMILIES.get(prefix)
-    needs = [
-        "gymnasium",
-        "numpy",
-        *([] if row.runs_on == "numpy" else [row.runs_on]),
-        *([family.package] if family is not None and family.package else []),
-    ]
+    packages = dict.fromkeys(("gymnasium", "numpy", row.runs_on, "" if family is None else family.package))
+    needs = filter(None, packages)
     lines = [
         f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
         *(["import functools"] if spec.frames is not None else []),
@@ -228,7 +211,7 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
         "import gymnasium",
         "import numpy as np",
     ]
-    lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
+    lines += [f"import {row.runs_on}"] if row.runs_on != "numpy" else []
     lines += _module_lines(spec, plain_id)
     if family is not None and not family.team:
         lines.append(f"# Trained in vector environments of {prefix!r}; here one plain environment of the same id.")
@@ -336,43 +319,37 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
     """Functions of the loop where an observation is not simply a vector."""
     if spec.frames is not None:
         return _image_lines(spec.frames)
-    joined = (
-        textwrap.dedent(f"""
-
-        def joined(obs, spaces):  # one agent after the other; the policy does not read the rest
-            x = np.zeros({spec.obs_dim}, np.float32)
-            for place, (agent, space) in enumerate(spaces.items()):
-                if agent in obs:
-                    part = flat(space, obs[agent])
-                    x[place * {spec.team.obs_dim} :][: len(part)] = part
-            return x
-    """).splitlines()
-        if spec.team
-        else []
-    )
-    masks = []
+    lines = []
     if spec.mask_dim and spec.action_parts and spec.choices is not None:
         parts = [(part.path, options) for part, options in options_of(spec.choices, spec.action_parts)]
-        masks = [
+        lines = [
             "", "", *export.plain_source(flags_of).splitlines(), "", "", "def flat_mask(mask):",
             f"    parts = {parts!r}",
             "    nested = isinstance(mask, (dict, tuple))",
             "    return np.concatenate([flags_of(mask, *part) for part in parts]) if nested else mask",
         ]  # fmt: skip
-    return masks + (
-        textwrap.dedent("""
+    if spec.parts:
+        lines += textwrap.dedent("""
 
-        def flat(space, obs):  # nested observations in the order of their sorted keys
-            if isinstance(space, gymnasium.spaces.Dict):
-                return np.concatenate([flat(space[key], obs[key]) for key in sorted(space.spaces, key=str)])
-            if isinstance(space, gymnasium.spaces.Tuple):
-                return np.concatenate([flat(part, value) for part, value in zip(space.spaces, obs)])
-            return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
-    """).splitlines()
-        + joined
-        if spec.parts
-        else []
-    )
+            def flat(space, obs):  # nested observations in the order of their sorted keys
+                if isinstance(space, gymnasium.spaces.Dict):
+                    return np.concatenate([flat(space[key], obs[key]) for key in sorted(space.spaces, key=str)])
+                if isinstance(space, gymnasium.spaces.Tuple):
+                    return np.concatenate([flat(part, value) for part, value in zip(space.spaces, obs)])
+                return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
+        """).splitlines()
+    if spec.team is not None:
+        lines += textwrap.dedent(f"""
+
+            def joined(obs, spaces):  # one agent after the other; the policy does not read the rest
+                x = np.zeros({spec.obs_dim}, np.float32)
+                for place, (agent, space) in enumerate(spaces.items()):
+                    if agent in obs:
+                        part = flat(space, obs[agent])
+                        x[place * {spec.team.obs_dim} :][: len(part)] = part
+                return x
+        """).splitlines()
+    return lines
 
 
 def _image_lines(frames: FrameSpec) -> list[str]:
@@ -381,9 +358,9 @@ def _image_lines(frames: FrameSpec) -> list[str]:
     screen = PictureSpec(path=(), shape=(), order=(2, 0, 1))  # of Atari, and of files of earlier versions
     sources = (frames.source or screen, *frames.more)
     rows = [
-        f"    {each.path!r}: ({tuple(map(int, each.order))}, {str(each.bounds)[1:-1]}, "
-        f"{planes == 1 if each is screen else planes < each.channels}),"
-        for each, (planes, *_) in zip(sources, frames.images, strict=True)
+        f"    {source.path!r}: ({tuple(map(int, source.order))}, {str(source.bounds)[1:-1]}, "
+        f"{planes == 1 if source is screen else planes < source.channels}),"
+        for source, (planes, *_) in zip(sources, frames.images, strict=True)
     ]
     array = "np.asarray(picture)" if frames.source else "np.atleast_3d(picture)"
     lines = textwrap.dedent(f"""
@@ -413,20 +390,19 @@ def _image_lines(frames: FrameSpec) -> list[str]:
                 found.append((small + 0.5).astype(np.uint8))
             return found
     """)
-    if frames.is_single:
-        return lines.replace("ROWS", "\n".join(rows)).splitlines()
-    lines += textwrap.dedent("""
+    if not frames.is_single:
+        lines += textwrap.dedent("""
 
-        def flat(space, obs, path=()):  # the other parts in the order of their sorted keys
-            if path in IMAGES:
-                return np.zeros(0, np.float32)
-            if isinstance(space, gymnasium.spaces.Dict):
-                keys = sorted(space.spaces, key=str)
-                return np.concatenate([flat(space[key], obs[key], (*path, key)) for key in keys])
-            if isinstance(space, gymnasium.spaces.Tuple):
-                return np.concatenate([flat(part, obs[k], (*path, k)) for k, part in enumerate(space.spaces)])
-            return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
-    """)
+            def flat(space, obs, path=()):  # the other parts in the order of their sorted keys
+                if path in IMAGES:
+                    return np.zeros(0, np.float32)
+                if isinstance(space, gymnasium.spaces.Dict):
+                    keys = sorted(space.spaces, key=str)
+                    return np.concatenate([flat(space[key], obs[key], (*path, key)) for key in keys])
+                if isinstance(space, gymnasium.spaces.Tuple):
+                    return np.concatenate([flat(part, obs[k], (*path, k)) for k, part in enumerate(space.spaces)])
+                return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
+        """)
     return lines.replace("ROWS", "\n".join(rows)).splitlines()
 
 
@@ -445,11 +421,11 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
         body.append(f"frames = images(obs) * {int(spec.frames.stack)}  # the newest, oldest first")
         see = ["x = np.stack(frames)[None]"]
         step = [
-            *(_atari_step_lines(spec) if atari else step),
+            *(_atari_step_lines(spec.frames) if atari else step),
             f"frames = frames[1:] + images({'picture' if atari else 'obs'})",
         ]
         if atari:
-            body[1:1] = _atari_start_lines(spec)
+            body[1:1] = _atari_start_lines(spec.frames)
     else:
         space, mask = "env.observation_space", 'info["action_mask"]'
         if spec.mask_dim and spec.obs_layout[-1].endswith("action_masks()"):
@@ -491,10 +467,10 @@ def _structure(spec: EnvSpec) -> str:
         return f"({', '.join(map(code, value))},)" if isinstance(value, tuple) else str(value)
 
     def part_code(part: ActionPart) -> str:
-        own = f"action[{part.begin}:{part.columns.stop}]"
+        columns = f"action[{part.begin}:{part.columns.stop}]"
         if spec.box is not None and part.start is not None:  # else the file has the environment's own numbers
-            own = f"({own}.astype(np.int64) + {list(part.start)})"
-        return f"{own}.astype({part.dtype!r}).reshape({part.shape}){'' if part.shape else '[()]'}"
+            columns = f"({columns}.astype(np.int64) + {list(part.start)})"
+        return f"{columns}.astype({part.dtype!r}).reshape({part.shape}){'' if part.shape else '[()]'}"
 
     def constant(text: str) -> Callable[[Any], str]:
         return lambda _: text
@@ -505,27 +481,22 @@ def _structure(spec: EnvSpec) -> str:
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     """Three episodes of a parallel environment, or of Foraging, which has tuples in agents' order."""
     foraging = spec.env_id.startswith("lbf:")
-    spaces = (
-        "dict(enumerate(env.observation_space))"
-        if foraging
-        else "{agent: env.observation_space(agent) for agent in env.possible_agents}"
-    )
-    step = (
-        [
+    if foraging:
+        spaces, seen = "dict(enumerate(env.observation_space))", "dict(enumerate(obs))"
+        step = [
             "obs, rewards, terminated, truncated, info = env.step(tuple(action.tolist()))",
             "total += sum(rewards)",
             "done = terminated or truncated",
         ]
-        if foraging
-        else [
+    else:
+        spaces, seen = "{agent: env.observation_space(agent) for agent in env.possible_agents}", "obs"
+        step = [
             "chosen = {agent: int(env.action_space(agent).start + index)",
             "          for agent, index in zip(env.possible_agents, action) if agent in env.agents}",
             "obs, rewards, terminated, truncated, info = env.step(chosen)",
             "total += sum(rewards.values())",
             "done = all(terminated[agent] or truncated[agent] for agent in rewards)",
         ]
-    )
-    seen = "dict(enumerate(obs))" if foraging else "obs"
     body = [
         "obs, info = env.reset(seed=seed)",
         "total, done = 0.0, False",
@@ -536,10 +507,9 @@ def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     return [f"spaces = {spaces}", "for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
 
 
-def _atari_start_lines(spec: EnvSpec) -> list[str]:
+def _atari_start_lines(frames: FrameSpec) -> list[str]:
     """Lines that play the idle frames at the start of an Atari game."""
-    assert spec.frames is not None
-    options = spec.frames.options
+    options = frames.options
     lines = [
         f"for _ in range(env.np_random.integers({int(options['noop_max']) + 1})):  # idle frames at the start",
         "    obs, *_ = env.step(0)",
@@ -552,10 +522,9 @@ def _atari_start_lines(spec: EnvSpec) -> list[str]:
     return lines
 
 
-def _atari_step_lines(spec: EnvSpec) -> list[str]:
+def _atari_step_lines(frames: FrameSpec) -> list[str]:
     """Lines of an Atari step: skipped frames, and the pixel-wise maximum of the last two."""
-    assert spec.frames is not None
-    skip = int(spec.frames.options["frame_skip"])
+    skip = int(frames.options["frame_skip"])
     return [
         "before = obs",
         f"for _ in range({skip}):",

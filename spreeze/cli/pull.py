@@ -1,4 +1,4 @@
-"""``python -m spreeze pull``: a policy from a model hub as the directory of a run, which the other verbs take."""
+"""``python -m spreeze pull``: a policy from a model hub as the directory of a run, which the other commands take."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, guarded, print_result
 from spreeze.cli.push import FILES, POLICY, check_repository, hub_errors, library, read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import RunError
 from spreeze.files import read_json, write_json
 from spreeze.formatting import clean
-from spreeze.machine.output import emit, say
 from spreeze.run_directory import check_format, make_runs_dir, read_run
 
 
-def build_parser() -> Parser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze pull",
         description="Take a policy that push has sent to the Hugging Face hub into the directory of the runs. Nothing "
@@ -30,11 +29,7 @@ def build_parser() -> Parser:
     parser.flag("--revision", text="branch, tag or commit", shown="the newest", metavar="R")
     parser.flag("--name", text="name of its directory", shown="that of the repository")
     parser.add_common_flags()
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parser.parse_args(argv)
     return guarded(lambda: _pull(args), as_json=args.json)
 
 
@@ -53,21 +48,17 @@ def _pull(args: argparse.Namespace) -> int:
                                   local_dir=str(downloaded), allow_patterns=list(FILES))  # fmt: skip
         document = _checked(downloaded, accepted, repository)
         os.rename(accepted, target)
-    document = {"run_dir": str(target), "repository": repository, **document}
-    if args.json:
-        emit(document)
-        return 0
-    say(f"{target}: {document['algo']} on {document['env']}")
-    module = document["import_module"]
-    more = f" --import {clean(module, 200)}" if module else ""
-    if module:
-        say(f"its environment comes from a module that you need to have and to trust: {clean(module, 200)}")
-    say(f"watch it: python -m spreeze play {name}{more}\nevaluate it: python -m spreeze evaluate {name}{more}")
-    return 0
+    lines, more = [f"{target}: {document['algo']} on {document['env']}"], ""
+    if document["import_module"]:
+        module = clean(document["import_module"], 200)
+        lines.append(f"its environment comes from a module that you need to have and to trust: {module}")
+        more = f" --import {module}"
+    lines += [f"watch it: python -m spreeze play {name}{more}", f"evaluate it: python -m spreeze evaluate {name}{more}"]
+    return print_result(args, {"run_dir": str(target), "repository": repository, **document}, "\n".join(lines))
 
 
 def _checked(downloaded: Path, accepted: Path, repository: str) -> dict[str, Any]:
-    """Copies the files of a run to ``accepted``, a new directory, and reads them; returns facts about the policy.
+    """Copies the files of a run to ``accepted``, a new directory, and reads them; returns a description of the policy.
 
     Raises:
         RunError: there is no policy of Spreeze.

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, guarded, print_result
 from spreeze.cli.evaluate import policy_of, recorded_spec
 from spreeze.errors import ConfigError, HubError, RunError, UsageError
 from spreeze.files import read_json
 from spreeze.formatting import clean, size
-from spreeze.machine.output import emit, say
+from spreeze.machine.output import say
 from spreeze.metrics import model_card
 from spreeze.metrics.model_card import CLIP, CURVE
 from spreeze.metrics.published import published
@@ -127,9 +127,9 @@ def _push(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="spreeze-push-") as temporary:
         folder = Path(temporary)
         lines = gather(run, name, folder)
-        found = [path for path in folder.rglob("*") if path.is_file()]
-        sent = sorted(path.relative_to(folder).as_posix() for path in found)
-        total_bytes = sum(path.stat().st_size for path in found)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        sent = sorted(path.relative_to(folder).as_posix() for path in files)
+        total_bytes = sum(path.stat().st_size for path in files)
         visibility = "private" if args.private else "public"
         summary = f"{run.name} -> {name} at {clean(api.endpoint, 200)}, {visibility} if it is new"
         for line in (summary, f"{len(sent)} files, {size(total_bytes)}: {', '.join(sent)}", *lines):
@@ -140,11 +140,8 @@ def _push(args: argparse.Namespace) -> int:
             url = str(api.create_repo(repo_id=name, repo_type="model", private=args.private, exist_ok=True))
             api.upload_folder(repo_id=name, repo_type="model", folder_path=str(folder),
                               commit_message=f"{run.name}, trained with Spreeze")  # fmt: skip
-    if args.json:
-        emit({"repository": name, "url": url, "run": run.name, "files": sent, "bytes": total_bytes})
-    else:
-        say(f"sent: {url}\nanybody who may read it gets it by: spreeze pull {name}")
-    return 0
+    document = {"repository": name, "url": url, "run": run.name, "files": sent, "bytes": total_bytes}
+    return print_result(args, document, f"sent: {url}\nanybody who may read it gets it by: spreeze pull {name}")
 
 
 def _agreed() -> bool:
@@ -180,8 +177,8 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
     if (run / "eval.csv").is_file():
         shutil.copyfile(run / "eval.csv", folder / "eval.csv")
     clips = sorted((run / "videos").glob("clip-*.mp4"), key=lambda path: path.stat().st_mtime)
-    clips = [path for path in (run / CLIP, *clips) if path.is_file() and not path.is_symlink()]
-    clips = [path for path in clips if path.stat().st_size <= _MAX_CLIP_BYTES]
+    files = [path for path in (run / CLIP, *clips) if path.is_file() and not path.is_symlink()]
+    clips = [path for path in files if path.stat().st_size <= _MAX_CLIP_BYTES]
     if clips:
         shutil.copyfile(clips[-1], folder / CLIP)
     points = [(int(row["env_steps"]), float(row["return_mean"])) for row in read_rows(run / "eval.csv")]

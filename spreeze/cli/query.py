@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, guarded, print_result
 from spreeze.errors import UsageError
 from spreeze.formatting import DASH, aligned, clean
-from spreeze.machine.output import emit, say
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader
 from spreeze.run_directory import find_run, read_config, read_run
 
@@ -45,12 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _query(args: argparse.Namespace) -> int:
     columns, rows = run_query(find_run(args.run, Path(args.runs_dir)), args.sql)
-    if args.json:
-        emit({"columns": columns, "rows": rows})
-        return 0
-    for line in aligned([[_shown(value) for value in row] for row in (columns, *rows)]):
-        say(line)
-    return 0
+    lines = aligned([[_shown(value) for value in row] for row in (columns, *rows)])
+    return print_result(args, {"columns": columns, "rows": rows}, "\n".join(lines))
 
 
 def _shown(value: object) -> str:
@@ -76,7 +71,7 @@ def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
         connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 100_000)
         connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
         cursor = connection.execute(sql)
-        found = [list(row) for row in cursor.fetchmany(_MAX_ROWS + 1)]
+        rows = [list(row) for row in cursor.fetchmany(_MAX_ROWS + 1)]
         names = [column[0] for column in cursor.description or ()]
     except (sqlite3.Error, sqlite3.Warning) as error:
         known = f"tables: {', '.join(TABLES)}; only SELECT is allowed; at most {_LONGEST_S:g} s"
@@ -85,9 +80,9 @@ def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
         connection.close()
     if not names:
         raise UsageError("SQL: a SELECT statement is needed")
-    if len(found) > _MAX_ROWS:
+    if len(rows) > _MAX_ROWS:
         raise UsageError(f"SQL: more than {_MAX_ROWS:,} rows; add LIMIT, or use export --format csv")
-    return names, found
+    return names, rows
 
 
 def _rows(run: Path, table: str) -> Iterable[Sequence[Any]]:
@@ -98,7 +93,7 @@ def _rows(run: Path, table: str) -> Iterable[Sequence[Any]]:
         return reader.events(_MAX_ROWS)
     if table == "settings":
         sections = read_config(run).items()
-        return [(f"{part}.{name}", _plain(value)) for part, values in sections for name, value in values.items()]
+        return [(f"{section}.{name}", _plain(value)) for section, fields in sections for name, value in fields.items()]
     if table == "run":
         return [(name, _plain(value)) for name, value in read_run(run).items()]
     return metric_rows(reader)

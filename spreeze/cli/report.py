@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, check_output, guarded, print_result
 from spreeze.errors import RunError
 from spreeze.formatting import clean
-from spreeze.machine.output import emit, say
 from spreeze.metrics import html_report
 from spreeze.run_directory import find_run, read_run
 
@@ -39,8 +38,5 @@ def _report(args: argparse.Namespace) -> int:
         Path(args.out).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"cannot write {args.out}: {error.strerror}") from None
-    if args.json:
-        emit({"report": args.out, "runs": [path.name for path in paths], "bytes": len(text.encode())})
-    else:
-        say(f"{args.out}: open it in a browser")
-    return 0
+    document = {"report": args.out, "runs": [path.name for path in paths], "bytes": len(text.encode())}
+    return print_result(args, document, f"{args.out}: open it in a browser")

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser, guarded, print_result
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
-from spreeze.machine.output import emit, say
+from spreeze.machine.output import say
 from spreeze.run_directory import (
     describe,
     find_live_run,
@@ -35,7 +35,7 @@ _REQUESTS: dict[str, tuple[str, str]] = {
     "checkpoint": ("", "write a checkpoint now"),
     "timeline": ("", "record the phases of all workers for 0.25 s, shown on the Live page"),
 }
-"""Verb -> the state to wait for, and its help text."""
+"""Command -> the state to wait for, and its help text."""
 _RESPONSE_S = 10.0
 _MAX = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
 
@@ -43,33 +43,32 @@ _MAX = 1e18  # larger numbers in a run.json are not plausible and shown as unkno
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m spreeze runs", description="List, steer, stop and describe runs.")
     parser.add_common_flags()
-    common = Parser(add_help=False)  # a verb's flags may stand on either side of it
+    common = Parser(add_help=False)  # a command's flags may stand on either side of it
     common.add_common_flags(inherited=True)
-    verbs = parser.add_subparsers(dest="verb")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("list", help="list all runs, oldest first (default)", parents=[common])
 
-    def verb(name: str, text: str, *, run: bool = True) -> Parser:
-        subparser = verbs.add_parser(name, help=text, parents=[common])
-        if run:
-            subparser.add_argument("run", help="name, path, or latest")
+    def command(name: str, text: str) -> Parser:
+        subparser = commands.add_parser(name, help=text, parents=[common])
+        subparser.add_argument("run", help="name, path, or latest")
         return subparser
 
-    verb("list", "list all runs, oldest first (default)", run=False)
-    stop = verb("stop", "stop a run like Ctrl-C, and wait for its end")
+    stop = command("stop", "stop a run like Ctrl-C, and wait for its end")
     stop.flag("--timeout", text="how long to wait [s]", default=30.0, shown="30")
     stop.flag("--force", text="kill the supervisor and its workers", default=False)
     for name, (_, text) in _REQUESTS.items():
-        verb(name, text)
-    share = verb("leave-free", "change the share of the cores to leave free for other programs")
+        command(name, text)
+    share = command("leave-free", "change the share of the cores to leave free for other programs")
     share.add_argument("share", type=float, help="share of the usable cores, 0 to 0.9")
-    about = verb("describe", "set title, note and tags of a run; without flags, show them")
+    about = command("describe", "set title, note and tags of a run; without flags, show them")
     about.flag("--title", text="title shown instead of the name; empty: the name", shown="unchanged")
     about.flag("--note", text="free text", shown="unchanged")
     about.flag("--tags", text="comma-separated tags, which replace the present ones", shown="unchanged")
-    rest = verb("visualizer", "pause or resume a run's visualizer")
+    rest = command("visualizer", "pause or resume a run's visualizer")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)
     bodies = {"stop": _stop, "leave-free": _leave_free, "describe": _describe, "visualizer": _visualizer}
-    body = bodies.get(args.verb or "list", _request if args.verb in _REQUESTS else _list)
+    body = bodies.get(args.command or "list", _request if args.command in _REQUESTS else _list)
     return guarded(lambda: body(args), as_json=args.json)
 
 
@@ -78,21 +77,19 @@ def _list(args: argparse.Namespace) -> int:
     for path in misnamed_runs(Path(args.runs_dir)):
         text = "a name may have letters, digits, '.', '_' and '-'; rename it"
         say(f"not listed: {clean(path.name, 80)}; {text}", as_json=args.json)
-    if args.json:
-        emit({"runs": rows})
-        return 0
-    if not rows:
-        say(f"no run in {args.runs_dir}; start one with: python -m spreeze.train --auto")
-        return 0
-    for row in rows:  # run directories may come from elsewhere
-        row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
-    line = f"{{:{max(len(row['name']) for row in rows)}s}}  {{:9s}} {{:>8s}} {{:>11s}} {{:>9s}} {{:>11s}} {{:>9s}}"
-    say(line.format("run", "state", "wall", "env steps", "updates", "best return", "last ten"))
+    no_run = f"no run in {args.runs_dir}; start one with: python -m spreeze.train --auto"
+    return print_result(args, {"runs": rows}, _table(rows) if rows else no_run)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    names = [clean(row["name"], 128) for row in rows]  # run directories may come from elsewhere
+    line = f"{{:{max(map(len, names))}s}}  {{:9s}} {{:>8s}} {{:>11s}} {{:>9s}} {{:>11s}} {{:>9s}}"
+    lines = [line.format("run", "state", "wall", "env steps", "updates", "best return", "last ten")]
     forms = {"env_steps": ".0f", "updates": ".0f", "eval_best": ".1f", "eval_final": ".1f"}
-    for row in rows:
-        cells = (_cell(row[name], form) for name, form in forms.items())
-        say(line.format(row["name"], row["state"], _cell(row["wall_s"], ".0f", " s"), *cells))
-    return 0
+    for name, row in zip(names, rows, strict=True):
+        cells = (_cell(row[column], form) for column, form in forms.items())
+        lines.append(line.format(name, clean(row["state"], 20), _cell(row["wall_s"], ".0f", " s"), *cells))
+    return "\n".join(lines)
 
 
 def _cell(value: Any, form: str, unit: str = "") -> str:
@@ -136,8 +133,8 @@ def _phase(path: Path) -> str:
 
 
 def _request(args: argparse.Namespace) -> int:
-    path = steer(args.run, Path(args.runs_dir), args.verb)
-    wanted, _ = _REQUESTS[args.verb]
+    path = steer(args.run, Path(args.runs_dir), args.command)
+    wanted, _ = _REQUESTS[args.command]
     deadline = time.monotonic() + _RESPONSE_S
     while wanted and state_of(path) != wanted:
         if time.monotonic() > deadline:
@@ -161,22 +158,12 @@ def _describe(args: argparse.Namespace) -> int:
     path = find_run(args.run, Path(args.runs_dir))
     given = {"title": args.title, "note": args.note, "tags": None if args.tags is None else args.tags.split(",")}
     about = describe(path, **{name: value for name, value in given.items() if value is not None})
-    if args.json:
-        emit({"run": path.name, **dataclasses.asdict(about)})
-    else:
-        say(
-            f"{path.name}: {about.title or path.name}; tags: {', '.join(about.tags) or DASH}; note: "
-            f"{about.note or DASH}"
-        )
-    return 0
+    text = f"{path.name}: {about.title or path.name}; tags: {', '.join(about.tags) or DASH}; note: {about.note or DASH}"
+    return print_result(args, {"run": path.name, **dataclasses.asdict(about)}, text)
 
 
 def _done(args: argparse.Namespace, path: Path, text: str) -> int:
-    if args.json:
-        emit({"run": path.name, "state": state_of(path)})
-    else:
-        say(f"{path.name}: {text}")
-    return 0
+    return print_result(args, {"run": path.name, "state": state_of(path)}, f"{path.name}: {text}")
 
 
 def _visualizer(args: argparse.Namespace) -> int:
@@ -185,8 +172,5 @@ def _visualizer(args: argparse.Namespace) -> int:
         send_request(path, "pause-visualizer")
     else:
         (path / "control" / "pause-visualizer").unlink(missing_ok=True)
-    if args.json:
-        emit({"run": args.run, "visualizer": args.what})
-    else:
-        say(f"{path.name}: visualizer {'paused' if args.what == 'pause' else 'resumed'}")
-    return 0
+    text = f"{path.name}: visualizer {'paused' if args.what == 'pause' else 'resumed'}"
+    return print_result(args, {"run": args.run, "visualizer": args.what}, text)
