@@ -42,7 +42,7 @@ _BESIDE = ("crossq", "ppo")
 _ROUNDS_S = (60.0, 120.0, 240.0)
 """Training time of each candidate at the end of a round."""
 _MAX_S, _MIN_S = 300.0, 20.0
-"""Most time that all candidates but the best may take, and least time of each."""
+"""Maximum time that all candidates but the best may take, and minimum time of each."""
 _MIN_STEPS = 1_000
 """Env steps in the first round below which no candidate has learned anything."""
 _CLEARLY = 2.0
@@ -72,9 +72,8 @@ class ComparedAlgorithm:
             return f"{self.algo} failed ({self.failure})"
         if self.level is None:
             return f"{self.algo} was not evaluated in {self.seconds:.0f} s"
-        return (
-            f"{self.algo} {number(self.level.mean)} +- {number(_CLEARLY * self.level.error)} after {self.seconds:.0f} s"
-        )
+        error = number(_CLEARLY * self.level.error)
+        return f"{self.algo} {number(self.level.mean)} +- {error} after {self.seconds:.0f} s"
 
 
 def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) -> list[str]:
@@ -88,18 +87,17 @@ def candidates_for(args: argparse.Namespace, settings: Settings, spec: EnvSpec) 
     if not settings.config.evaluation.enabled or settings.config.cluster.address:
         return []
     default, *others = fitting_algorithms(spec)
-    found = [default, *(name for name in _BESIDE if name in others)]
-    return found if len(found) > 1 and rounds_of(settings, len(found)) else []
+    names = [default, *(name for name in _BESIDE if name in others)]
+    return names if len(names) > 1 and rounds_of(settings, len(names)) else []
 
 
 def rounds_of(settings: Settings, candidates: int) -> tuple[float, ...]:
     """Training times of each candidate at which candidates are compared; empty where the run is too short."""
-    stop, share = settings.config.stop, settings.config.tuning.algorithm_share
-    whole_s = stop.limit_s or math.inf
-    most_s = min(share * whole_s, _MAX_S) / (candidates - 1) if share else 0.0
-    if most_s < _MIN_S and (not share or settings.sources.get("tuning.algorithm_share") != USER):
+    fraction, limit_s = settings.config.tuning.algorithm_share, settings.config.stop.limit_s or math.inf
+    max_s = min(fraction * limit_s, _MAX_S) / (candidates - 1) if fraction else 0.0
+    if max_s < _MIN_S and (not fraction or settings.sources.get("tuning.algorithm_share") != USER):
         return ()
-    return tuple(end_s for end_s in _ROUNDS_S if end_s <= most_s) or (most_s,)
+    return tuple(end_s for end_s in _ROUNDS_S if end_s <= max_s) or (max_s,)
 
 
 def step_us_of(settings: Settings, probe: Probe) -> float | None:
@@ -147,15 +145,13 @@ class AlgorithmChoice:
     ) -> None:
         self._command, self._args, self._settings, self._say = list(command), args, settings, say
         run, spec, self._step_us = settings.config.run, probe.spec, step_us_of(settings, probe)
-        self._folder, self._stem = (
-            Path(run.runs_dir),
-            run.name or new_name(spec.env_id, "", run.seed).replace("__", "_"),
-        )
+        self._folder = Path(run.runs_dir)
+        self._stem = run.name or new_name(spec.env_id, "", run.seed).replace("__", "_")
         row_bytes = math.inf if spec.frames is not None else RowLayout.of(spec).row_bytes
         free_bytes = shutil.disk_usage(existing_parent(self._folder)).free
         self._saves_replay = 4 * settings.config.replay.capacity * row_bytes < free_bytes  # a save writes a second copy
-        facts = {"machine": machine.identity(), "env": dataclasses.asdict(spec), "versions": versions()}
-        self._path = cache_dir() / f"algorithm-{cache_key(facts)}.json"
+        key = cache_key({"machine": machine.identity(), "env": dataclasses.asdict(spec), "versions": versions()})
+        self._path = cache_dir() / f"algorithm-{key}.json"
 
     def known(self, names: Sequence[str]) -> str | None:
         """The best of these algorithms in an earlier comparison; None without one."""
@@ -186,9 +182,8 @@ class AlgorithmChoice:
                 self._learn(candidate, end_s, interrupts)
             left = [candidate for candidate in left if candidate.failure is None]
             if not left:
-                raise RunError(
-                    f"no algorithm could learn the task: {'; '.join(candidate.text for candidate in candidates)}"
-                )
+                failures = "; ".join(candidate.text for candidate in candidates)
+                raise RunError(f"no algorithm could learn the task: {failures}")
             best = max((candidate.level for candidate in left if candidate.level is not None), default=None)
             left = [candidate for candidate in left if best is None or not candidate.clearly_below(best)]
             self._say(f"algorithms: {', '.join(candidate.text for candidate in candidates)}")

@@ -1,4 +1,4 @@
-"""``spreeze completion SHELL``: the script that lets a shell complete verbs, flags, environments, settings and runs.
+"""``spreeze completion SHELL``: the script that lets a shell complete commands, flags, environments, settings and runs.
 
 The script calls the program itself: with ``SPREEZE_COMPLETE`` set, it prints the completions of the last word instead
 of executing the command line.
@@ -64,22 +64,22 @@ def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[st
     runs_dir = next((after for word, after in itertools.pairwise(before) if word == "--runs-dir"), "runs")
     begin = 0
     for index, word in enumerate(before):
-        if (subparser := _verbs_of(parser).get(word)) is not None:
+        if (subparser := _commands_of(parser).get(word)) is not None:
             parser, begin = subparser, index + 1
     flag = before[-1] if len(before) > begin else ""
     action = parser._option_string_actions.get(flag)
     if action is not None and action.nargs != 0:
-        found = _values(action, flag, Path(runs_dir))
+        texts = _values(action, flag, Path(runs_dir))
     elif prefix.startswith("-"):
-        found = parser._option_string_actions
+        texts = parser._option_string_actions
     else:
-        found = _positional(parser, before[begin:], Path(runs_dir))
-    return sorted(text for text in {str(text) for text in found} if text.startswith(prefix))
+        texts = _positional(parser, before[begin:], Path(runs_dir))
+    return sorted(text for text in {str(text) for text in texts} if text.startswith(prefix))
 
 
-def _verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return next((action.choices for action in found), {})
+def _commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next((action.choices for action in actions), {})
 
 
 def _values(action: argparse.Action, flag: str, runs_dir: Path) -> Iterable[str]:
@@ -96,8 +96,8 @@ def _values(action: argparse.Action, flag: str, runs_dir: Path) -> Iterable[str]
 
 
 def _positional(parser: argparse.ArgumentParser, before: Sequence[str], runs_dir: Path) -> Iterable[str]:
-    if verbs := _verbs_of(parser):
-        return verbs
+    if commands := _commands_of(parser):
+        return commands
     if getattr(parser, "trains", False):
         return () if before else known_ids()  # ``train CartPole-v1``
     for action in parser._get_positional_actions():

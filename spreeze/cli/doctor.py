@@ -67,12 +67,7 @@ def _finding(name: str, text: str, remedy: str | None = None) -> Check:
     return Check(name, "ok" if remedy is None else "warn", text, remedy)
 
 
-def _ok(name: str, text: str, hint: str | None) -> Check:
-    """A finding without a problem, with a hint."""
-    return Check(name, "ok", text, hint)
-
-
-_GPU_BUSY, _GPU_MEMORY_USED = 0.10, 0.25  # a GPU above these shares of time or memory is in use by other programs
+_GPU_BUSY, _GPU_MEMORY_USED = 0.10, 0.25  # a GPU above these fractions of time or memory is in use by other programs
 _UNEVEN = 10.0  # ratio of p99 to median step time above which environments stepped together wait for the slowest
 _SLOW_RESET = 50.0  # ratio of median reset time to median step time above which resets are reported as slow
 _LARGE_OBSERVATION = 1e6
@@ -91,10 +86,10 @@ def check_env(
     except SpreezeError as error:
         return [Check("environment", "fail", clean(error), "fix the error above, or choose another --env")], None
     args = probe.spec.args  # with those that the probe found necessary
-    checks, found = _check_steps(probe, env_id, import_module, args, timeout_s)
+    checks, checkup = _check_steps(probe, env_id, import_module, args, timeout_s)
     # Rendering may crash its process, so it gets a separate one, after the timing.
     checks = [*_spaces(probe), *checks, _pictures(env_id, import_module, args, timeout_s)]
-    return checks, {**dataclasses.asdict(probe), "checkup": found}
+    return checks, {**dataclasses.asdict(probe), "checkup": checkup}
 
 
 def speed(probe: Probe) -> str:
@@ -107,32 +102,31 @@ def speed(probe: Probe) -> str:
 
 def _spaces(probe: Probe) -> list[Check]:
     spec, fitting = probe.spec, fitting_algorithms(probe.spec)
-    limit = (
-        "no registered time limit" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} env steps"
-    )
+    steps = spec.max_episode_steps
+    limit = "no registered time limit" if steps is None else f"at most {steps} env steps"
     text = f"{spec.env_id}: {spec.obs_dim} observation values, {actions_text(spec)}, {limit}"
-    found = [_finding("environment", f"{text}; algorithms that fit: {', '.join(fitting)}")]
+    checks = [_finding("environment", f"{text}; algorithms that fit: {', '.join(fitting)}")]
     others: dict[str, list[str]] = {}
     for row in rows(spec.import_module).values():
         others.setdefault(row.why_not(spec), []).append(row.name)
     unfit = "; ".join(f"{', '.join(names)} ({why})" for why, names in others.items() if why)
-    found += [_finding("other algorithms", f"do not fit: {unfit}")] if unfit else []
+    checks += [_finding("other algorithms", f"do not fit: {unfit}")] if unfit else []
     if isinstance(spec.action, Choices) and "sac" in fitting:
         text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
-        found.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
+        checks.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
     if recurrent := [name for name in fitting if may_be_recurrent(name, spec)]:
         text = f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm gives the policy a memory"
-        found.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))
+        checks.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))
     if spec.goals is not None:
         text = "--set replay.her=future also learns from goals that were achieved"
         text += ", the default here, where a reward comes only at a goal" if spec.goals.sparse else ""
         missing = "without compute_reward(achieved_goal, desired_goal, info) there is no hindsight (replay.her)"
-        found.append(_finding("goals", text if spec.goals.computes_reward else missing))
+        checks.append(_finding("goals", text if spec.goals.computes_reward else missing))
     if spec.obs_layout:
-        found.append(_finding("env layout", "; ".join(spec.obs_layout)))
+        checks.append(_finding("env layout", "; ".join(spec.obs_layout)))
     if (description := seen_as(spec)) is not None:
-        found.append(_finding("env observation", description))
-    return found + [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
+        checks.append(_finding("env observation", description))
+    return checks + [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
 
 
 def _check_steps(
@@ -140,22 +134,22 @@ def _check_steps(
 ) -> tuple[list[Check], dict[str, Any] | None]:
     try:
         # It constructs three environments one after the other.
-        found = in_child("check", env_id, import_module, deadline_s=timeout_s + 3.0 * probe.start_s, args=args)
+        checkup = in_child("check", env_id, import_module, deadline_s=timeout_s + 3.0 * probe.start_s, args=args)
     except SpreezeError as error:
         remedy = "a plain loop of reset and step shows it, too; a run would go on, and lose an episode each time"
         return [Check("env speed", "fail", clean(error), remedy)], None
-    memory, checks = f"{size(probe.memory_bytes)} for the first environment in a process", [_speeds(found)]
-    if found["alone"] is None:
-        memory = f"{memory}, {size(found['further_env_bytes'])} for each additional one"
+    memory, checks = f"{size(probe.memory_bytes)} for the first environment in a process", [_speeds(checkup)]
+    if checkup["alone"] is None:
+        memory = f"{memory}, {size(checkup['further_env_bytes'])} for each additional one"
         checks.append(_finding("env memory", memory))
     else:
-        text = f"a second instance in the same process fails: {found['alone']}"
+        text = f"a second instance in the same process fails: {checkup['alone']}"
         remedy = "training uses one sampler with one environment, which also runs the evaluations"
         checks += [_finding("env memory", memory), _finding("environments", text, remedy)]
-    checks += _values(found["largest_observation"], probe.spec.obs_dim)
-    notes = clean("; ".join(found["notes"]) or "Gymnasium's checker: no warnings", 600)
-    remedy = "training works, but fix these warnings first"
-    return [*checks, _finding("env checker", notes, remedy if found["notes"] else None)], found
+    checks += _values(checkup["largest_observation"], probe.spec.obs_dim)
+    notes = clean("; ".join(checkup["notes"]) or "Gymnasium's checker: no warnings", 600)
+    remedy = "training works, but fix these warnings first" if checkup["notes"] else None
+    return [*checks, _finding("env checker", notes, remedy)], checkup
 
 
 def _values(largest: float, obs_dim: int) -> list[Check]:
@@ -167,11 +161,11 @@ def _values(largest: float, obs_dim: int) -> list[Check]:
     return [_finding("env observation", text, f"{remedy}such as a clock")]
 
 
-def _speeds(found: dict[str, Any]) -> Check:
+def _speeds(checkup: dict[str, Any]) -> Check:
     names = ("step_us_p50", "step_us_p99", "step_us_max", "reset_us_median")
-    p50, p99, worst, reset = (found[name] for name in names)
+    p50, p99, worst, reset = (checkup[name] for name in names)
     text = (
-        f"{number(found['steps_per_s'])} env steps/s on one core with random actions, resets included; "
+        f"{number(checkup['steps_per_s'])} env steps/s on one core with random actions, resets included; "
         f"a step {p50:.0f} us (median), {p99:.0f} us (p99), longest {worst / p50:.0f} times the median; "
         f"a reset {reset:.0f} us"
     )
@@ -186,11 +180,11 @@ def _speeds(found: dict[str, Any]) -> Check:
 
 def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float) -> Check:
     try:
-        found = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
+        picture = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
     except SpreezeError as error:
         remedy = "training works without; add render_mode=None to the constructor, or use --no-visualizer"
         return _finding("env pictures", clean(error), remedy)
-    return _finding("env pictures", f"draws {found['width']} x {found['height']} without a window")
+    return _finding("env pictures", f"draws {picture['width']} x {picture['height']} without a window")
 
 
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
@@ -203,23 +197,22 @@ def check_cluster(
     """Checks of each other host of a Ray cluster and their figures; a single failed check if it cannot be joined."""
     task = {"env_id": env_id or default_env_id().value, "import_module": import_module, "args": env_args}
     try:
-        found = survey(parse_address(address), task)
+        cluster = survey(parse_address(address), task)
     except SpreezeError as error:
         return [Check("cluster", "fail", clean(error, 600), "not used; --cluster runs samplers on other hosts")], None
-    hosts = found["hosts"]
-    text = f"Ray {found['ray']}, {len(hosts)} other host{'' if len(hosts) == 1 else 's'}"
+    hosts = cluster["hosts"]
+    text = f"Ray {cluster['ray']}, {len(hosts)} other host{'' if len(hosts) == 1 else 's'}"
     checks = [_finding("cluster", text, None if hosts else "run ray start --address HOST:PORT on another machine")]
-    if not found["authenticated"]:
+    if not cluster["authenticated"]:
         remedy = "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set RAY_AUTH_MODE=token"
         text = "no authentication: whoever reaches its ports can run code on these hosts"
         checks.append(_finding("cluster token", text, f"{remedy} there before ray start"))
     for index, host in enumerate(hosts):
         checks += _host_checks(f"host {index}", host, versions())
-    return checks, found
+    return checks, cluster
 
 
-def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[Check]:
-    """Findings on one host of the cluster."""
+def _host_checks(name: str, host: dict[str, Any], ours: dict[str, Any]) -> list[Check]:
     where = clean(host["name"] or host["address"], 60)
     if "failure" in host:
         remedy = "install the same version of Spreeze there, in the Python environment that runs ray start"
@@ -234,9 +227,9 @@ def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[C
     )
     checks = [_finding(name, text)]
     differ = [
-        f"{package} {theirs.get(package)}, here {own.get(package)}"
+        f"{package} {theirs.get(package)}, here {ours.get(package)}"
         for package in ("spreeze", "gymnasium", "numpy")
-        if theirs.get(package) != own.get(package)
+        if theirs.get(package) != ours.get(package)
     ]
     if differ:
         status: Status = "fail" if differ[0].startswith("spreeze") else "warn"
@@ -270,7 +263,7 @@ _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
     hint = "the Bullet tasks need Python 3.11; MuJoCo is used by default instead" if version[:2] > (3, 11) else None
-    return _ok("Python", ".".join(str(part) for part in version), hint)
+    return Check("Python", "ok", ".".join(str(part) for part in version), hint)
 
 
 def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) -> Check:
@@ -288,20 +281,20 @@ def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) ->
         text = f"{version}, CUDA {cuda}, sees no GPU"
         if has_gpu:
             return _finding("PyTorch", text, "update the NVIDIA driver")
-        return _ok("PyTorch", text, "without a GPU the build for CPU is enough, and smaller")
+        return Check("PyTorch", "ok", text, "without a GPU the build for CPU is enough, and smaller")
     return _finding("PyTorch", f"{version}, CUDA {cuda}, {devices} GPU(s)")
 
 
 def check_packages() -> Check:
-    found, missing = [], []
+    installed, missing = [], []
     for name in ("numpy", "gymnasium", "safetensors", "psutil", "rich", "pillow"):
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            installed.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
         return Check("libraries", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return _finding("libraries", ", ".join(found))
+    return _finding("libraries", ", ".join(installed))
 
 
 _PACKAGE_OF = {MUJOCO_ID: "'gymnasium[mujoco]'", FALLBACK_ID: "gymnasium"}
@@ -340,14 +333,14 @@ def check_cores(machine: Machine) -> Check:
 
 
 def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
-    need, memory = replay_bytes(replay) + 2 * PROCESS_BYTES, machine.memory
+    needed, memory = replay_bytes(replay) + 2 * PROCESS_BYTES, machine.memory
     limit = memory.cgroup_limit_bytes
     bound = "" if limit is None else f" (cgroup limit {size(limit)})"
-    text = f"{size(memory.usable_bytes)} free of {size(memory.total_bytes)}{bound}; the default run takes about "
-    if memory.usable_bytes < need:
-        remedy = "close other programs, or lower --replay-capacity and --samplers"
-        return Check("memory", "fail", f"{text}{size(need)}", remedy)
-    return _finding("memory", f"{text}{size(need)}")
+    free = f"{size(memory.usable_bytes)} free of {size(memory.total_bytes)}{bound}"
+    text = f"{free}; the default run takes about {size(needed)}"
+    if memory.usable_bytes < needed:
+        return Check("memory", "fail", text, "close other programs, or lower --replay-capacity and --samplers")
+    return _finding("memory", text)
 
 
 def check_disk(runs_dir: Path) -> Check:
@@ -383,16 +376,15 @@ def check_sqlite(runs_dir: Path) -> Check:
 
 def check_gpus(machine: Machine) -> Check:
     if not machine.gpus:
-        return _ok("GPU", machine.gpu_reason, "the learner runs on the CPU")
+        return Check("GPU", "ok", machine.gpu_reason, "the learner runs on the CPU")
     text = f"{'; '.join(map(_gpu_text, machine.gpus))}; driver {machine.gpus[0].driver}"
-    busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _memory_share(gpu) >= _GPU_MEMORY_USED]
+    busy = [gpu for gpu in machine.gpus if (gpu.use or 0.0) >= _GPU_BUSY or _memory_used(gpu) >= _GPU_MEMORY_USED]
     names = ", ".join(f"GPU {gpu.index}" for gpu in busy)
     remedy = f"other programs use {names} (see nvidia-smi); rates measured now will not be representative"
     return _finding("GPU", text, remedy if busy else None)
 
 
 def _gpu_text(gpu: GpuFacts) -> str:
-    """Name, memory and current load of one GPU."""
     total, free = gpu.memory_bytes, gpu.memory_free_bytes
     used = None if total is None or free is None else total - free
     same = {name: getattr(gpu, name) for name in ("index", "power_w", "power_limit_w", "clock_hz", "clock_max_hz")}
@@ -400,8 +392,8 @@ def _gpu_text(gpu: GpuFacts) -> str:
     return f"{gpu.name}: kernels run {percent(gpu.use)} of the time, {now.figures} in use"
 
 
-def _memory_share(gpu: GpuFacts) -> float:
-    """Share of its memory that is in use; 0 if unknown."""
+def _memory_used(gpu: GpuFacts) -> float:
+    """Fraction of its memory that is in use; 0 if unknown."""
     if not gpu.memory_bytes or gpu.memory_free_bytes is None:
         return 0.0
     return 1.0 - gpu.memory_free_bytes / gpu.memory_bytes
@@ -419,9 +411,9 @@ def check_device_physics(machine: Machine) -> Check:
 
 def check_display() -> Check:
     if has_display():
-        found = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
-        return _finding("display", clean(found or "native", 60))
-    return _ok("display", "none", "spreeze play writes a clip instead of opening a window")
+        display = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
+        return _finding("display", clean(display, 60))
+    return Check("display", "ok", "none", "spreeze play writes a clip instead of opening a window")
 
 
 def check_power(machine: Machine) -> Check:
@@ -458,12 +450,12 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         checks = [check_python(), check_packages(), *(job.result() for job in jobs), *quick]
         environment = None
         if env_job is not None:
-            found, environment = env_job.result()
-            checks += found
+            more, environment = env_job.result()
+            checks += more
     hosts = None
     if args.cluster is not None:  # not beside the timings above
-        found, hosts = check_cluster(args.cluster, args.env, args.import_module, env_args)
-        checks += found
+        more, hosts = check_cluster(args.cluster, args.env, args.import_module, env_args)
+        checks += more
     return {
         "ok": all(check.status != "fail" for check in checks),
         "checks": [dataclasses.asdict(check) for check in checks],
@@ -500,7 +492,7 @@ def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
         table.add_row(Text(check["status"], style=styles[check["status"]]), Text(check["name"]), text)
     console = Screen(file=sys.stdout)
     console.print(table)
-    given = [("--env", args.env), ("--import", args.import_module), *(("--env-arg", each) for each in args.env_arg)]
+    given = [("--env", args.env), ("--import", args.import_module), *(("--env-arg", text) for text in args.env_arg)]
     arguments = [argument for flag, value in given if value for argument in (flag, value)]
     ready = f"Ready: {shlex.join(['python', '-m', 'spreeze.train', '--auto', *arguments])}"
     console.print(Text(ready if document["ok"] else "Not ready: see the failed checks above.", style="bold"))

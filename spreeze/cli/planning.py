@@ -61,17 +61,17 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
         module = user.values.get("env", {}).get("import_module")
         old = settings_of(resumed, module)
         values: dict[str, dict[str, Any]] = {}
-        for part, name, value in iterate(old.config):
-            values.setdefault(part, {})[name] = value
+        for section, name, value in iterate(old.config):
+            values.setdefault(section, {})[name] = value
         notes = [f"continuing {resumed.name}", *_without_met_condition(values, resumed, user.values)]
         for key in fixed_settings(old.config):
-            part, name = key.split(".")
-            asked = user.values.get(part, {}).get(name)
+            section, name = key.split(".")
+            asked, before = user.values.get(section, {}).get(name), values[section][name]
             asked = tuple(asked) if isinstance(asked, list) else asked
-            if key == "env.args" and asked is not None and parse_args(asked) == parse_args(values[part][name]):
+            if key == "env.args" and asked is not None and parse_args(asked) == parse_args(before):
                 continue  # another spelling of the same
-            if asked is not None and asked != values[part][name]:
-                raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
+            if asked is not None and asked != before:
+                raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {before}")
         env = values["env"]
         refuse_foreign(str(env["id"]), env["import_module"], module)
         return [Layer(RESUMED, values), user], [*notes, *_without_code(values, user.values)]
@@ -133,11 +133,11 @@ def cluster_note(address: str) -> str:
 
 def tune_arguments(settings: Settings) -> tuple[str, ...]:
     """Flags of ``spreeze tune`` with which another host measures samplers and environments for this task."""
-    part, run = settings.config.env, settings.config.run
-    found = ["--env", part.id, "--algo", run.algo, "--mode", run.mode]
-    found += ["--import", part.import_module] if part.import_module else []
-    found += ["--plain-env"] if part.plain else []
-    return (*found, *(f"--env-arg={text}" for text in part.args))
+    env, run = settings.config.env, settings.config.run
+    flags = ["--env", env.id, "--algo", run.algo, "--mode", run.mode]
+    flags += ["--import", env.import_module] if env.import_module else []
+    flags += ["--plain-env"] if env.plain else []
+    return (*flags, *(f"--env-arg={text}" for text in env.args))
 
 
 def plan_of(
@@ -154,7 +154,7 @@ def plan_of(
     config, reasons, on_policy = settings.config, dict(tuned or {}), settings.config.on_policy is not None
     samplers, inference_workers = _samplers(settings, machine, reasons), config.inference_workers if on_policy else 0
     row_bytes = 0 if on_policy else config.algorithm.row_layout(probe.spec).step_bytes
-    found = allowed(
+    limited = allowed(
         settings,
         probe,
         samplers,
@@ -162,9 +162,9 @@ def plan_of(
         samplers_are_set=settings.sources.get("rollout.samplers" if on_policy else "sampling.samplers") == USER,
         shared_bytes=0 if to_tune else config.replay.capacity * row_bytes,
     )
-    requested = found.settings if on_policy else settings  # a resumed run has as many environments as its rollouts
-    config, samplers, reasons = found.settings.config, found.samplers, reasons | found.reasons
-    settings = _with_intervals(found.settings, samplers, reasons)
+    requested = limited.settings if on_policy else settings  # a resumed run has as many environments as its rollouts
+    config, samplers, reasons = limited.settings.config, limited.samplers, reasons | limited.reasons
+    settings = _with_intervals(limited.settings, samplers, reasons)
     cluster, all_learners = None if config.cluster.address is None else parse_address(config.cluster.address), 0
     if cluster is not None and config.data_flow.supports_remote_learners:
         all_learners = config.cluster.learners or config.run.learners + (cluster.local or _LIKELY_HOSTS)
@@ -189,9 +189,9 @@ def plan_of(
         samplers=samplers,
         inference_workers=inference_workers,
         reasons=reasons,
-        single_env=found.single_env,
-        max_envs=found.max_envs,
-        sampler_bytes=found.sampler_bytes,
+        single_env=limited.single_env,
+        max_envs=limited.max_envs,
+        sampler_bytes=limited.sampler_bytes,
         start_s=probe.start_s,
         to_tune=to_tune,
         free_core=machine.cores.usable - samplers - config.learner.threads * config.run.learners >= 1.0,
@@ -203,7 +203,7 @@ def plan_of(
 def _samplers(settings: Settings, machine: Machine, reasons: dict[str, str]) -> int:
     """Number of samplers, as set or by the cores; adds the reasons for it, the device and inference workers."""
     config, usable = settings.config, machine.cores.usable
-    learners, data_flow, part = config.run.learners, config.data_flow, config.rollout
+    learners, data_flow = config.run.learners, config.data_flow
     if config.on_policy is None:
         if data_flow.serial or config.sampling.samplers is not None:
             return 1 if data_flow.serial else config.sampling.samplers or 1
@@ -213,29 +213,29 @@ def _samplers(settings: Settings, machine: Machine, reasons: dict[str, str]) -> 
         text = f"{samplers}: {usable:g} usable cores less {threads} for {whose}{_at_most(usable - threads)}"
         reasons["sampling.samplers"] = text
         return samplers
-    most = max(1, config.rollout_samplers(usable) // learners) * learners
-    if part.samplers is None and not data_flow.serial:
+    default = max(1, config.rollout_samplers(usable) // learners) * learners
+    if config.rollout.samplers is None and not data_flow.serial:
         cores = config.rollout_cores(usable)
-        each = "" if learners == 1 else f", at least one for each of {learners} learners"
-        reasons["rollout.samplers"] = f"{most}: {cores:g} usable cores{_at_most(cores)}{each}"
+        per_learner = "" if learners == 1 else f", at least one for each of {learners} learners"
+        reasons["rollout.samplers"] = f"{default}: {cores:g} usable cores{_at_most(cores)}{per_learner}"
     if "rollout.inference_workers" not in settings.sources and data_flow.inference_workers:
         text = "none: each sampler runs the policy itself, which avoids the communication"
         reasons["rollout.inference_workers"] = text
     if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
         text = "networks over vectors are too small to keep a GPU busy; use --device cuda:0 to force it"
         reasons["learner.device"] = f"{config.learner.device}: {text}"
-    return part.samplers or (1 if data_flow.serial else most)
+    return config.rollout.samplers or (1 if data_flow.serial else default)
 
 
 def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) -> Settings:
     """Settings with the length of a rollout, and with the balance of replay in modes that keep one; adds reasons."""
-    config = settings.config
-    part = config.rollout
-    if config.on_policy is not None and part.sync_interval is None:
-        envs = samplers // config.run.learners * part.envs_per_sampler
+    config, rollout = settings.config, settings.config.rollout
+    if config.on_policy is not None and rollout.sync_interval is None:
+        envs = samplers // config.run.learners * rollout.envs_per_sampler
         interval = config.rollout_interval(envs)
         settings = settings.with_layer(Layer(default_of(settings), {"rollout": {"sync_interval": interval}}))
-        text = f"{interval}: {envs * interval} env steps of {envs} environments together (rollout.size = {part.size})"
+        size = f"rollout.size = {rollout.size}"
+        text = f"{interval}: {envs * interval} env steps of {envs} environments together ({size})"
         reasons["rollout.sync_interval"] = text
     if config.data_flow.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)

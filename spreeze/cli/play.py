@@ -79,15 +79,10 @@ class _Stage:
         self.in_window = args.clip is None and has_display()
 
     def task(self, source: _Source) -> Task:
-        """The environment, constructed at the first call.
-
-        Raises:
-            EnvironmentError_: it cannot be made, or does not fit the weights.
-        """
-        spec = source.spec
+        """The environment, constructed at the first call; errors as ``open_checked``."""
         if self._task is None:
             mode = "human" if self.in_window else "rgb_array"
-            self._task = open_checked(spec, source.weights.path, self._args, mode)
+            self._task = open_checked(source.spec, source.weights.path, self._args, mode)
         return self._task
 
     def close(self) -> None:
@@ -134,15 +129,15 @@ class _Source:
         """Loads newer weights if there are any; keeps the old ones on errors."""
         try:
             path = self._path()
-            found = _identity(path)  # before reading: a later replacement is noticed next time
-            if found == self._shown:
+            identity = _identity(path)  # before reading: a later replacement is noticed next time
+            if identity == self._shown:
                 return
             weights = read_weights(path)
             # The new file may need a foreign module.
             policy = policy_of(weights, spec_of(weights, self._args.import_module))
         except SpreezeError:
             return
-        self._shown, self.weights, self.policy = found, weights, policy
+        self._shown, self.weights, self.policy = identity, weights, policy
 
 
 def _identity(path: Path) -> tuple[str, int, int, int]:
@@ -169,15 +164,14 @@ class _Episode:
         limit = task.spec.max_episode_steps or MAX_STEPS
         try:
             obs.start(0, task.reset(seed=seed))
-            running = True
-            while running:
+            terminated = truncated = False
+            while not (terminated or truncated or self.length >= limit):
                 yield draw(self.length)
                 drawn, state = policy.act(obs.array, state)
-                seen, reward, terminated, truncated = task.step(task.unscale_action(drawn)[0])
-                obs.put(0, seen)
+                next_obs, reward, terminated, truncated = task.step(task.unscale_action(drawn)[0])
+                obs.put(0, next_obs)
                 self.total += reward
                 self.length += 1
-                running = not (terminated or truncated or self.length >= limit)
         except Exception as error:
             self.lost = error
 
@@ -210,9 +204,8 @@ def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
                 raise episode.lost from None
             stage.close()  # the next one has a new environment
         say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
-    return f"{shown} episode{'' if shown == 1 else 's'} shown" + (
-        f", {started - shown} lost" if started > shown else ""
-    )
+    lost = f", {started - shown} lost" if started > shown else ""
+    return f"{shown} episode{'' if shown == 1 else 's'} shown{lost}"
 
 
 def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:

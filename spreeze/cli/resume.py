@@ -85,23 +85,20 @@ def _check_complete(text: str) -> None:
     if not lines:
         raise ValueError(f"the file is empty; {remedy}")
     if end := _END.match(lines[-1]):
-        found = sum(len(fields) for fields in values.values() if isinstance(fields, dict))
-        found += sum(bool(_UNSET.match(line)) for line in lines)
-        if found != int(end[1]):
-            raise ValueError(f"the file has {found} of {end[1]} settings; {remedy} (to change a setting use --set)")
+        count = sum(len(fields) for fields in values.values() if isinstance(fields, dict))
+        count += sum(bool(_UNSET.match(line)) for line in lines)
+        if count != int(end[1]):
+            raise ValueError(f"the file has {count} of {end[1]} settings; {remedy} (to change a setting use --set)")
         return
     algo = _value_at(values, "run", "algo")
-    part, name = _LAST
-    own = isinstance(algo, str) and algo not in ALGORITHMS
-    whole = _value_at(values, part, name) is not None and all(
-        _value_at(values, *key) is not None for key in (("run", "algo"), ("run", "mode"), ("env", "id"))
-    )
-    if not whole or (own and list(values)[-1] != algo):
+    needed = (_LAST, ("run", "algo"), ("run", "mode"), ("env", "id"))
+    complete = all(_value_at(values, *key) is not None for key in needed)
+    if not complete or (isinstance(algo, str) and algo not in ALGORITHMS and list(values)[-1] != algo):
         raise ValueError(f"the file ends with {clean(lines[-1], 60)!r}: settings are missing; {remedy}")
 
 
-def _value_at(values: Mapping[str, Any], part: str, name: str) -> Any:
-    fields = values.get(part)
+def _value_at(values: Mapping[str, Any], section: str, name: str) -> Any:
+    fields = values.get(section)
     return fields.get(name) if isinstance(fields, dict) else None
 
 
@@ -109,19 +106,21 @@ def _check_agrees(run: Path, config: Config) -> None:
     """A RunError if the settings are those of another task, algorithm or mode than the rest of the run tells."""
     record = read_run(run)
     modes = {record[name] for name in ("mode", "mode_before") if record.get(name) is not None}
-    known = {
-        "env.id": (config.env.id, {record["env_id"]} if record.get("env_id") else set(), "run.json"),
-        "run.algo": (config.run.algo, {record["algo"]} if record.get("algo") else set(), "run.json"),
-        "run.mode": (config.run.mode, modes, "run.json"),
-    }
-    checks = [(key, *known[key]) for key in known]
+    env_id, algo = config.env.id, config.run.algo
+    checks = [
+        ("env.id", env_id, {record["env_id"]} if record.get("env_id") else set(), "run.json"),
+        ("run.algo", algo, {record["algo"]} if record.get("algo") else set(), "run.json"),
+        ("run.mode", config.run.mode, modes, "run.json"),
+    ]
     for _, state in _checkpoints(run, config):
         checks += [
-            (key, known[key][0], {state[name]} if isinstance(state.get(name), str) else set(), "its checkpoint")
-            for key, name in (("env.id", "env_id"), ("run.algo", "algo"))
+            (key, value, {state[name]} if isinstance(state.get(name), str) else set(), "its checkpoint")
+            for key, value, name in (("env.id", env_id, "env_id"), ("run.algo", algo, "algo"))
         ]
     for key, value, others, source in checks:
-        if others and _plain(key, value) not in {_plain(key, other) for other in others}:
+        # Only the settings name the module of an id.
+        plain, *known = (text.rpartition(":")[2] if key == "env.id" else text for text in (value, *others))
+        if others and plain not in known:
             raise _refused(
                 run,
                 f"config.toml has {key} = {value}, but {source} tells {' or '.join(sorted(others))}: "
@@ -129,17 +128,12 @@ def _check_agrees(run: Path, config: Config) -> None:
             )
 
 
-def _plain(key: str, value: str) -> str:
-    """A value as both files have it: only the settings name the module of an id."""
-    return value.rpartition(":")[2] if key == "env.id" else value
-
-
 def _checkpoints(run: Path, config: Config) -> Iterator[tuple[int, dict[str, Any]]]:
     """(updates, state) of the newest checkpoint of each learner that has one."""
     for group in range(config.run.learners):
-        found = newest_state(group_folder(run, group) / "checkpoints")
-        if found is not None:
-            yield found
+        state = newest_state(group_folder(run, group) / "checkpoints")
+        if state is not None:
+            yield state
 
 
 def check_environment(run: Path, made: EnvSpec) -> None:
@@ -150,25 +144,19 @@ def check_environment(run: Path, made: EnvSpec) -> None:
     Raises:
         EnvironmentError_: they differ.
     """
-    recorded = _recorded_spec(run)
-    if recorded is not None:
-        try:
-            check_fits(recorded, made, run.name)
-        except EnvironmentError_ as error:
-            raise EnvironmentError_(
-                f"{error}; nothing was changed; resume it with its original environment, or start a new run"
-            ) from None
-
-
-def _recorded_spec(run: Path) -> EnvSpec | None:
     try:
-        return spec_from(read_json(run / "env.json"))
+        recorded = spec_from(read_json(run / "env.json"))
     except ValueError:
-        pass
+        try:
+            recorded = recorded_spec(read_weights(find_weights(str(run.absolute()), run.parent)))
+        except SpreezeError:
+            return
     try:
-        return recorded_spec(read_weights(find_weights(str(run.absolute()), run.parent)))
-    except SpreezeError:
-        return None
+        check_fits(recorded, made, run.name)
+    except EnvironmentError_ as error:
+        raise EnvironmentError_(
+            f"{error}; nothing was changed; resume it with its original environment, or start a new run"
+        ) from None
 
 
 def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | None]:
@@ -179,15 +167,15 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
     """
     record = read_run(run)
     missing = [name for name in _COUNTERS if record.get(name) is None]
-    found: dict[str, list[float]] = {name: [record[name]] if record.get(name) is not None else [] for name in _COUNTERS}
+    known: dict[str, list[float]] = {name: [] if name in missing else [record[name]] for name in _COUNTERS}
     states = list(_checkpoints(run, config))
     if states:
-        found["updates"].append(sum(updates for updates, _ in states))
+        known["updates"].append(sum(updates for updates, _ in states))
     for name in ("env_steps", "wall_s", "episodes"):
-        found[name] += [value for _, state in states if (value := checked(name, state.get(name))) is not None]
-    if missing and any(found.values()):
-        _add_measured(run, missing, found)
-    total = {name: max(values, default=0) for name, values in found.items()}
+        known[name] += [value for _, state in states if (value := checked(name, state.get(name))) is not None]
+    if missing and any(known.values()):
+        _add_measured(run, missing, known)
+    total = {name: max(values, default=0) for name, values in known.items()}
     sessions = record.get("sessions") or len(session_starts(record)) or 1
     note = None
     if missing and any(total[name] for name in missing):
@@ -203,7 +191,7 @@ def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | 
     ), note
 
 
-def _add_measured(run: Path, missing: list[str], found: dict[str, list[float]]) -> None:
+def _add_measured(run: Path, missing: list[str], known: dict[str, list[float]]) -> None:
     """Adds what the metrics tell of the counters that are missing."""
     try:
         latest = MetricsReader(run / "metrics.db").latest()
@@ -211,6 +199,6 @@ def _add_measured(run: Path, missing: list[str], found: dict[str, list[float]]) 
         return
     for name in missing:
         if name == "wall_s":
-            found[name] += [point.t for point in latest.values()]
+            known[name] += [point.t for point in latest.values()]
         elif name in latest:
-            found[name].append(latest[name].value)
+            known[name].append(latest[name].value)

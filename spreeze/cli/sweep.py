@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import itertools
 import os
 import time
@@ -166,9 +167,9 @@ def _first_free(runs_dir: Path, sweep: Sweep) -> Iterator[Sweep]:
                 stack.enter_context(_locked(runs_dir, name))
             except RunError:
                 continue
-            found = sweep.renamed(name)
-            if not sweep_path(runs_dir, name).exists() and not found.taken(runs_dir):
-                yield found
+            renamed = sweep.renamed(name)
+            if not sweep_path(runs_dir, name).exists() and not renamed.taken(runs_dir):
+                yield renamed
                 return
 
 
@@ -176,10 +177,7 @@ def _run_sweep(
     args: argparse.Namespace, sweep: Sweep, left: list[SweepRun], shares: list[list[int]], runs_dir: Path
 ) -> int:
     sweep.write(runs_dir)
-
-    def report(text: str) -> None:
-        say(text, as_json=args.json, keep=True)  # few lines, all of them results
-
+    report = functools.partial(say, as_json=args.json, keep=True)  # few lines, all of them results
     with Interrupts() as interrupts:
         _run_all(sweep, left, shares, runs_dir, interrupts, report)
         if interrupts.stop_requested:
@@ -267,8 +265,11 @@ def _common(args: argparse.Namespace) -> list[str]:
         "--profile": profile,
         "--seconds": args.stop_seconds,
     }
-    common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return common + (["--auto", "--set", "tuning.while_training=false"] if args.auto else [])
+    return _words(flags) + (["--auto", "--set", "tuning.while_training=false"] if args.auto else [])
+
+
+def _words(flags: dict[str, Any]) -> list[str]:
+    return [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
 
 
 class RepeatedRun(NamedTuple):
@@ -287,27 +288,25 @@ def repeated_runs(paths: Sequence[Path]) -> list[RepeatedRun]:
     Raises:
         ConfigError: a run has no readable ``config.toml``.
     """
-    curves, found = [], []
+    curves, commands = [], []
     for path in paths:
         config = read_config(path)
         run, env = config.get("run", {}), config.get("env", {})
         if not {"algo", "mode"} <= run.keys() or "id" not in env:
             raise ConfigError(f"--like {path.name}: its config.toml is missing or damaged; name another run")
         flags = {"--env": env["id"], "--import": env.get("import_module"), "--algo": run["algo"], "--mode": run["mode"]}
-        arguments = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-        arguments += ["--profile", "none"]
-        sources = sources_of((path / "config.toml").read_text(encoding="utf-8"))
-        for key, source in sources.items():
+        arguments = [*_words(flags), "--profile", "none"]
+        for key, source in sources_of((path / "config.toml").read_text(encoding="utf-8")).items():
             section, _, name = key.partition(".")
             value = config.get(section, {}).get(name)
             if value is not None and source != DEFAULT and key not in _NOT_REPEATED:
                 arguments += ["--set", f"{key}={toml_value(tuple(value) if isinstance(value, list) else value)}"]
-        found.append(arguments)
+        commands.append(arguments)
         curves.append(comparison.curve_of(path, []))
     names = [curve.group.label for curve in comparison.split_by_settings(curves)]
     return [
         RepeatedRun(name if len(paths) > 1 else "", arguments, curve.seed or 0)
-        for name, arguments, curve in zip(names, found, curves, strict=True)
+        for name, arguments, curve in zip(names, commands, curves, strict=True)
     ]
 
 
@@ -342,8 +341,8 @@ def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
         if not stop.seconds and stop.env_steps is None and stop.updates is None:
             raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
         key = repr((config.env, config.image))
-        probes[key], _, found = check(probes.get(key))
-        notes |= dict.fromkeys(found)
+        probes[key], _, unread = check(probes.get(key))
+        notes |= dict.fromkeys(unread)
     return [*notes]
 
 
@@ -415,16 +414,17 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
     rows = []
     for setting in dict.fromkeys(run.setting for run in sweep.runs):
         done = [run for run in sweep.runs if run.setting == setting and run.state == "finished"]
-        known = []
+        curves = []
         for run in done:
             with contextlib.suppress(RunError):
                 if (curve := comparison.read_curve(runs_dir / run.name)) is not None:
-                    known.append(curve.evaluations)
+                    curves.append(curve.evaluations)
+        finished = [comparison.whole(rows) for rows in curves]
         row: dict[str, Any] = {"setting": setting or "as given", "seeds": len(done)}
-        row["final"] = _as_row([value for found in known if (value := comparison.final_metric(found)) is not None])
-        row["best"] = _as_row([max(record.return_mean for record in comparison.whole(found)) for found in known])
+        row["final"] = _as_row([value for rows in curves if (value := comparison.final_metric(rows)) is not None])
+        row["best"] = _as_row([max(record.return_mean for record in rows) for rows in finished])
         for key, count in (("to_target_s", 1), ("held_s", comparison.HELD)) if sweep.target is not None else ():
-            times = [comparison.required_time(comparison.whole(found), sweep.target or 0.0, count) for found in known]
+            times = [comparison.required_time(rows, sweep.target or 0.0, count) for rows in finished]
             reached = [at_s for at_s in times if at_s is not None]
             row[key] = _as_row(reached) if len(reached) == len(done) else None
             row[f"{key}_reached"] = len(reached)
@@ -434,8 +434,8 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
 
 def _as_row(values: Sequence[float]) -> dict[str, Any] | None:
     """Interquartile mean with its bootstrap interval (Agarwal et al. 2021)."""
-    found = comparison.spread(values, Rules(robust=True))
-    return None if found is None else dataclasses.asdict(found)
+    spread = comparison.spread(values, Rules(robust=True))
+    return None if spread is None else dataclasses.asdict(spread)
 
 
 def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:

@@ -62,8 +62,7 @@ class PlainView:
     """Prints one line every few seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
+        self._stream, self._clock = stream, clock
         self._shown_s: float | None = None
         self._last: Snapshot | None = None
         self._error_shown = False
@@ -76,8 +75,7 @@ class PlainView:
         self._last = snapshot
         if self._shown_s is None or now_s - self._shown_s >= _EVERY_S:
             self._shown_s = now_s
-            self._last = None
-            self._line(plain_line(snapshot))
+            self.close()
 
     def note(self, text: str) -> None:
         self._line(text)
@@ -86,7 +84,7 @@ class PlainView:
         """Does nothing: its lines leave the terminal as it was."""
 
     def close(self) -> None:
-        """Prints the last state if it has not been shown."""
+        """Prints the latest state if it has not been shown."""
         if self._last is not None:
             self._line(plain_line(self._last))
             self._last = None
@@ -174,9 +172,7 @@ def plain_line(snapshot: Snapshot) -> str:
         parts.append(_active(snapshot))
     parts += _more(snapshot)
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
-    if (time_left := snapshot.time_left) is not None:
-        parts.append(time_left)
-    return " | ".join(parts)
+    return " | ".join(filter(None, [*parts, snapshot.time_left]))
 
 
 def _more(snapshot: Snapshot) -> list[str]:
@@ -275,12 +271,12 @@ def _split(name: str, shares: dict[str, float], inner: int, ascii_only: bool) ->
         bar.append((letter if ascii_only else "█") * max(0, end - drawn), style=style)
         drawn = max(drawn, end)
     legend = Text("\n" + " " * 10)
-    room = width
+    columns_left = width
     for part, style in parts:
         text = f"{part} {percent(shares[part])}  ".replace(" %", "%")
-        if len(text) <= room + 2:
-            legend.append(text[:room], style=style)
-            room -= len(text)
+        if len(text) <= columns_left + 2:
+            legend.append(text[:columns_left], style=style)
+            columns_left -= len(text)
     return Text.assemble(_labelled(name, bar, ""), legend)
 
 
@@ -288,28 +284,28 @@ def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
     sparks = _ASCII_SPARKS if ascii_only else _SPARKS
     cores = "".join(sparks[min(7, int(8 * max(0.0, use)))] for use in snapshot.core_uses[: max(0, inner // 3)])
     lines = [_use_line("cpu", snapshot.cpu_use, f"  {cores}" if cores else "", inner, ascii_only)]
-    share = None
+    used = None
     if snapshot.memory_used_bytes is not None and snapshot.memory_total_bytes:
-        share = snapshot.memory_used_bytes / snapshot.memory_total_bytes
-    lines.append(_use_line("memory", share, f"  {size(snapshot.memory_used_bytes)}", inner, ascii_only))
+        used = snapshot.memory_used_bytes / snapshot.memory_total_bytes
+    lines.append(_use_line("memory", used, f"  {size(snapshot.memory_used_bytes)}", inner, ascii_only))
     if snapshot.lag is None:
         lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
     gpus = (_use_line(f"gpu {gpu.index}", gpu.use, f"  {gpu.figures}", inner, ascii_only) for gpu in snapshot.gpus[:4])
     return [*lines, *gpus]
 
 
-def _use_line(name: str, share: float | None, extra: str, inner: int, ascii_only: bool) -> Text:
-    text = f" {percent(share):>5}{extra}"
-    style = "green" if share is None or share < 0.85 else "yellow"
-    return _labelled(name, _bar(share, max(6, min(30, inner - 10 - len(text))), style, ascii_only), text)
+def _use_line(name: str, use: float | None, extra: str, inner: int, ascii_only: bool) -> Text:
+    text = f" {percent(use):>5}{extra}"
+    style = "green" if use is None or use < 0.85 else "yellow"
+    return _labelled(name, _bar(use, max(6, min(30, inner - 10 - len(text))), style, ascii_only), text)
 
 
 def _labelled(name: str, content: Text, after: str) -> Text:
     return Text.assemble((f"{name:<10}", "dim"), content, after)
 
 
-def _bar(share: float | None, width: int, style: str, ascii_only: bool) -> Text:
-    full = 0 if share is None else round(min(1.0, max(0.0, share)) * max(4, width))
+def _bar(fraction: float | None, width: int, style: str, ascii_only: bool) -> Text:
+    full = 0 if fraction is None else round(min(1.0, max(0.0, fraction)) * max(4, width))
     signs = ("#", ".") if ascii_only else ("█", "░")
     return Text.assemble((signs[0] * full, style), (signs[1] * (max(4, width) - full), "bright_black"))
 

@@ -22,14 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.algorithm_choice import (
-    AlgorithmChoice,
-    ComparedAlgorithm,
-    candidates_for,
-    continued,
-    step_us_of,
-    too_slow,
-)
+from spreeze.cli.algorithm_choice import AlgorithmChoice, candidates_for, continued, step_us_of, too_slow
 from spreeze.cli.arguments import build_parser, guarded
 from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
@@ -188,9 +181,10 @@ def _compare(
     interrupts: Interrupts,
     prewarm: Prewarm,
 ) -> int | argparse.Namespace | list[Layer]:
-    """Compares algorithms if there is a choice; returns the command line of the best one, or the exit code.
+    """Compares algorithms if there is a choice; returns the command line of the best one.
 
-    Without a choice, or if the best one is known, returns the settings layers of this run.
+    Returns the exit code if that has already reached its target. Without a choice, or if the best one is known, returns
+    the settings layers of this run.
     """
     names = candidates_for(args, settings, probe.spec)
     if not names:
@@ -205,13 +199,8 @@ def _compare(
     prewarm.close()
     began_s = AWAKE()
     chosen = choice.best(names, interrupts)
-    return _continuation(continued(args, chosen, AWAKE() - began_s), chosen)
-
-
-def _continuation(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | argparse.Namespace:
-    """The command line of the best candidate; the exit code if it has already reached its target."""
     if read_run(chosen.run).get("exit_reason") != StopReason.TARGET_RETURN:
-        return args
+        return continued(args, chosen, AWAKE() - began_s)
     if args.json:
         emit(read_json(chosen.run / "summary.json"))
     return 0
@@ -219,28 +208,27 @@ def _continuation(args: argparse.Namespace, chosen: ComparedAlgorithm) -> int | 
 
 def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> list[str]:
     """Flags without effect, and how the environment is made and observed."""
-    found = effect_notes(settings, tuned=args.auto or args.compared)
-    found += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
-    part = settings.config.env
-    engine = bullet_engine(part.id, plain=part.plain, args=part.args)
+    notes = effect_notes(settings, tuned=args.auto or args.compared)
+    notes += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
+    env = settings.config.env
+    engine = bullet_engine(env.id, plain=env.plain, args=env.args)
     env_notes = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
-    replays, goals, her = settings.config.on_policy is None, probe.spec.goals, settings.config.replay.her
-    if replays and goals is not None and goals.computes_reward and her == "off":
+    replay, rollout = settings.config.replay, settings.config.rollout
+    replays, goals = settings.config.on_policy is None, probe.spec.goals
+    if replays and goals is not None and goals.computes_reward and replay.her == "off":
         env_notes.append("it has goals; --set replay.her=future also learns from those that were achieved")
-    if her != "off" and settings.sources.get("replay.her") == default_of(settings):
+    if replay.her != "off" and settings.sources.get("replay.her") == default_of(settings):
         env_notes.append(
             "rewards depend only on goals, so hindsight replay (HER) is on; turn it off with --set replay.her=off"
         )
-    for name, count in (
-        ("replay.learning_starts", settings.config.replay.learning_starts),
-        ("rollout.size", settings.config.rollout.size),
-    ):
+    for name, count in (("replay.learning_starts", replay.learning_starts), ("rollout.size", rollout.size)):
         if settings.source_of(name) == SLOW_ENV:
             env_notes.append(f"its steps are slow, so the first update comes after {count} of them (--set {name}=N)")
     if replays and probe.spec.frames is not None:
-        rows, each = settings.config.replay.capacity, RowLayout.of(probe.spec).row_bytes
-        env_notes.append(f"replay may grow to {rows:,} frames of {size(each)}, {size(rows * each)} (--replay-capacity)")
-    return [*found, *(f"{part.id}: {line}" for line in env_notes if line)]
+        rows, row_bytes = replay.capacity, RowLayout.of(probe.spec).row_bytes
+        total = size(rows * row_bytes)
+        env_notes.append(f"replay may grow to {rows:,} frames of {size(row_bytes)}, {total} (--replay-capacity)")
+    return [*notes, *(f"{env.id}: {line}" for line in env_notes if line)]
 
 
 def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
@@ -255,10 +243,10 @@ def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tupl
 
     def check(known: Probe | None) -> tuple[Probe, Settings, list[str]]:
         probe = known or probe_of(config)
-        found = with_algorithm(base, probe.spec).settings
+        settings = with_algorithm(base, probe.spec).settings
         if args.auto:
-            check_tunable(found.config)
-        return probe, found, effect_notes(found, tuned=args.auto)
+            check_tunable(settings.config)
+        return probe, settings, effect_notes(settings, tuned=args.auto)
 
     return config, check
 
@@ -277,6 +265,10 @@ def _tuned_plan(
     return plan
 
 
+_Planned = Callable[[Layer, dict[str, str] | None], RunPlan]
+"""Makes the plan from the tuner's choice and its reasons."""
+
+
 class _TuningResult:
     """The tuner's record and the resulting plan: known at the start, or set during the run."""
 
@@ -286,21 +278,19 @@ class _TuningResult:
     on_plan: Callable[[RunPlan, dict[str, Any]], None]
     """Called with the plan and the record once the tuner has chosen."""
 
-    def tuned_plan(
-        self,
-        args: argparse.Namespace,
-        tuning: Tuning,
-        run_dir: RunDir,
-        planned: Callable[[Layer, dict[str, str] | None], RunPlan],
-    ) -> RunPlan:
+    def tuned_plan(self, args: argparse.Namespace, tuning: Tuning, run_dir: RunDir, planned: _Planned) -> RunPlan:
         """The plan with the tuner's choice, or a plan for a run in which it will choose."""
         self.record = None if args.fresh else tuning.known()
         if self.record is None and can_tune_in_run(problem := tuning.problem(), tuning.settings.config):
-            first, most = first_setting(problem)
+            first, max_samplers = first_setting(problem)
             known = Setting({name: first[name] for name in (CAPACITY, ENVS) if first[name] != problem.configured[name]})
             plan = planned(known.layer(), None)
             if not plan.single_env:
-                return self._to_tune(plan, first, most, tuning, planned)
+                tuner = InRunTuner(tuning, first.replace(SAMPLERS, plan.samplers), self._chosen_by(planned))
+                with contextlib.suppress(ConfigError):  # replay is too small for more samplers
+                    started = max(max_samplers, plan.samplers)
+                    return dataclasses.replace(plan, samplers=started, first_samplers=plan.samplers, tuner=tuner)
+                return dataclasses.replace(plan, tuner=tuner)
         if self.record is None and (first_rollout := rollouts_at_first(problem, tuning.settings.config)) is not None:
             plan = planned(Setting({}).layer(), None)
             if not plan.single_env:
@@ -312,9 +302,7 @@ class _TuningResult:
             show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
         return planned(layer_of(self.record), self.record["reasons"])
 
-    def _chosen_by(
-        self, planned: Callable[[Layer, dict[str, str] | None], RunPlan]
-    ) -> Callable[[dict[str, Any]], RunPlan]:
+    def _chosen_by(self, planned: _Planned) -> Callable[[dict[str, Any]], RunPlan]:
         """A function from the record of a tuner that chose during the run to the resulting plan."""
 
         def chosen(record: dict[str, Any]) -> RunPlan:
@@ -323,21 +311,6 @@ class _TuningResult:
             return self.plan
 
         return chosen
-
-    def _to_tune(
-        self,
-        plan: RunPlan,
-        first: Setting,
-        most: int,
-        tuning: Tuning,
-        planned: Callable[[Layer, dict[str, str] | None], RunPlan],
-    ) -> RunPlan:
-        """The plan with a tuner that chooses while the run trains, among up to ``most`` samplers."""
-        tuner = InRunTuner(tuning, first.replace(SAMPLERS, plan.samplers), self._chosen_by(planned))
-        with contextlib.suppress(ConfigError):  # replay is too small for more samplers
-            started = max(most, plan.samplers)
-            return dataclasses.replace(plan, samplers=started, first_samplers=plan.samplers, tuner=tuner)
-        return dataclasses.replace(plan, tuner=tuner)
 
 
 def _tuner_callbacks(
@@ -524,9 +497,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
 
     kinds = (("cut", "cut short"), ("lost", "lost to environment errors"))
     lost = [f", {count} {label}" for kind, label in kinds if (count := document.get(f"eval_episodes_{kind}"))]
-    best = f"best {text('eval_return_best')}" + (
-        f"; of {document['eval_episodes']} episodes{''.join(lost)}" * bool(lost)
-    )
+    episodes = f"; of {document['eval_episodes']} episodes{''.join(lost)}" if lost else ""
     more = [f", success rate {percent(rate)}"] if (rate := document.get("eval_success_rate")) is not None else []
     if (count := document.get("eval_return_final_evaluations") or 0) > 1:  # else it is the last evaluation
         more += [f", {document['eval_return_final']:.1f} over the last {count} evaluations"]
@@ -544,7 +515,7 @@ def _closing(document: dict[str, Any], import_module: str | None) -> str:
         f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"({best}){''.join(more)}\n{unlearned}"
+        f"(best {text('eval_return_best')}{episodes}){''.join(more)}\n{unlearned}"
         f"watch it: python -m spreeze play {run}\n"
         f"evaluate it: python -m spreeze evaluate {run}\n"
         f"continue: python -m spreeze.train --resume {run}"

@@ -77,8 +77,7 @@ class Sweep:
         write_json(sweep_path(runs_dir, self.name), {**self.as_json(), "finished": finished})
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return found if self.search else {key: value for key, value in found.items() if key != "search"}
+        return {key: value for key, value in asdict(self).items() if key != "search" or value}
 
 
 def sweep_path(runs_dir: Path, name: str) -> Path:
@@ -93,7 +92,7 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
     """
     path = sweep_path(runs_dir, check_name(name))
     if not path.is_file():
-        known = sorted(found.name.removesuffix(".sweep.json") for found in runs_dir.glob("*.sweep.json"))
+        known = sorted(path.name.removesuffix(".sweep.json") for path in runs_dir.glob("*.sweep.json"))
         raise RunError(f"no sweep '{name}' in {runs_dir} (sweeps: {', '.join(known) or 'none'})")
     data: dict[str, Any] = read_json(path)
     data.pop("finished", None)  # for the page; follows from the runs
@@ -111,17 +110,17 @@ def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
     """
     if not 1 <= count <= len(cores):
         raise ConfigError(f"--side-by-side {count}: 1 to {len(cores)}, a core for each run")
-    each = len(cores) // count
-    return [list(cores[each * i : each * (i + 1)]) for i in range(count)]
+    per_run = len(cores) // count
+    return [list(cores[per_run * i : per_run * (i + 1)]) for i in range(count)]
 
 
 def check_disk(runs_dir: Path, count: int) -> None:
-    place = existing_parent(runs_dir)
-    free = shutil.disk_usage(place).free
+    folder = existing_parent(runs_dir)
+    free = shutil.disk_usage(folder).free
     if count * _RUN_BYTES > free:
         raise ResourceError(
             f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
-            f"{free / 1e6:.0f} MB are free in {place}; free some disk space, or choose fewer seeds or values"
+            f"{free / 1e6:.0f} MB are free in {folder}; free some disk space, or choose fewer seeds or values"
         )
 
 

@@ -59,14 +59,14 @@ TRIALS = 20
 _PARTS = 10
 """Parts of a run after which its return is compared with those of the other trials."""
 _WINDOW = 0.2
-"""Share of a run, at its end, whose evaluations count."""
+"""Fraction of a run, at its end, whose evaluations count."""
 _WARMUP_PARTS, _WARMUP_TRIALS = 4, 4
 """Parts of each run, and trials, in which none is ended."""
 _RANDOM_TRIALS = 10
 _LOOK_S = 0.5
 _MAX_FAILURES = 3
-_IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
 """Failed trials without a finished one after which the search ends: its settings do not work."""
+_IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
 _UNBORN_S = 60.0
 """Age from which a trial without a process is that of one that was killed."""
 
@@ -114,17 +114,17 @@ def search(args: argparse.Namespace, runs_dir: Path, common: Sequence[str]) -> i
     make_runs_dir(runs_dir)
     if not args.resume:
         sweep.name = _claimed(runs_dir, sweep, named=args.name is not None)
-    found = SettingSearch(sweep, runs_dir, axes, fixed, config, lambda text: say(text, as_json=args.json, keep=True))
+    study = SettingSearch(sweep, runs_dir, axes, fixed, config, lambda text: say(text, as_json=args.json, keep=True))
     with Interrupts() as interrupts:
-        found.carry_out(shares, interrupts)
-    result = found.result()
+        study.carry_out(shares, interrupts)
+    result = study.result()
     if args.json:
         emit({"sweep": sweep.as_json(), "search": result})
     if interrupts.stop_requested:
         say(f"continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}", as_json=args.json)
         return 130
     if result["best"] is None:
-        print_error(f"no trial of search {sweep.name} has finished: {found.last_error or 'none has an evaluation'}")
+        print_error(f"no trial of search {sweep.name} has finished: {study.last_error or 'none has an evaluation'}")
         return 1
     return 0
 
@@ -193,27 +193,27 @@ def _plan_text(sweep: Sweep, axes: Sequence[Axis]) -> str:
     return "\n".join(lines)
 
 
-def share_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
-    """Share of a run that is over at one of its evaluations, by the stop condition that is nearest; at most 1."""
+def fraction_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
+    """Fraction of a run that is over at one of its evaluations, by the stop condition that is nearest; at most 1."""
     limits = ((evaluation.updates, stop.updates), (evaluation.env_steps, stop.env_steps), (evaluation.t, stop.seconds))
     return min(1.0, max(value / limit for value, limit in limits if limit))
 
 
 def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: float = 1.0) -> float | None:
-    """Mean return over the fifth of a run that ends where it is, or was at share ``until``; None without evaluation.
+    """Mean return over the fifth of a run that ends where it is, or was at ``until``; None without evaluation.
 
-    It is a share of the run, not a number of evaluations, of which a busy machine has fewer.
+    It is a fraction of the run, not a number of evaluations, of which a busy machine has fewer.
     """
-    known = [one for one in evaluations if share_done(one, stop) <= until]
-    if not known:
+    done = [row for row in evaluations if fraction_done(row, stop) <= until]
+    if not done:
         return None
-    since = min(until, share_done(known[-1], stop)) - _WINDOW
-    return comparison.final_metric([one for one in known if share_done(one, stop) > since], len(known))
+    since = min(until, fraction_done(done[-1], stop)) - _WINDOW
+    return comparison.final_metric([row for row in done if fraction_done(row, stop) > since], len(done))
 
 
 def returns_by_part(evaluations: Sequence[EvaluationRow], stop: StopConfig) -> list[float | None]:
     """The late return as of each tenth of a run that is over; None where there was no evaluation yet."""
-    over = max((share_done(one, stop) for one in evaluations), default=0.0)
+    over = max((fraction_done(row, stop) for row in evaluations), default=0.0)
     parts = [part / _PARTS for part in range(1, _PARTS + 1)]
     return [late_return(evaluations, stop, part) for part in parts if part <= over]
 
@@ -244,8 +244,7 @@ class SettingSearch:
         starting = max(_WARMUP_TRIALS, min(_RANDOM_TRIALS, self._plan["trials"] // 3))
         self._study.sampler = optuna.samplers.TPESampler(n_startup_trials=starting, seed=known + 1)
         if known == 0:
-            values = {axis: _value(config, axis.key) for axis in axes}
-            points = {axis.label: axis.parameter(value) for axis, value in values.items()}
+            points = {axis.label: axis.parameter(_field(axis.key, config)[2]) for axis in axes}
             self._study.enqueue_trial({label: point for label, point in points.items() if point is not None})
 
     def _take_over(self) -> None:
@@ -289,9 +288,9 @@ class SettingSearch:
 
     def _wanted(self) -> bool:
         self._take_over()
-        counted = self._study.get_trials(deepcopy=False)
-        states = [trial.state for trial in counted]
-        failed = sum("failed" in trial.user_attrs for trial in counted)
+        trials = self._study.get_trials(deepcopy=False)
+        states = [trial.state for trial in trials]
+        failed = sum("failed" in trial.user_attrs for trial in trials)
         if failed >= _MAX_FAILURES and self._states.COMPLETE not in states:
             return False
         taken = (self._states.COMPLETE, self._states.PRUNED, self._states.RUNNING)
@@ -320,20 +319,19 @@ class SettingSearch:
         if trial.pruned is not None or not (path / "control").is_dir():
             return
         with contextlib.suppress(RunError):
-            found = returns_by_part(MetricsReader(path / "metrics.db").evaluations(), self._config.stop)
-            before = len(trial.finals) * _PARTS
-            for part, value in enumerate(found[max(0, trial.told - before) :], max(trial.told, before) + 1):
+            returns = returns_by_part(MetricsReader(path / "metrics.db").evaluations(), self._config.stop)
+            before, parts = len(trial.finals) * _PARTS, len(trial.runs) * _PARTS
+            for part, value in enumerate(returns[max(0, trial.told - before) :], max(trial.told, before) + 1):
                 trial.told = part
-                if value is not None:
-                    mean = (sum(trial.finals) + value) / (len(trial.finals) + 1)
-                    trial.asked.report(mean, part)
-                    if part < len(trial.runs) * _PARTS and trial.asked.should_prune():
-                        share = part / (len(trial.runs) * _PARTS)
-                        trial.pruned = (
-                            f"return {mean:.4g} after {share:.0%} of it is below the median of the other trials"
-                        )
-                        send_request(path, "stop")
-                        return
+                if value is None:
+                    continue
+                mean = (sum(trial.finals) + value) / (len(trial.finals) + 1)
+                trial.asked.report(mean, part)
+                if part < parts and trial.asked.should_prune():
+                    text = f"return {mean:.4g} after {part / parts:.0%} of it is below the median of the other trials"
+                    trial.pruned = text
+                    send_request(path, "stop")
+                    return
 
     def _seed_ended(self, trial: _Trial, cores: Sequence[int]) -> bool:
         """Takes note of a run's end; False if it was its trial's last, whose result the study then knows."""
@@ -393,7 +391,7 @@ class SettingSearch:
         best = self._study.best_trial
         run = SweepRun(**best.user_attrs["runs"][0])
         profile = self._write_profile(run, best.value or 0.0, len(done) + pruned)
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "best": {"trial": best.number + 1, "return": best.value, "setting": run.setting, "run": run.name},
             "trials": len(done),
             "pruned": pruned,
@@ -401,17 +399,17 @@ class SettingSearch:
             "front": [point._asdict() for point in front],
             "profile": str(profile),
         }
-        self._tell(_result_text(found, front))
-        return found
+        self._tell(_result_text(document, front))
+        return document
 
     def _importance(self) -> dict[str, float]:
-        """Share of each setting in what sets good trials apart (PED-ANOVA, arXiv 2304.10255); empty if not known."""
+        """Importance of each setting for good trials (PED-ANOVA, arXiv 2304.10255); empty if not known."""
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
         with warnings.catch_warnings(), contextlib.suppress(ValueError, RuntimeError):
             warnings.simplefilter("ignore")
-            found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
-            return {label: round(float(share), 4) for label, share in found.items()}
+            importances = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
+            return {label: round(float(value), 4) for label, value in importances.items()}
         return {}
 
     def _write_profile(self, run: SweepRun, value: float, trials: int) -> Path:
@@ -431,11 +429,6 @@ class SettingSearch:
         return path
 
 
-def _value(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(config.sections()[section], name)
-
-
 def return_front(runs: Sequence[SweepRun], runs_dir: Path) -> list[FrontPoint]:
     """Pareto front of return against time over all evaluations of all runs, pruned ones too.
 
@@ -444,10 +437,10 @@ def return_front(runs: Sequence[SweepRun], runs_dir: Path) -> list[FrontPoint]:
     points = []
     for run in runs:
         with contextlib.suppress(RunError):
-            whole = comparison.whole(MetricsReader(runs_dir / run.name / "metrics.db").evaluations())
-            means = comparison.running_mean(whole, comparison.HELD)
-            late = list(zip(whole, means, strict=True))[comparison.HELD - 1 :]
-            points += [FrontPoint(one.t, float(mean), run.name, run.setting) for one, mean in late]
+            rows = comparison.whole(MetricsReader(runs_dir / run.name / "metrics.db").evaluations())
+            means = comparison.running_mean(rows, comparison.HELD)
+            late = list(zip(rows, means, strict=True))[comparison.HELD - 1 :]
+            points += [FrontPoint(row.t, float(mean), run.name, run.setting) for row, mean in late]
     front: list[FrontPoint] = []
     for point in sorted(points, key=lambda point: (point.seconds, -point.return_mean)):
         if not front or point.return_mean > front[-1].return_mean:
@@ -455,20 +448,20 @@ def return_front(runs: Sequence[SweepRun], runs_dir: Path) -> list[FrontPoint]:
     return front
 
 
-def _result_text(found: dict[str, Any], front: Sequence[FrontPoint]) -> str:
-    best = found["best"]
+def _result_text(document: dict[str, Any], front: Sequence[FrontPoint]) -> str:
+    best, importance = document["best"], document["importance"]
     lines = [
-        f"{found['trials']} trials to their end, {found['pruned']} pruned; "
+        f"{document['trials']} trials to their end, {document['pruned']} pruned; "
         f"best: trial {best['trial']}, return {best['return']:.4g}",
         *(f"  {text}" for text in best["setting"].split()),
     ]
-    if found["importance"]:
-        lines.append("importance: " + ", ".join(f"{label} {share:.0%}" for label, share in found["importance"].items()))
-    by_run: dict[str, FrontPoint] = {point.run: point for point in front}  # the best of each
-    if by_run:
-        rows = [[f"{point.seconds:.1f} s", f"{point.return_mean:.4g}", point.run] for point in by_run.values()]
+    if importance:
+        lines.append("importance: " + ", ".join(f"{label} {value:.0%}" for label, value in importance.items()))
+    if front:
+        by_run = {point.run: point for point in front}.values()  # the best of each
+        rows = [[f"{point.seconds:.1f} s", f"{point.return_mean:.4g}", point.run] for point in by_run]
         lines += ["highest return by time:", *aligned([["time", "return", "run"], *rows])]
-    return "\n".join([*lines, f"best settings: --profile {found['profile']}"])
+    return "\n".join([*lines, f"best settings: --profile {document['profile']}"])
 
 
 _USUAL = ("actor_lr", "critic_lr", "alpha_lr", "lr", "gamma", "tau", "gae_lambda", "clip", "entropy_coef")
@@ -516,14 +509,13 @@ class Axis:
         low, high = self._bounds
         if self.whole:
             return f"{self.key}={trial.suggest_int(self.label, int(low), int(high), log=self.by_logarithm)}"
-        found = trial.suggest_float(self.label, low, high, log=self.by_logarithm)
-        return f"{self.key}={1.0 - found if self.complement else found:.6g}"
+        value = trial.suggest_float(self.label, low, high, log=self.by_logarithm)
+        return f"{self.key}={1.0 - value if self.complement else value:.6g}"
 
     def parameter(self, value: Any) -> Any:
         """The searched parameter at a value of the setting; None where that is not in the space."""
         if self.choices:
-            alike = (text for text in self.choices if _same(literal_or_text(text), value))
-            return next(alike, None)
+            return next((text for text in self.choices if _same(literal_or_text(text), value)), None)
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return None
         return 1.0 - value if self.complement else value
@@ -570,9 +562,8 @@ def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
 
 def _usual(config: Config) -> list[str]:
     algo = config.run.algo
-    own = config.sections()[algo]
-    found = [f"{algo}.{name}" for name in _USUAL if 0.0 < getattr(own, name, 0.0) < 1.0]
-    return found + (["learner.batch_size"] if config.on_policy is None else [])
+    keys = [f"{algo}.{name}" for name in _USUAL if 0.0 < getattr(config.own, name, 0.0) < 1.0]
+    return keys + (["learner.batch_size"] if config.on_policy is None else [])
 
 
 def _field(key: str, config: Config) -> tuple[Any, type, Any]:
@@ -592,20 +583,19 @@ def _around(key: str, config: Config) -> Axis:
         return Axis(key, choices=("false", "true"))
     if choices := item.metadata["choices"]:
         return Axis(key, choices=tuple(choices))
-    least, most = item.metadata["low"], item.metadata["high"]
+    lowest, highest = item.metadata["low"], item.metadata["high"]
     if kind not in (int, float) or not value or value < 0.0:
         raise ConfigError(
             f"--set {key}: no default range, because its current value is {value!r}; give {key}=LOW:HIGH or {key}=A,B"
         )
     if kind is int:
-        return _range(
-            key, max(least or 1, value // _WHOLE_FACTOR, 1), min(most or math.inf, value * _WHOLE_FACTOR), config
-        )
-    if 0.5 < value < 1.0 and most is not None and most <= 1.0:
+        low, high = value // _WHOLE_FACTOR, value * _WHOLE_FACTOR
+        return _range(key, max(lowest or 1, low, 1), min(highest or math.inf, high), config)
+    if 0.5 < value < 1.0 and highest is not None and highest <= 1.0:
         left = 1.0 - value
         return _range(key, 1.0 - min(0.5, left * _FACTOR), 1.0 - left / _FACTOR, config)
     low, high = value / _FACTOR, value * _FACTOR
-    return _range(key, max(low, least or 0.0), high if most is None else min(high, most), config)
+    return _range(key, max(low, lowest or 0.0), high if highest is None else min(high, highest), config)
 
 
 def _ends(text: str) -> tuple[float, float] | None:
@@ -619,10 +609,12 @@ def _ends(text: str) -> tuple[float, float] | None:
 
 def _range(key: str, low: float, high: float, config: Config) -> Axis:
     item, kind, _ = _field(key, config)
-    least, most = item.metadata["low"], item.metadata["high"]
     if kind not in (int, float):
         raise ConfigError(f"--set {key}: it is not a number; give its choices, as {key}=A,B")
-    if not low < high or (least is not None and low < least) or (most is not None and high > most):
-        allowed = f"{'-inf' if least is None else f'{least:g}'} to {'inf' if most is None else f'{most:g}'}"
-        raise ConfigError(f"--set {key}={low:g}:{high:g}: expected LOW:HIGH with LOW below HIGH, within {allowed}")
+    lowest = -math.inf if item.metadata["low"] is None else item.metadata["low"]
+    highest = math.inf if item.metadata["high"] is None else item.metadata["high"]
+    if not lowest <= low < high <= highest:
+        raise ConfigError(
+            f"--set {key}={low:g}:{high:g}: expected LOW:HIGH with LOW below HIGH, within {lowest:g} to {highest:g}"
+        )
     return Axis(key, low, high, whole=kind is int)
