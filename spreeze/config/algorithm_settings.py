@@ -17,6 +17,16 @@ from spreeze.inference.policy import ACTIVATIONS
 from spreeze.inference.recurrence import CELLS, state_dim
 from spreeze.types import EnvSpec, RowLayout, SequenceShape
 
+_NETWORK = setting(
+    "",
+    "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalisation "
+    "describe; empty: none",
+    fixed=True,
+)
+_NORMALIZE_RETURNS = setting(
+    True, "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)", fixed=True
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Section):
@@ -25,12 +35,7 @@ class AlgorithmConfig(Section):
     hidden_sizes: tuple[int, ...] = setting(
         (256, 256), "number of units in each hidden layer", low=1, high=4096, fixed=True
     )
-    network: str = setting(
-        "",
-        "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalisation "
-        "describe; empty: none",
-        fixed=True,
-    )
+    network: str = _NETWORK
     activation: str = setting("relu", "activation of all networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
     gamma: float = setting(0.99, "discount factor per env step", low=0.0, high=1.0)
     tau: float = setting(0.02, "Polyak coefficient: share of online weights in each target update", low=0.0, high=1.0)
@@ -44,11 +49,7 @@ class AlgorithmConfig(Section):
         choices=("constant", "linear", "cosine"),
     )
     lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
-    normalize_returns: bool = setting(
-        True,
-        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
-        fixed=True,
-    )
+    normalize_returns: bool = _NORMALIZE_RETURNS
     policy_average: float = setting(
         0.0,
         "decay per update of an exponential moving average of the policy, which is evaluated, shown and "
@@ -275,12 +276,7 @@ class OnPolicyConfig(Section):
         high=4096,
         fixed=True,
     )
-    network: str = setting(
-        "",
-        "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalisation "
-        "describe; empty: none",
-        fixed=True,
-    )
+    network: str = _NETWORK
     activation: str = setting("tanh", "activation of networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
     layer_norm: bool = setting(
         False, "layer normalisation in both networks (arXiv 1607.06450); not with images", fixed=True
@@ -329,11 +325,7 @@ class OnPolicyConfig(Section):
         True, "clip the gradients of policy and value network separately (with images they are one network)"
     )
     normalize_advantage: bool = setting(True, "normalise advantages per rollout")
-    normalize_returns: bool = setting(
-        True,
-        "divide rewards by the running standard deviation of discounted returns (not with clip_rewards)",
-        fixed=True,
-    )
+    normalize_returns: bool = _NORMALIZE_RETURNS
     initial_log_std: float = setting(0.0, "initial log standard deviation of actions", low=-20.0, high=2.0)
     policy_average: float = setting(
         0.0,
@@ -352,8 +344,8 @@ class OnPolicyConfig(Section):
         """L: the divisor of ``steps`` nearest to ``sequence_length``, by ratio; 1 without memory."""
         if not self.state_dim:
             return 1
-        found = nearest_divisor(steps, self.sequence_length)
-        return min(found, steps, key=lambda length: abs(math.log(length / self.sequence_length)))
+        divisor = nearest_divisor(steps, self.sequence_length)
+        return min(divisor, steps, key=lambda length: abs(math.log(length / self.sequence_length)))
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a recurrent network is requested but cannot be built."""

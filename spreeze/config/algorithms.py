@@ -8,7 +8,7 @@ entry here, in ``OFF_POLICY`` or ``ON_POLICY``, which maps its name to that file
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -107,8 +107,8 @@ def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
 @cache
 def _declared(name: str) -> AlgorithmRow:
     module = importlib.import_module(f"spreeze.algorithms.{ALGORITHMS[name]}")
-    found: AlgorithmRow = next(row for row in module.ALGORITHMS if row.name == name)
-    return found
+    declared: AlgorithmRow = next(row for row in module.ALGORITHMS if row.name == name)
+    return declared
 
 
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
@@ -157,7 +157,7 @@ def default_algorithm(spec: EnvSpec, mode: Mode | None) -> Reasoned:
     name, *others = fitting_algorithms(spec, mode) or (None,)
     if name is None:
         check_algorithm(fitting_algorithms(spec)[0], spec, mode)
-    too = f" ({_listed(others, 'fit')} too)" if others else ""
+    too = f" ({_listed(others)} too)" if others else ""
     return Reasoned(name, f"algorithm {name}: the default for {task_text(spec)}{too}")
 
 
@@ -165,12 +165,10 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     """Rejects an algorithm that does not fit the environment or the mode; the ConfigError names ones that do."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
-        best = find_row(fitting_algorithms(spec)[0])
-        use = (
-            _listed(fitting, "fit")
-            if fitting
-            else (f"{_listed(fitting_algorithms(spec), 'fit')}: use --algo {best.name} with {_modes_of(best)}")
-        )
+        use = _listed(fitting)
+        if not fitting:
+            best = find_row(fitting_algorithms(spec)[0])
+            use = f"{_listed(fitting_algorithms(spec))}: use --algo {best.name} with {_modes_of(best)}"
         raise ConfigError(f"--algo {name}: it supports {row.why_not(spec)}; {spec.env_id} has {task_text(spec)}; {use}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.off_policy_corrected else "what its own policy has just collected"
@@ -197,8 +195,8 @@ def task_text(spec: EnvSpec) -> str:
 def actions_text(spec: EnvSpec) -> str:
     """Number and kind of actions, in words."""
     if spec.team is not None:
-        fewest, most = min(spec.team.actions), max(spec.team.actions)
-        return f"{spec.team.size} agents with {most if fewest == most else f'{fewest} to {most}'} discrete actions each"
+        low, high = min(spec.team.actions), max(spec.team.actions)
+        return f"{spec.team.size} agents with {high if low == high else f'{low} to {high}'} discrete actions each"
     texts = []
     if spec.choices is not None:
         counts = [str(count) for count in dict.fromkeys(spec.choices.nvec)]
@@ -209,6 +207,7 @@ def actions_text(spec: EnvSpec) -> str:
     return " beside ".join(texts)
 
 
-def _listed(names: tuple[str, ...] | list[str], verb: str) -> str:
-    text = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{text} {verb}{'s' if len(names) == 1 else ''}"
+def _listed(names: Sequence[str]) -> str:
+    """``a, b and c fit``."""
+    text = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f"{text} fit{'s' if len(names) == 1 else ''}"

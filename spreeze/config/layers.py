@@ -75,8 +75,8 @@ class Layer:
 
     def for_algorithm(self, algo: str) -> list[Layer]:
         """This layer's values for all algorithms, and above them its values for this one."""
-        common, own = dataclasses.replace(self, of_algorithm={}), self.of_algorithm.get(algo)
-        return [common] if own is None else [common, dataclasses.replace(common, values=own, choice=None)]
+        common, values = dataclasses.replace(self, of_algorithm={}), self.of_algorithm.get(algo)
+        return [common] if values is None else [common, dataclasses.replace(common, values=values, choice=None)]
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Settings:
             Layer(self.source_of(f"{p}.{f}"), {p: {f: v}}, {"keep": self.kept & {f"{p}.{f}"}})
             for p, f, v in iterate(self.config)
         ]
-        found = resolve([*base, layer])
-        sources = {key: source for key, source in found.sources.items() if source != DEFAULT}
-        return dataclasses.replace(found, sources=sources)
+        merged = resolve([*base, layer])
+        sources = {key: source for key, source in merged.sources.items() if source != DEFAULT}
+        return dataclasses.replace(merged, sources=sources)
 
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:
@@ -119,7 +119,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     Raises:
         ConfigError: unknown section or field (with the nearest known one), wrong type or range.
     """
-    layers = [each for layer in layers for each in (layer, *_choice_layers(layer, layers))]
+    layers = [part for layer in layers for part in (layer, *_choice_layers(layer, layers))]
     known: Mapping[str, type[Section]] = SECTIONS
     algo, source = _strongest(layers, "run", "algo")
     module = import_module or _strongest([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
@@ -158,19 +158,19 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
         except ConfigError as error:
             name = str(error).split(" ", 1)[0].rstrip(":")
             raise ConfigError(f"{sources.get(f'{section}.{name}', 'settings')}: {section}.{error}") from None
-    own = sections.get(algo) if isinstance(algo, str) else sections.get(RunConfig.algo)
+    own = sections.get(algo if isinstance(algo, str) else RunConfig.algo)
     shared = {name: section for name, section in sections.items() if name in SHARED_SECTIONS}
     return Settings(config=Config(own=own, **shared), sources=sources, kept=frozenset(kept))
 
 
-def _unknown(part: str, name: str, names: list[str]) -> str:
-    if name == "recurrent" and part in ALGORITHMS:
+def _unknown(section: str, name: str, names: list[str]) -> str:
+    if name == "recurrent" and section in ALGORITHMS:
         having = [row.name for row in rows().values() if hasattr(row.config, "recurrent")]
-        return f"{part}.recurrent: its policy has no memory; use --algo {', '.join(having[:-1])} or {having[-1]}"
-    longer = [f"'{part}.{known}'" for known in names if known.endswith(f"_{name}")]
-    close = did_you_mean(f"{part}.{name}", [f"{part}.{known}" for known in names])
+        return f"{section}.recurrent: its policy has no memory; use --algo {', '.join(having[:-1])} or {having[-1]}"
+    longer = [f"'{section}.{known}'" for known in names if known.endswith(f"_{name}")]
+    close = did_you_mean(f"{section}.{name}", [f"{section}.{known}" for known in names])
     hint = f"; did you mean {' or '.join(longer)}?" if longer else close
-    return f"unknown setting '{part}.{name}'{hint} (known: {', '.join(names)})"
+    return f"unknown setting '{section}.{name}'{hint} (known: {', '.join(names)})"
 
 
 def _mode_of(algo: str, module: str | None) -> list[Layer]:
@@ -228,8 +228,9 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
             f"algorithm {run.algo} in mode {run.mode}: {source} sets them for this environment; override with --algo"
         )
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
-    find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
-    (settings.config.on_policy or settings.config.algorithm).check_task(spec)
+    algorithm = settings.config.on_policy or settings.config.algorithm
+    find_network(algorithm.network, spec.import_module)
+    algorithm.check_task(spec)
     if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
         layers = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
@@ -243,17 +244,17 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
     }
     # Both bounds or none: one alone could lie beyond the other one, which another layer may set.
     bounds = {f"replay.{name}" for name in SAMPLES_PER_INSERT_BOUNDS}
-    left = settings.sources.keys() | (bounds if bounds & settings.sources.keys() else set())
-    own: Values = {}
+    already_set = settings.sources.keys() | (bounds if bounds & settings.sources.keys() else set())
+    defaults: Values = {}
     for key, value in special.items():
-        if key not in left:
+        if key not in already_set:
             section, name = key.split(".")
-            own.setdefault(section, {})[name] = value
-    if own:
-        layers.insert(0, Layer(default_of(settings), own))
+            defaults.setdefault(section, {})[name] = value
+    if defaults:
+        layers.insert(0, Layer(default_of(settings), defaults))
         settings = resolve(layers)
     if slow := _for_slow_env(settings, settings.config.tuning.step_us or step_us):
-        layers.insert(1 if own else 0, Layer(SLOW_ENV, slow))
+        layers.insert(1 if defaults else 0, Layer(SLOW_ENV, slow))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         on_cpu = Layer(default_of(settings), {"learner": {"device": "cpu"}})
@@ -263,7 +264,7 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
 
 
 _LONG_EPISODE_STEPS, _TIME_CONSTANTS = 1000, 3.0
-"""Least time limit of long episodes, and number of the discount's time constants in one (``assets/figures.md``)."""
+"""Minimum time limit of long episodes, and number of the discount's time constants in one (``assets/figures.md``)."""
 
 
 def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
@@ -298,15 +299,15 @@ def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
 
     Observations may be small: those of FetchReach are centimetres.
     """
-    config, replay, found = settings.config, settings.config.replay, dict[str, Any]()
+    config, replay, values = settings.config, settings.config.replay, dict[str, Any]()
     her, sparse = replay.her, spec.goals is not None and spec.goals.sparse
     possible = getattr(config.own, "recurrent", "none") == "none" and not config.data_flow.on_device
-    has_room = (1 + replay.her_goals) * replay.learning_starts <= replay.capacity
-    if "replay.her" not in settings.sources and sparse and possible and has_room:
-        found["replay.her"] = her = "future"
+    fits = (1 + replay.her_goals) * replay.learning_starts <= replay.capacity
+    if "replay.her" not in settings.sources and sparse and possible and fits:
+        values["replay.her"] = her = "future"
     if her != "off" and spec.vector_dim > spec.mask_dim:
-        found["env.normalize_obs"] = True
-    return found
+        values["env.normalize_obs"] = True
+    return values
 
 
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
@@ -334,16 +335,13 @@ def without_effect(settings: Settings) -> list[str]:
     read = set(active_settings(config))
     # One flag may set fields of several sections; --set sets one of them.
     flags = {FLAG_OF.get(key) for key in read if settings.sources.get(key) == USER}
-    return [
-        *dict.fromkeys(
-            FLAG_OF.get(key, key)
-            for key, source in settings.sources.items()
-            if source == USER
-            and key not in read
-            and (key not in FLAG_OF or FLAG_OF[key] not in flags)
-            and condition_of(key, config) is not unoffered
-        )
-    ]
+    unread = (key for key, source in settings.sources.items() if source == USER and key not in read)
+    names = (
+        FLAG_OF.get(key, key)
+        for key in unread
+        if (key not in FLAG_OF or FLAG_OF[key] not in flags) and condition_of(key, config) is not unoffered
+    )
+    return list(dict.fromkeys(names))
 
 
 def default_of(settings: Settings) -> str:
@@ -371,7 +369,7 @@ def to_toml(settings: Settings) -> str:
         lines.append(f"[{section}]")
         for _, name, value in fields:
             text = f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}"
-            lines.append(f"{text}  # {settings.sources.get(f'{section}.{name}', 'default')}")
+            lines.append(f"{text}  # {settings.source_of(f'{section}.{name}')}")
         lines.append("")
     return "\n".join(lines)
 

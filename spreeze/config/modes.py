@@ -114,28 +114,27 @@ class Mode:
         return any(not data_flow.serial for data_flow in (self.replay, self.on_policy) if data_flow is not None)
 
 
-REPLAY_STAGES = (
-    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    PipelineBox(title="Replay", items=("replay_fill", "samples_per_insert", "transition_age")),
-    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
-)
-BALANCED_STAGES = (
-    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    PipelineBox(title="Replay", items=("replay_fill", "samples_per_insert_now", "staleness")),
-    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "policy_lag")),
-)
-ROLLOUT_STAGES = (
-    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    PipelineBox(title="Storages", items=("samples_per_insert", "policy_lag")),
-    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "update_frames_per_s")),
-)
-BUFFER_STAGES = (
-    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
-    PipelineBox(title="Circular buffer", items=("samples_per_insert", "rollout_uses", "rollouts_dropped")),
-    PipelineBox(title="Learner", split="learner", items=("updates_per_s", "policy_lag", "target_updates")),
+_SAMPLERS = PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s"))
+
+
+def _stages(title: str, *items: str, learner: tuple[str, ...]) -> tuple[PipelineBox, ...]:
+    """Samplers, a buffer of that title, and a learner that shows ``learner`` beside its updates/s."""
+    learner_box = PipelineBox(title="Learner", split="learner", items=("updates_per_s", *learner))
+    return (_SAMPLERS, PipelineBox(title=title, items=items), learner_box)
+
+
+REPLAY_STAGES = _stages("Replay", "replay_fill", "samples_per_insert", "transition_age", learner=("policy_lag",))
+BALANCED_STAGES = _stages("Replay", "replay_fill", "samples_per_insert_now", "staleness", learner=("policy_lag",))
+ROLLOUT_STAGES = _stages("Storages", "samples_per_insert", "policy_lag", learner=("update_frames_per_s",))
+BUFFER_STAGES = _stages(
+    "Circular buffer",
+    "samples_per_insert",
+    "rollout_uses",
+    "rollouts_dropped",
+    learner=("policy_lag", "target_updates"),
 )
 GOSSIP_STAGES = (
-    PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s")),
+    _SAMPLERS,
     PipelineBox(title="Learners", split="learner", items=("updates_per_s", "learners_spread")),
     PipelineBox(title="Gossip", items=("gossip_radius", "gossip_staleness")),
 )
@@ -237,8 +236,7 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
         ConfigError: it cannot be imported.
     """
     try:
-        found: Iterable[Any] = getattr(import_named(module), name, ())
-        return tuple(found)
+        return tuple(getattr(import_named(module), name, ()))
     except Exception as error:
         raise ConfigError(f"--import {module}: {described(error)}") from error
 

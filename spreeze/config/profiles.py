@@ -56,8 +56,8 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
             if name in table.get(section, ()):
                 raise ConfigError(f"profile {path}: {key} may only be set on the command line")
     keep = about.get("keep", [])
-    own = [f"{section}.{name}" for section, fields in values.items() for name in fields]
-    if not isinstance(keep, list) or any(key not in own for key in keep):
+    keys = [f"{section}.{name}" for section, fields in values.items() for name in fields]
+    if not isinstance(keep, list) or any(key not in keys for key in keep):
         raise ConfigError(
             f"profile {path}: about.keep = {clean(repr(keep), 200)}: expected a list of settings in this profile"
         )
@@ -137,7 +137,7 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
         return layer, []
     dropped: list[str] = []
     values = _portable(layer.values, dropped)
-    of_algorithm = {algo: _portable(own, dropped) for algo, own in layer.of_algorithm.items()}
+    of_algorithm = {algo: _portable(table, dropped) for algo, table in layer.of_algorithm.items()}
     choice = None if layer.choice is None else _portable({"run": layer.choice}, dropped)["run"]
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
@@ -149,15 +149,15 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
 
 def _portable(values: Values, dropped: list[str]) -> Values:
     """The values that apply to other machines, too; adds the rest to ``dropped``."""
-    found: Values = {}
+    portable: Values = {}
     of_machine = marked("machine")
     for section, fields in values.items():
         for name, value in fields.items():
             if f"{section}.{name}" in of_machine:
                 dropped.append(f"{section}.{name} = {value}")
             else:
-                found.setdefault(section, {})[name] = value
-    return found
+                portable.setdefault(section, {})[name] = value
+    return portable
 
 
 def export_path(name_or_path: str) -> Path:
@@ -203,8 +203,8 @@ def profile_text(
     for section, name, value in iterate(settings.config):
         key = f"{section}.{name}"
         source = settings.source_of(key)
-        own = source == DEFAULT or source == default_of(settings)  # the algorithm sets these again by itself
-        if own or value is None or (type(sections[section]).personal and key not in shared):
+        is_default = source in (DEFAULT, default_of(settings))  # the algorithm sets these again by itself
+        if is_default or value is None or (type(sections[section]).personal and key not in shared):
             continue
         if key == "run.mode" and settings.config.on_policy is None:
             continue  # with an off-policy algorithm the user may choose any mode with replay

@@ -700,8 +700,8 @@ def marked(mark: str) -> tuple[str, ...]:
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
     """The field of the setting ``section.field``; for an imported algorithm, ``config`` has its section."""
     section, name = key.split(".")
-    found: dict[str, dataclasses.Field[Any]] = _class_of(section, config).__dataclass_fields__
-    return found[name]
+    fields: dict[str, dataclasses.Field[Any]] = _class_of(section, config).__dataclass_fields__
+    return fields[name]
 
 
 def condition_of(key: str, config: Config) -> Condition:
@@ -719,8 +719,8 @@ def kind_of(key: str, config: Config | None = None) -> type:
 
 
 def _class_of(section: str, config: Config | None) -> type[Section]:
-    own = {} if config is None else {config.run.algo: type(config.own)}
-    return own.get(section) or SECTIONS[section]  # type: ignore[return-value]
+    chosen = {} if config is None else {config.run.algo: type(config.own)}
+    return chosen.get(section) or SECTIONS[section]  # type: ignore[return-value]
 
 
 def active_settings(config: Config) -> tuple[str, ...]:

@@ -124,8 +124,9 @@ def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{item.name} = nan: expected a number")
     if (low is not None and value < low) or (high is not None and value > high):
-        least, most = "" if low is None else f"{low:g}", "" if high is None else f"{high:g}"
-        allowed = f"{least} to {most}" if least and most else f"at least {least}" if least else f"at most {most}"
+        allowed = (
+            f"at most {high:g}" if low is None else f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+        )
         raise ConfigError(f"{item.name} = {value!r}: must be {allowed}")
     if choices and value not in choices:
         near = did_you_mean(str(value), choices)
