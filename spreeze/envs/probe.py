@@ -61,7 +61,7 @@ TIMED_STEPS = 2000
 """Number of timed steps; fewer if they take more than 1.5 s."""
 _TIMING_S = 1.5
 _MIN_RUNNING = 0.01
-"""Least share of a step's time in which it runs."""
+"""Minimum fraction of a step's time in which it runs."""
 _SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
 """Modules that step environments of other packages."""
 _MAX_IDS = 200
@@ -72,8 +72,7 @@ _STACK_S = 0.3
 _FIRST_NOTICE_S, _NOTICE_S = 5.0, 20.0
 """Time of the first notice about a slow start, and the interval of the next ones."""
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
-"""Least time allowed for a second environment to start; none is tried if the first took longer than the other value.
-"""
+"""Minimum time limit for a second environment to start; none is tried if the first took longer than the other value."""
 _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
 
 
@@ -154,16 +153,15 @@ def probe_env(
         EnvironmentError_: it cannot be used, hangs, or crashed its process.
         KeyboardInterrupt: ``interrupted`` returned True; the child has ended.
     """
-    found = in_child("time", env_id, import_module, steps=steps, **options)
-    return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"]), "notes": tuple(found["notes"])})
+    result = in_child("time", env_id, import_module, steps=steps, **options)
+    return Probe(**{**result, "spec": rebuild(EnvSpec, result["spec"]), "notes": tuple(result["notes"])})
 
 
 def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> Probe:
     """``probe_env`` of the configured task, within ``sampling.start_deadline_s``."""
-    env = config.env
-    own = EnvOptions(plain=env.plain, args=env.args, image=dataclasses.asdict(config.image), picture=env.image)
-    deadline_s = config.sampling.start_deadline_s
-    return probe_env(env.id, env.import_module, steps=steps, deadline_s=deadline_s, **own, **waiting)
+    env, deadline_s = config.env, config.sampling.start_deadline_s
+    made = EnvOptions(plain=env.plain, args=env.args, image=dataclasses.asdict(config.image), picture=env.image)
+    return probe_env(env.id, env.import_module, steps=steps, deadline_s=deadline_s, **made, **waiting)
 
 
 def ids_of(import_module: str, **waiting: Unpack[Waiting]) -> list[str]:
@@ -183,11 +181,11 @@ def _registered_by(name: str) -> list[str]:
     before = set(gymnasium.registry)
     import_user_module(name)
     module = sys.modules[name]
-    found = [spec for known, spec in gymnasium.registry.items() if known not in before]
-    if found:
+    specs = [spec for known, spec in gymnasium.registry.items() if known not in before]
+    if specs:
         top = module.__name__.partition(".")[0]
-        found.sort(key=lambda spec: (not str(spec.entry_point).startswith((f"{top}.", f"{top}:")), spec.id))
-        return [spec.id for spec in found[:_MAX_IDS]]
+        specs.sort(key=lambda spec: (not str(spec.entry_point).startswith((f"{top}.", f"{top}:")), spec.id))
+        return [spec.id for spec in specs[:_MAX_IDS]]
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, gymnasium.Env)]
     return [f"{name}:{kind.__name__}" for kind in kinds if kind.__module__ == module.__name__][:_MAX_IDS]
 
@@ -204,46 +202,37 @@ def in_child(
         KeyboardInterrupt: ``interrupted`` returned True; the child has ended.
     """
     deadline_s, second = options.get("deadline_s", START_S), options.get("second", False)
-    own = {name: value for name, value in options.items() if name in EnvOptions.__annotations__}
-    task = {"env_id": env_id, "import_module": import_module, **own}
+    of_env = {name: value for name, value in options.items() if name in EnvOptions.__annotations__}
+    task = {"env_id": env_id, "import_module": import_module, **of_env}
     job = ProbeJob(what=what, task=task, steps=steps, second=second, limit_s=deadline_s + _GRACE_S)
     interrupted, on_wait = options.get("interrupted", lambda: False), options.get("on_wait", lambda text: None)
     while True:
         slept_s = AWAKE.slept_s
         try:
-            found = _run_child(job, deadline_s, interrupted, on_wait)
+            with _Child(job, interrupted, on_wait) as child:
+                result = child.result(deadline_s)
+                if second and "error" not in result:
+                    result |= child.second(result["start_s"])
+            if "error" in result:
+                raise EnvironmentError_(result["error"])
         except EnvironmentError_:
             if AWAKE.slept_s == slept_s:
                 raise
         else:
             if AWAKE.slept_s == slept_s:
-                return found
-
-
-def _run_child(
-    job: ProbeJob, deadline_s: float, interrupted: Callable[[], bool], on_wait: Callable[[str], object]
-) -> dict[str, Any]:
-    """Result of one child; errors as ``in_child``."""
-    with (
-        tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder,
-        _Child(dataclasses.replace(job, folder=folder), interrupted, on_wait) as child,
-    ):
-        found = child.result(deadline_s)
-        if job.second and "error" not in found:
-            found |= child.second(found["start_s"])
-    if "error" in found:
-        raise EnvironmentError_(found["error"])
-    return found
+                return result
 
 
 class _Child:
     """A child process that tries an environment; a result counts as soon as its file exists.
 
-    The end of the context kills the child and all processes that it started.
+    The end of the context kills the child and all processes that it started, and removes its files.
     """
 
     def __init__(self, job: ProbeJob, interrupted: Callable[[], bool], on_wait: Callable[[str], object]) -> None:
-        self._job, self._env_id, self._folder = job, job.task["env_id"], Path(job.folder)
+        self._temporary = tempfile.TemporaryDirectory(prefix="spreeze-probe-")
+        self._folder = Path(self._temporary.name)
+        self._job, self._env_id = dataclasses.replace(job, folder=str(self._folder)), job.task["env_id"]
         self._interrupted, self._on_wait, self._nonce = interrupted, on_wait, secrets.token_hex(8)
         self._kills = oom_kills()
 
@@ -270,6 +259,7 @@ class _Child:
         if self._process.poll() is None:
             kill_and_wait(self._process)
         end_orphans(self._nonce)
+        self._temporary.cleanup()
 
     def result(self, deadline_s: float) -> dict[str, Any]:
         """Result of the child; an EnvironmentError_ if it ends, or the deadline passes, before there is one."""
@@ -297,28 +287,23 @@ class _Child:
         within_s = max(_SECOND_S, 2.0 * start_s)
         if not self._wait(_SECOND, within_s, notify=start_s > _FIRST_NOTICE_S):
             code = self._process.poll()
-            how = (
-                f"it did not start within {within_s:.0f} s"
-                if code is None
-                else (f"the process ended with {ending(code, self._kills)}")
-            )
-            return {"alone": f"{how}{self._stderr_text()}"}
-        found = self._read(_SECOND)
-        if found["alone"] is not None and not self._interrupted():
-            found["alone_in_process"] = self._repeats_elsewhere(within_s)
+            late = f"it did not start within {within_s:.0f} s"
+            why = late if code is None else f"the process ended with {ending(code, self._kills)}"
+            return {"alone": f"{why}{self._stderr_text()}"}
+        result = self._read(_SECOND)
+        if result["alone"] is not None and not self._interrupted():
+            result["alone_in_process"] = self._repeats_elsewhere(within_s)
         (self._folder / _ENOUGH).touch()
-        return found
+        return result
 
     def _repeats_elsewhere(self, within_s: float) -> bool:
         """True if another process can have an environment while this one keeps its own."""
-        with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
-            limit_s = within_s + _GRACE_S
-            job = dataclasses.replace(self._job, folder=folder, steps=0, second=False, limit_s=limit_s)
-            with _Child(job, self._interrupted, self._on_wait) as child:
-                try:
-                    return "error" not in child.result(within_s)
-                except EnvironmentError_:
-                    return False
+        job = dataclasses.replace(self._job, steps=0, second=False, limit_s=within_s + _GRACE_S)
+        with _Child(job, self._interrupted, self._on_wait) as child:
+            try:
+                return "error" not in child.result(within_s)
+            except EnvironmentError_:
+                return False
 
     def _wait(self, name: str, within_s: float, *, notify: bool) -> bool:
         """Waits for a file of the child; True if it exists in time. The child may have ended before."""
@@ -343,8 +328,8 @@ class _Child:
         return path.exists()
 
     def _read(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self._folder / name).read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads((self._folder / name).read_text(encoding="utf-8"))
+        return result
 
     def _stderr_text(self) -> str:
         text = Log(self._folder / "stderr", 0).last_words
@@ -380,9 +365,9 @@ def _make_or_draw(make: Callable[[], Task], drawing: Callable[[], Task] | None) 
         except Exception:
             raise error from None
     with contextlib.suppress(Exception):  # an intermittent error has another reason
-        found = _make_and_reset(make)
+        undrawn = _make_and_reset(make)
         close_in_time(task.close)
-        return found, False
+        return undrawn, False
     return task, True
 
 
@@ -439,22 +424,22 @@ def _memory_bytes() -> int:
     """Resident memory of this process, and unshared memory of the processes that it started."""
     import psutil
 
-    own = os.getpid()
-    return int(psutil.Process().memory_info().rss) + tree_memory_bytes(own) - (private_memory_bytes(own) or 0)
+    pid = os.getpid()
+    return int(psutil.Process().memory_info().rss) + tree_memory_bytes(pid) - (private_memory_bytes(pid) or 0)
 
 
 def packages_of(task: Task) -> dict[str, str]:
     """Distribution -> version, of the packages of a task, as far as they come from distributions."""
     modules = [*task.spec.env_id.split(":"), task.spec.import_module or "", type(task.env.unwrapped).__module__]
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in sorted({*(module.partition(".")[0] for module in modules), *_SIMULATORS} & sys.modules.keys()):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
             continue
         if "-packages" in (getattr(sys.modules[name], "__file__", None) or ""):
             distributions = metadata.packages_distributions().get(name, [])  # slow
-            found |= {distribution: metadata.version(distribution) for distribution in distributions}
-    return found
+            versions |= {distribution: metadata.version(distribution) for distribution in distributions}
+    return versions
 
 
 def _processor_s(process: Any) -> float:
@@ -477,10 +462,9 @@ class _Actions:
 
     def at(self, index: int) -> np.ndarray:
         mask = self._task.mask
-        if mask is None:
-            drawn: np.ndarray = self._drawn[index]
-            return drawn
-        action: np.ndarray = self._task.unscale_action(uniform_actions(self._task.spec, 1, self._rng, mask[None]))[0]
+        action: np.ndarray = self._drawn[index]
+        if mask is not None:
+            action = self._task.unscale_action(uniform_actions(self._task.spec, 1, self._rng, mask[None]))[0]
         return action
 
 
@@ -495,27 +479,27 @@ def main(argv: list[str]) -> int:
     folder, tasks = Path(job.folder), list[Task]()
     try:
         if job.what == "time":
-            found = _timed(task, job.steps, tasks)
+            result = _timed(task, job.steps, tasks)
         elif job.what == "ids":
-            found = {"ids": _registered_by(task["import_module"])}
+            result = {"ids": _registered_by(task["import_module"])}
         elif job.what == "draw":
-            found = draw(make_task(**task, render_mode="rgb_array"))
+            result = draw(make_task(**task, render_mode="rgb_array"))
         else:
-            found = dataclasses.asdict(check_up(task))
+            result = dataclasses.asdict(check_up(task))
     except Exception as error:
         failed = "" if isinstance(error, EnvironmentError_) else f"{task['env_id']} failed in the probe: "
-        found = {"error": f"{failed}{_text_of(error, 1000)}"}
+        result = {"error": f"{failed}{_text_of(error, 1000)}"}
     finally:
         faulthandler.cancel_dump_traceback_later()
-    replace_bytes(folder / _RESULT, json.dumps(found).encode())
-    if job.second and "error" not in found:
-        faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * found["start_s"]), exit=True)
-        second = _second_env(task, found, tasks)
+    replace_bytes(folder / _RESULT, json.dumps(result).encode())
+    if job.second and "error" not in result:
+        faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * result["start_s"]), exit=True)
+        second = _second_env(task, result, tasks)
         replace_bytes(folder / _SECOND, json.dumps(second).encode())
         while second["alone"] is not None and not (folder / _ENOUGH).exists():
             time.sleep(_POLL_S)
     close_in_time(*(made.close for made in tasks))
-    return 2 if "error" in found else 0
+    return 2 if "error" in result else 0
 
 
 def _timed(arguments: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str, Any]:
@@ -592,16 +576,16 @@ class Checkup:
 
 def check_up(arguments: dict[str, Any]) -> Checkup:
     """Times steps and resets, measures a second environment's memory, and runs Gymnasium's checker."""
-    tasks, added, alone = [make_task(**arguments)], None, None
+    tasks, added_bytes, why_alone = [make_task(**arguments)], None, None
     try:
         steps_us, resets_us, mean_us, largest = _time(tasks[0])
-        before = _memory_bytes()
+        before_bytes = _memory_bytes()
         try:
             tasks.append(make_task(**arguments))
             tasks[1].reset(seed=1)
-            added = max(0, _memory_bytes() - before)
+            added_bytes = max(0, _memory_bytes() - before_bytes)
         except Exception as error:
-            alone = _text_of(error)
+            why_alone = _text_of(error)
     finally:
         close_in_time(*(task.close for task in tasks))
     p50, p99 = np.quantile(steps_us, [0.5, 0.99])
@@ -611,15 +595,15 @@ def check_up(arguments: dict[str, Any]) -> Checkup:
         step_us_p99=float(p99),
         step_us_max=float(max(steps_us)),
         reset_us_median=float(np.median(resets_us)),
-        further_env_bytes=added,
-        alone=alone,
+        further_env_bytes=added_bytes,
+        alone=why_alone,
         largest_observation=largest,
         notes=_gymnasium_findings(make_env(**arguments), tasks[0].spec),
     )
 
 
 def _time(task: Task) -> tuple[list[float], list[float], float, float]:
-    """Times of steps and resets in us, the mean time of a step with its share of resets, and the largest observation.
+    """Times of steps and resets in us, mean time of a step with resets spread over steps, and the largest observation.
 
     Steps in which another program took the core are left out, unless hardly any others remain: they measure the machine
     rather than the environment.
@@ -636,8 +620,8 @@ def _time(task: Task) -> tuple[list[float], list[float], float, float]:
         before = time.perf_counter()
         obs, _, terminated, truncated = task.step(action)
         steps_us.append(1e6 * (time.perf_counter() - before))
-        numbers = obs if task.spec.frames is None else task.spec.frames.numbers(obs[None, None])
-        largest = max(largest, float(np.abs(numbers).max(initial=0.0)))
+        values = obs if task.spec.frames is None else task.spec.frames.numbers(obs[None, None])
+        largest = max(largest, float(np.abs(values).max(initial=0.0)))
         switches = _preemptions()
         if switches == before_switches:
             quiet_us.append(steps_us[-1])
