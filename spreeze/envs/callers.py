@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from spreeze.config.section import value_text
 from spreeze.envs.families import engine_of, is_team
-from spreeze.envs.make import needs_no_import
+from spreeze.envs.make import attribute_at, needs_no_import
 from spreeze.errors import ConfigError, UsageError
 from spreeze.inference.user_modules import is_script
 
@@ -45,7 +45,7 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
         UsageError: it does more than call one class or function with plain values.
     """
     if isinstance(task, functools.partial):
-        call = _Call(task.func, task.args, task.keywords)
+        call: functools.partial[Any] = task
     elif isinstance(task, FunctionType) and task.__name__ == _LAMBDA:
         try:
             call = _call_in(task)
@@ -56,39 +56,37 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     else:
         return task, {}
     try:
-        arguments = call.arguments()
+        arguments = _arguments(call)
         for value in arguments.values():
             value_text(value)
     except (TypeError, ValueError, ConfigError) as error:
         raise UsageError(f"env = {_short(task)}: {error}; {_AT_TOP}") from None
     gymnasium = sys.modules.get("gymnasium")
-    if gymnasium is not None and call.function is gymnasium.make:
+    if gymnasium is not None and call.func is gymnasium.make:
         return arguments.pop("id"), arguments
-    return call.function, arguments
+    return call.func, arguments
 
 
 _AT_TOP = "write def make_env(): return ... at the top of the script or of a module, and give env=make_env"
 
 
-class _Call:
-    """The call that a lambda makes: the callable, and its arguments."""
+class _Call(functools.partial[Any]):
+    """The call that a lambda makes."""
 
-    def __init__(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.function, self.args, self.keywords = function, args, keywords
 
-    def arguments(self) -> dict[str, Any]:
-        """All arguments by name; a TypeError or ValueError if they do not fit, or one has no name."""
-        bound = inspect.signature(self.function).bind(*self.args, **self.keywords)
-        found: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
-            kind = bound.signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                found |= value
-            elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
-                raise TypeError(f"argument {name} has no name")
-            else:
-                found[name] = value
-        return found
+def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
+    """All arguments by name; a TypeError or ValueError if they do not fit, or one has no name."""
+    bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise TypeError(f"argument {name} has no name")
+        else:
+            arguments[name] = value
+    return arguments
 
 
 class _Recorder:
@@ -101,7 +99,7 @@ class _Recorder:
         return _recorder(getattr(self._value, name))
 
     def __call__(self, *args: Any, **keywords: Any) -> _Call:
-        return _Call(self._value, args, keywords)
+        return _Call(self._value, *args, **keywords)
 
 
 def _recorder(value: Any) -> Any:
@@ -183,10 +181,7 @@ def _importable(make: Callable[..., Any], import_module: str | None) -> tuple[st
             f"env = {name}: it is defined inside a function, so other processes cannot import it; define it at "
             "module level"
         )
-    found: Any = sys.modules.get(_MAIN if is_script(module) else module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not make:
+    if attribute_at(_MAIN if is_script(module) else module, name) is not make:
         raise UsageError(
             f"env = {name}: module {module!r} does not define it at module level; set import_module= to its module"
         )

@@ -43,7 +43,7 @@ class Family(NamedTuple):
 
     prefix: str
     make: Callable[..., Any]
-    """Factory: (name, num_envs, seed, args) -> vector environment for ``vector_task.open_vector``; for teams (name,
+    """Factory: (name, num_envs, seed, args) -> vector environment for ``vector_task.make_vector``; for teams (name,
     import_module, render_mode, args) -> parallel environment for ``team_env.make_team``."""
     team: bool = False
     """True: its tasks have several agents; False: each environment is a vector of N that its own engine steps."""
@@ -157,13 +157,13 @@ class _Foraging:
     def action_space(self, agent: str) -> Any:
         return self._env.action_space[self.possible_agents.index(agent)]
 
-    def _each(self, values: Any) -> dict[str, Any]:
+    def _by_agent(self, values: Any) -> dict[str, Any]:
         return dict(zip(self.possible_agents, values, strict=True))
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         obs, _ = self._env.reset(seed=seed, options=options)
         self.agents, self._steps = list(self.possible_agents), 0
-        return self._each(obs), {agent: {} for agent in self.agents}
+        return self._by_agent(obs), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
         obs, rewards, done, _, _ = self._env.step(tuple(actions[agent] for agent in self.possible_agents))
@@ -171,8 +171,8 @@ class _Foraging:
         self.agents = [] if done else given
         limit = bool(done) and self._steps >= self.max_cycles  # the package does not distinguish both ends
         return (
-            self._each(obs),
-            self._each(rewards),
+            self._by_agent(obs),
+            self._by_agent(rewards),
             dict.fromkeys(given, bool(done) and not limit),
             dict.fromkeys(given, limit),
             {agent: {} for agent in given},
@@ -224,8 +224,8 @@ def as_single(env_id: str, args: tuple[str, ...]) -> tuple[str, tuple[str, ...]]
     family = family_of(env_id)
     if family is None or family.own_args is None:
         return env_id, args
-    own = tuple(text for text in args if text.partition("=")[0] not in family.own_args)
-    return env_id.partition(":")[2], own
+    kept = tuple(text for text in args if text.partition("=")[0] not in family.own_args)
+    return env_id.partition(":")[2], kept
 
 
 def is_team(env_id: str) -> bool:
@@ -241,5 +241,5 @@ def imports_only(env_id: object, module: object) -> bool:
     """
     if not isinstance(env_id, str) or ".." in env_id:
         return False
-    named, colon, name = env_id.rpartition(":")
-    return _PLAIN.match(name if colon and isinstance(module, str) and is_within(named, module) else env_id) is not None
+    prefix, colon, name = env_id.rpartition(":")
+    return _PLAIN.match(name if colon and isinstance(module, str) and is_within(prefix, module) else env_id) is not None

@@ -152,11 +152,7 @@ def make_env(
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
-    """The environment of an engine, after a check of its observations.
-
-    Raises:
-        EnvironmentError_: it observes pictures, or ``picture`` is True, which engines do not support.
-    """
+    """The environment of an engine; an EnvironmentError_ if it observes pictures, which engines do not support."""
     with closed_on_error(env):
         if picture is None:
             refuse_pictures(env.observation_space, f"{env_id}: observation space {space_text(env.observation_space)}")
@@ -176,11 +172,7 @@ def closed_on_error(env: gymnasium.Env[Any, Any]) -> Iterator[None]:
 
 
 def _registered(env_id: str, import_module: str | None, *, fast: bool) -> Any:
-    """Argument of ``gymnasium.make`` for an id or ``module:Class``: a registered name or a specification.
-
-    Raises:
-        EnvironmentError_: there is none, or it belongs to a module that was not allowed.
-    """
+    """Argument of ``gymnasium.make`` for an id or ``module:Class``: a registered name or a specification."""
     import gymnasium
 
     module, colon, name = env_id.rpartition(":")
@@ -188,22 +180,19 @@ def _registered(env_id: str, import_module: str | None, *, fast: bool) -> Any:
         raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
-        own = _entry_point(import_module, name) if colon and import_module else None
-        if own is None:
+        entry_point = attribute_at(import_module, name) if colon and import_module else None
+        if not callable(entry_point):
             raise _unknown(name, gymnasium.registry, import_module, of_module=bool(colon))
-        return gymnasium.envs.registration.EnvSpec(id=f"{os.path.basename(module)}:{name}", entry_point=own)
+        return gymnasium.envs.registration.EnvSpec(id=f"{os.path.basename(module)}:{name}", entry_point=entry_point)
     registered = _fast_spec(name, gymnasium.registry[name]) if fast else name
     if registered is name:
         _force_direct(gymnasium.registry[name].entry_point)
     return registered
 
 
-def _entry_point(module: str, name: str) -> Any:
-    """The class or function of that name in an imported module; None if it has none."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if callable(found) else None
+def attribute_at(module: str, name: str) -> Any:
+    """``name``, such as ``MyEnv`` or ``Tasks.MyEnv``, in an imported module; None if there is none."""
+    return functools.reduce(lambda value, part: getattr(value, part, None), name.split("."), sys.modules.get(module))
 
 
 def needs_no_import(env_id: str) -> bool:
@@ -235,8 +224,8 @@ def newest_version(env_id: str) -> str | None:
     """The newest version of an id without a version; None if the id is unknown, or has one."""
     if not re.fullmatch(r"[A-Za-z]\w*", env_id):
         return None
-    known = [name for name in known_ids() if re.fullmatch(rf"{env_id}-v\d+", name)]
-    return max(known, key=lambda name: int(name.rpartition("-v")[2]), default=None)
+    versions = [name for name in known_ids() if re.fullmatch(rf"{env_id}-v\d+", name)]
+    return max(versions, key=lambda name: int(name.rpartition("-v")[2]), default=None)
 
 
 def is_bullet(env_id: str) -> bool:
@@ -261,23 +250,23 @@ def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         EnvironmentError_: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in args:
         key, sep, raw = text.partition("=")
-        key = key.strip()
+        key, start = key.strip(), f"--env-arg {text[:80]!r}:"
         if not sep or not key.isidentifier():
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected key=value, for example max_episode_steps=200")
+            raise EnvironmentError_(f"{start} expected key=value, for example max_episode_steps=200")
         if key in _RESERVED_ARGS:
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' is set by Spreeze; remove it")
-        if key in found:
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' was given twice")
+            raise EnvironmentError_(f"{start} '{key}' is set by Spreeze; remove it")
+        if key in values:
+            raise EnvironmentError_(f"{start} '{key}' was given twice")
         try:
-            found[key] = literal_or_text(raw)
+            values[key] = literal_or_text(raw)
         except ConfigError as error:
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: {error}") from None
-        if key == "render_mode" and found[key] == "human":
-            raise EnvironmentError_(f"--env-arg {text[:80]!r}: samplers cannot open windows; use spreeze play")
-    return found
+            raise EnvironmentError_(f"{start} {error}") from None
+        if key == "render_mode" and values[key] == "human":
+            raise EnvironmentError_(f"{start} samplers cannot open windows; use spreeze play")
+    return values
 
 
 def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = ()) -> Reasoned | None:
@@ -288,13 +277,9 @@ def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = (
     fast: Any = importlib.import_module(_FAST_MODULE)
     if plain:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as requested")
-    reason: str | None
-    if args:
-        reason = "--env-arg is for its constructor"
-    elif fast.task_of(name) is None:
+    reason = "--env-arg is for its constructor" if args else fast.unproven()
+    if not args and fast.task_of(name) is None:
         reason = "there is no faster equivalent"
-    else:
-        reason = fast.unproven()
     if reason is not None:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment: {reason}")
     return Reasoned("fast", f"batched Bullet calls, equal to {BULLET_MODULE} bit for bit")
@@ -302,8 +287,8 @@ def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = (
 
 def _fast_spec(name: str, registered: Any) -> Any:
     """Specification of the fast task for a registered name, or the name itself."""
-    package = isinstance(registered.entry_point, str) and registered.entry_point.startswith(BULLET_MODULE)
-    engine = bullet_engine(name) if package else None  # a user may have registered another under the same id
+    is_package = isinstance(registered.entry_point, str) and registered.entry_point.startswith(BULLET_MODULE)
+    engine = bullet_engine(name) if is_package else None  # a user may have registered another under the same id
     if engine is None or engine.value != "fast":
         return name
     fast: Any = importlib.import_module(_FAST_MODULE)
@@ -321,24 +306,19 @@ def _refuse_window(name: str, render_mode: str | None) -> None:
 
 
 def _check_drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
-    """The environment, if it can draw in that mode.
-
-    Raises:
-        EnvironmentError_: a picture is wanted, but by its metadata it draws only in a window, or not at all.
-    """
+    """The environment, unless a picture is wanted and by its metadata it draws only in a window, or not at all."""
     modes = (env.metadata or {}).get("render_modes")
-    if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
-        renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
-        if renderer is not None:
-            _follow_robot(renderer)
-            if render_mode == "rgb_array" and not pictures_in(
-                env.observation_space
-            ):  # a policy's observations stay as they are
-                _draw_faster(renderer)
-        return env
-    env.close()
-    how = f"renders only as {', '.join(map(str, modes))}, which needs a display" if modes else "does not render"
-    raise EnvironmentError_(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+    if render_mode == "rgb_array" and modes is not None and "rgb_array" not in modes:
+        env.close()
+        how = f"renders only as {', '.join(map(str, modes))}, which needs a display" if modes else "does not render"
+        raise EnvironmentError_(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+    renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None:
+        _follow_robot(renderer)
+        # A policy's observations stay as they are.
+        if render_mode == "rgb_array" and not pictures_in(env.observation_space):
+            _draw_faster(renderer)
+    return env
 
 
 def _follow_robot(renderer: Any) -> None:
@@ -350,7 +330,7 @@ def _follow_robot(renderer: Any) -> None:
     if renderer.camera_id != -1:
         return
     model = renderer.model
-    cameras = [model.camera(number).name for number in range(model.ncam)]
+    cameras = [model.camera(index).name for index in range(model.ncam)]
     if "track" in cameras:
         renderer.camera_id = cameras.index("track")
         for floor in [geom for geom in range(model.ngeom) if model.geom_type[geom] == _PLANE]:
@@ -407,16 +387,15 @@ def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) 
         EnvironmentError_: it needs another module from outside of this package.
     """
     module = foreign_module(env_id, import_module)
-    if module is not None and module != allowed:
+    if module not in (None, allowed):
         raise EnvironmentError_(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")
 
 
 def foreign_module(env_id: str, import_module: str | None) -> str | None:
     """The module from outside of this package that an environment needs; None if it needs none."""
     prefix = "" if engine_of(env_id) is not None or is_team(env_id) else env_id.rpartition(":")[0]
-    return next(
-        (module for module in (import_module, prefix) if module and module.partition(".")[0] != "spreeze"), None
-    )
+    modules = filter(None, (import_module, prefix))
+    return next((module for module in modules if module.partition(".")[0] != "spreeze"), None)
 
 
 def import_user_module(module: str) -> None:
@@ -450,23 +429,16 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
     text = f"unknown environment '{name}': module '{import_module}' was imported, but has no such"
     if not of_module and isinstance(getattr(sys.modules[import_module], name, None), type):
         return EnvironmentError_(f"{text} id; its class {name} is --env {import_module}:{name}")
-    own = [env_id for env_id, spec in registry.items() if _top_module(spec.entry_point) == imported]
-    classes = (
-        [
-            found
-            for found, value in vars(sys.modules[import_module]).items()
-            if isinstance(value, type) and getattr(value, "__module__", None) == import_module
-        ]
-        if of_module
-        else []
+    names = [env_id for env_id, spec in registry.items() if _top_module(spec.entry_point) == imported]
+    if of_module:
+        kinds = {key: value for key, value in vars(sys.modules[import_module]).items() if isinstance(value, type)}
+        names += [key for key, value in kinds.items() if getattr(value, "__module__", None) == import_module]
+    listed = (
+        f"it has {', '.join(names[:5])}"
+        if names
+        else "gymnasium.register has to be called when that module is imported"
     )
-    hint = did_you_mean(name, [*own, *classes]) or did_you_mean(name, known)
-    if not hint:
-        hint = (
-            f"; it has {', '.join([*own, *classes][:5])}"
-            if own or classes
-            else ("; gymnasium.register has to be called when that module is imported")
-        )
+    hint = did_you_mean(name, names) or did_you_mean(name, known) or f"; {listed}"
     kind = "id, class or function" if of_module else "id"
     if is_script(import_module):
         hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
@@ -500,12 +472,12 @@ def _force_direct(entry_point: Any) -> None:
             super().__init__(direct if connection_mode is None else connection_mode, hostName, options)
 
         def __getattr__(self, name: str) -> Any:
-            found = super().__getattr__(name)
+            function = super().__getattr__(name)
             if name == "loadMJCF":
-                found = base.zeroed_links()(found)
+                function = base.zeroed_links()(function)
             if name != "disconnect":
-                self.__dict__[name] = found
-            return found
+                self.__dict__[name] = function
+            return function
 
     bases.bullet_client = types.SimpleNamespace(BulletClient=DirectClient)
 

@@ -17,7 +17,7 @@ from spreeze.errors import EnvironmentError_
 from spreeze.types import EnvSpec, PictureSpec
 
 MIN_SIDE = 36
-"""Least height and width of bytes that count as a picture: a board or a map of cells is smaller."""
+"""Minimum height and width of bytes that count as a picture: a board or a map of cells is smaller."""
 _MAX_OF_UNIT = 1.5
 """Largest value of floats in 0 .. 1, with some overshoot by interpolation; in 0 .. 255 such pictures would be black."""
 
@@ -37,8 +37,8 @@ def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation
         return tuple(_picture(leaf) for leaf in leaves if is_picture(leaf.space))
     if len(leaves) == 1:
         return (_picture(leaves[0], wanted=True),)
-    if found := [leaf for leaf in leaves if _sides(leaf.space) and _bounds(leaf.space)]:
-        return tuple(_picture(leaf, wanted=True) for leaf in found)
+    if large := [leaf for leaf in leaves if _is_large(leaf.space) and _bounds(leaf.space)]:
+        return tuple(_picture(leaf, wanted=True) for leaf in large)
     raise EnvironmentError_(
         f"env.image = true: {what} has no image (a bounded Box of at least {MIN_SIDE} x {MIN_SIDE} pixels), but "
         f"{', '.join(leaf.text() for leaf in leaves)[:200] or 'no part'}; remove it"
@@ -55,11 +55,11 @@ def _picture(leaf: Leaf, *, wanted: bool = False) -> PictureSpec:
                 f"env.image = true: observation space {text} is not an image: expected one Box [H, W], "
                 "[H, W, C] or [C, H, W], optionally in a Dict"
             )
-        if (found := _bounds(space)) is None:
+        if (known := _bounds(space)) is None:
             raise EnvironmentError_(
                 f"env.image = true: observation space {text} is unbounded: an image needs bounds, such as 0 and 1"
             )
-        bounds = found
+        bounds = known
     return PictureSpec(path=leaf.path, shape=shape, order=_order(shape), bounds=bounds)
 
 
@@ -77,26 +77,26 @@ def _bounds(space: Any) -> tuple[float, float] | None:
     return (low, high) if 0.0 < high - low < float("inf") else None
 
 
-def _sides(space: Any) -> list[int]:
-    """The axes of height and width of a Box that is large enough for a picture; empty for all others."""
-    shape = tuple(getattr(space, "shape", None) or ())
+def _height_axis(shape: tuple[int, ...]) -> int | None:
+    """The first of the only two axes that are large enough for a picture, if they follow each other; else None."""
     large = [axis for axis, length in enumerate(shape) if length >= MIN_SIDE]
-    return large if _is_box(space) and len(shape) <= 4 and len(large) == 2 and large[1] == large[0] + 1 else []
+    return large[0] if len(large) == 2 and large[1] == large[0] + 1 else None
+
+
+def _is_large(space: Any) -> bool:
+    """True for a Box that is large enough for a picture."""
+    return _is_box(space) and len(space.shape) <= 4 and _height_axis(space.shape) is not None
 
 
 def is_picture(space: Any) -> bool:
     """True if a leaf space is declared like a picture: bytes up to 255, of sufficient size."""
-    return bool(_sides(space)) and space.dtype == np.uint8 and bool(np.max(space.high) == 255)
+    return _is_large(space) and space.dtype == np.uint8 and bool(np.max(space.high) == 255)
 
 
 def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The axes of a picture with channels first, height and width last."""
-    large = [axis for axis, length in enumerate(shape) if length >= MIN_SIDE]
-    if len(large) == 2 and large[1] == large[0] + 1:
-        height = large[0]
-    elif len(shape) == 2:
-        height = 0
-    else:  # of the last three, two sides of the same length; else the fewest are the channels
+    height = _height_axis(shape) if len(shape) > 2 else 0
+    if height is None:  # of the last three, two sides of the same length; else the fewest are the channels
         first, middle, last = shape[-3:]
         channels_last = last <= first if (first == middle) == (middle == last) else first == middle
         height = len(shape) - 2 - channels_last
@@ -124,7 +124,7 @@ class DrawnPictures:
     """
 
     def __init__(self) -> None:
-        self._most = 0.0
+        self._max = 0.0
         """The largest value so far."""
 
     def __call__(self, drawn: Any) -> np.ndarray:
@@ -156,13 +156,13 @@ class DrawnPictures:
             return array
         kind = array.dtype.kind
         values = np.nan_to_num(array.astype(np.float32), posinf=255.0, neginf=0.0)
-        self._most = max(self._most, float(values.max()))
-        if kind == "b" or (kind == "f" and self._most <= _MAX_OF_UNIT):
+        self._max = max(self._max, float(values.max()))
+        if kind == "b" or (kind == "f" and self._max <= _MAX_OF_UNIT):
             values *= 255.0
-        elif array.dtype == np.uint16 and self._most > 255.0:
+        elif array.dtype == np.uint16 and self._max > 255.0:
             values /= 257.0
-        found: np.ndarray = np.clip(values + 0.5, 0.0, 255.0).astype(np.uint8)
-        return found
+        picture: np.ndarray = np.clip(values + 0.5, 0.0, 255.0).astype(np.uint8)
+        return picture
 
 
 def seen_as(spec: EnvSpec) -> str | None:
@@ -183,7 +183,7 @@ def seen_as(spec: EnvSpec) -> str | None:
     if spec.obs_layout:
         pairs = zip((source, *frames.more), frames.images, strict=True)
         images = [
-            f"{path_text(each.path)} {each.shape} as {image[0]} x {image[1]} x {image[2]}" for each, image in pairs
+            f"{path_text(part.path)} {part.shape} as {image[0]} x {image[1]} x {image[2]}" for part, image in pairs
         ]
         numbers = f" and {count} number{'s' * (count > 1)}" if (count := frames.vector_dim - spec.mask_dim) else ""
         return (
@@ -191,9 +191,6 @@ def seen_as(spec: EnvSpec) -> str | None:
             f"{frames.stack} frames){numbers}; otherwise use --set env.image=false"
         )
     first = "" if len(source.order) == 2 else f", channels {'first' if source.order[0] == 0 else 'last'}"
-    own = (
-        ""
-        if source.rgb or source.channels == 1
-        else (f"; if its {source.channels} channels are stacked frames: --set image.stack=1")
-    )
-    return f"observation {source.shape}: treated as an image{first}: {text}{own}; otherwise use --set env.image=false"
+    if not source.rgb and source.channels > 1:
+        text += f"; if its {source.channels} channels are stacked frames: --set image.stack=1"
+    return f"observation {source.shape}: treated as an image{first}: {text}; otherwise use --set env.image=false"

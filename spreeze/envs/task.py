@@ -17,7 +17,7 @@ from spreeze.envs.make import EnvOptions, closed_on_error, describe, import_user
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.pictures import DrawnPictures
 from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
-from spreeze.envs.vector_task import VectorTask, open_vector
+from spreeze.envs.vector_task import VectorTask, make_vector
 from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.formatting import clean
 from spreeze.types import Choices, EnvSpec
@@ -33,7 +33,7 @@ _LONGEST_HOLD, _HOLD_EXPONENT, _MAX_HELD = 64, 1.5, 2
 action components for which actions are held."""
 CHANGED_ARGS = "env_args.json"
 """File of a run directory with all changed ``key=value`` texts."""
-_NUMBERS = frozenset({float, int, np.float64, np.float32})
+_REWARD_TYPES = frozenset({float, int, np.float64, np.float32})
 """Types of nearly all rewards."""
 _MIN = -FLOAT32_MAX
 
@@ -89,13 +89,17 @@ class Task:
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
+        from gymnasium import spaces
+
         self.env = env
         self.spec = spec
         self._zeros = np.zeros(spec.obs_dim - spec.mask_dim, np.float32)
-        self._flatten = flattener(env.observation_space)
-        self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
-        self._flat = self._shape is not None and len(self._shape) == 1
-        self._frame = None if spec.frames is None else tuple(env.observation_space.shape or ())
+        space, shape = env.observation_space, tuple(env.observation_space.shape or ())
+        is_box = isinstance(space, spaces.Box)
+        self._flatten = None if is_box else Flattener(leaves_of(space, "observation space"))
+        self._shape = shape if is_box else None
+        self._flat = is_box and len(shape) == 1
+        self._frame = None if spec.frames is None else shape
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
@@ -106,12 +110,12 @@ class Task:
         self.mask: np.ndarray | None = None
         """float32 [K], the current action mask; None without masks."""
         self._to_picture = DrawnPictures()
-        # Numbers of the space's own type, made once: checking a Python integer costs Gymnasium a third more.
-        kind = getattr(self._action_dtype, "type", np.int64)
-        self._numbers: list[Any] = []
-        """The environment's value of each option, if an action is a single number."""
+        self._options: list[Any] = []
+        """The environment's value of each option, if an action is a single one, made once in the space's own type:
+        checking a Python integer costs Gymnasium a third more."""
         if self._choices is not None and not self._choices.shape:
-            self._numbers = [kind(self._choices.start[0] + index) for index in range(self._choices.options)]
+            kind = getattr(self._action_dtype, "type", np.int64)
+            self._options = [kind(self._choices.start[0] + index) for index in range(self._choices.options)]
         self.info_numbers: InfoNumbers | None = None
         """Collects the numbers of each step's ``info`` for metrics."""
         self.info: Any = {}
@@ -146,8 +150,8 @@ class Task:
             BadTransition: wrong shape, a value that is not finite in float32, a mask that is missing or wrong, or not
                 the five values of the Gymnasium API.
         """
-        if self._numbers:
-            result: Any = self.env.step(self._numbers[int(action.item())])
+        if self._options:
+            result: Any = self.env.step(self._options[int(action.item())])
         elif self._choices is not None:
             result = self.env.step(self._choices.to_env(action.reshape(1, -1))[0].astype(self._action_dtype))
         elif self._plain_action:
@@ -161,7 +165,7 @@ class Task:
         except (TypeError, ValueError):
             raise self._bad("step", "not the five values (obs, reward, terminated, truncated, info)") from None
         try:
-            reward = float(reward) if type(reward) in _NUMBERS else number_of(reward)
+            reward = float(reward) if type(reward) in _REWARD_TYPES else number_of(reward)
         except (ValueError, OverflowError) as error:
             raise self._bad("reward", str(error)) from None
         if not _MIN <= reward <= FLOAT32_MAX:  # NaN fails, too
@@ -209,8 +213,8 @@ class Task:
         """A new float32 [O] vector, checked to be finite."""
         if self._frame is not None:
             if type(obs) is not np.ndarray or obs.dtype != np.uint8 or obs.shape != self._frame:
-                found = f"{getattr(obs, 'dtype', type(obs).__name__)} {getattr(obs, 'shape', '')}"
-                raise self._bad("frame", f"{found}; expected uint8 {self._frame}")
+                text = f"{getattr(obs, 'dtype', type(obs).__name__)} {getattr(obs, 'shape', '')}"
+                raise self._bad("frame", f"{text}; expected uint8 {self._frame}")
             return obs
         if type(obs) is np.ndarray and obs.dtype is _FLOAT32 and obs.shape == self._shape:
             flat = obs.copy() if self._flat else obs.flatten()
@@ -257,13 +261,6 @@ class Task:
         self.env.close()
 
 
-def flattener(space: Any) -> Flattener | None:
-    """Flattener of a nested or discrete observation space; None for a Box."""
-    from gymnasium import spaces
-
-    return None if isinstance(space, spaces.Box) else Flattener(leaves_of(space, "observation space"))
-
-
 def make_task(
     env_id: str,
     import_module: str | None = None,
@@ -297,13 +294,13 @@ def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
 def _masked(spec: EnvSpec, source: str) -> EnvSpec:
     """The description of an environment that also gives masks, which become part of its observations."""
     plain, count = spec.vector_dim, 0 if spec.choices is None else spec.choices.options
-    frames, whole = spec.frames, spec.obs_dim + count
+    frames, obs_dim = spec.frames, spec.obs_dim + count
     if frames is not None:
         frames = dataclasses.replace(frames, vector_dim=plain + count)
-        whole = frames.stack * frames.frame_bytes
-    alone = f"0:{plain} observation (Box)" if frames is None else "observation (image)"
-    layout = (*(spec.obs_layout or (alone,)), f"{plain}:{plain + count} {source}")
-    return dataclasses.replace(spec, action_mask=True, obs_dim=whole, obs_layout=layout, frames=frames)
+        obs_dim = frames.stack * frames.frame_bytes
+    observation = f"0:{plain} observation (Box)" if frames is None else "observation (image)"
+    layout = (*(spec.obs_layout or (observation,)), f"{plain}:{plain + count} {source}")
+    return dataclasses.replace(spec, action_mask=True, obs_dim=obs_dim, obs_layout=layout, frames=frames)
 
 
 def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
@@ -314,7 +311,7 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
     def make(num_envs: int, seed: int) -> VectorTask:
         if spec.import_module is not None:
             import_user_module(spec.import_module)
-        return open_vector(spec, num_envs, seed, parse_args(spec.args))
+        return VectorTask(make_vector(spec.env_id, num_envs, seed, parse_args(spec.args)), spec)
 
     return make
 
@@ -372,8 +369,8 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
     """Raises ``EnvironmentError_`` if the spaces of an environment differ from those that a policy was trained on."""
-    sizes = [(each.obs_dim, actions_text(each), each.team) for each in (made, spec)]
-    if sizes[0] != sizes[1]:
+    sizes, expected = ((env.obs_dim, actions_text(env), env.team) for env in (made, spec))
+    if sizes != expected:
         raise EnvironmentError_(
             f"{where}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
             f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
@@ -383,7 +380,7 @@ def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
             f"{where}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
             f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
         )
-    frames = [each.frames and (each.frames.stack, *each.frames.shape) for each in (spec, made)]
+    frames = [env.frames and (env.frames.stack, *env.frames.shape) for env in (spec, made)]
     shapes = (
         (spec.obs_shape, made.obs_shape, "an observation"),
         (spec.action.shape, made.action.shape, "an action"),
@@ -393,9 +390,9 @@ def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
         if trained != now and None not in (trained, now):  # an older version did not record it
             raise EnvironmentError_(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
     if spec.action_parts != made.action_parts:
-        before, found = (clean([part.path for part in each.action_parts], 200) for each in (spec, made))
+        before, after = (clean([part.path for part in env.action_parts], 200) for env in (spec, made))
         raise EnvironmentError_(
-            f"{where}: trained on an action of the parts {before}, but {made.env_id} has {found}, or others of these"
+            f"{where}: trained on an action of the parts {before}, but {made.env_id} has {after}, or others of these"
         )
     if (spec.action.low, spec.action.high) != (made.action.low, made.action.high):
         raise EnvironmentError_(
@@ -454,8 +451,8 @@ class RandomActions:
 
     def __init__(self, spec: EnvSpec, rng: np.random.Generator) -> None:
         self._spec, self._rng = spec, rng
-        joints = 0 if spec.box is None else spec.box.dim
-        self._holds = not spec.action_mask and spec.team is None and joints <= _MAX_HELD
+        continuous = 0 if spec.box is None else spec.box.dim
+        self._holds = not spec.action_mask and spec.team is None and continuous <= _MAX_HELD
         chances = np.arange(1.0, _LONGEST_HOLD + 1.0) ** -_HOLD_EXPONENT
         self._chances = chances / chances.sum()
         self._left = np.zeros(0, np.int64)
@@ -463,13 +460,13 @@ class RandomActions:
 
     def draw(self, rows: int, obs: np.ndarray | None = None) -> np.ndarray:
         """The next actions float32 [rows, A] of ``rows`` environments; ``obs`` as for ``uniform_actions``."""
-        found = uniform_actions(self._spec, rows, self._rng, obs)
+        actions = uniform_actions(self._spec, rows, self._rng, obs)
         if not self._holds:
-            return found
+            return actions
         if len(self._left) != rows:
-            self._left, self._held = np.zeros(rows, np.int64), found.copy()
+            self._left, self._held = np.zeros(rows, np.int64), actions.copy()
         expired = self._left == 0
-        self._held[expired] = found[expired]
+        self._held[expired] = actions[expired]
         self._left[expired] = self._rng.choice(_LONGEST_HOLD, expired.sum(), p=self._chances) + 1
         self._left -= 1
         return self._held.copy()
@@ -482,8 +479,8 @@ def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.
     """
     if spec.box is not None and spec.choices is not None:
         choices_only = dataclasses.replace(spec, action=spec.choices, action_parts=())
-        numbers = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
-        return np.concatenate((numbers, uniform_actions(choices_only, rows, rng, obs)), 1)
+        continuous = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
+        return np.concatenate((continuous, uniform_actions(choices_only, rows, rng, obs)), 1)
     if spec.action_mask and spec.choices is not None and obs is not None:
         draws = rng.random((rows, spec.mask_dim)) + spec.masks(obs)
         allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)

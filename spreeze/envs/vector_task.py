@@ -68,9 +68,9 @@ class VectorTask:
         """Starts an episode everywhere; returns the observations, float32 [N, O]."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # EnvPool warns that it takes the seed only when it is made
-            found = self.env.reset(seed=seed)
-        self._device = device_of(found[0])
-        obs, infos = self._on_host(found)
+            result = self.env.reset(seed=seed)
+        self._device = device_of(result[0])
+        obs, infos = self._on_host(result)
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = ~self._ended
         self.obs = self._rows(obs, infos)
@@ -92,9 +92,9 @@ class VectorTask:
         """
         raw, reward, terminated, truncated, infos = self._on_host(self.env.step(self._on_device(self.native(actions))))
         with np.errstate(over="ignore", invalid="ignore"):  # overflows are found below
-            reward = self._of_each("reward", np.asarray(reward, np.float32))
-        terminated = self._of_each("terminated", np.asarray(terminated, bool))
-        truncated = self._of_each("truncated", np.asarray(truncated, bool))
+            reward = self._per_env("reward", np.asarray(reward, np.float32))
+        terminated = self._per_env("terminated", np.asarray(terminated, bool))
+        truncated = self._per_env("truncated", np.asarray(truncated, bool))
         obs = self._rows(raw, infos, None if self.mode == "SameStep" else terminated)
         valid, next_obs = np.ones(self.num_envs, bool), obs
         ended = terminated | truncated
@@ -115,7 +115,7 @@ class VectorTask:
         self.obs, self._fresh = obs, ~valid if self.mode == "NextStep" else ended
         return VectorStep(valid, next_obs, reward, terminated & valid, truncated & valid, obs)
 
-    def _of_each(self, field: str, values: np.ndarray) -> np.ndarray:
+    def _per_env(self, field: str, values: np.ndarray) -> np.ndarray:
         """One value for each environment [N], even if each is an array of one."""
         if values.size != self.num_envs:
             raise BadTransition(field, f"shape {values.shape} for {self.num_envs} environments", self.spec.env_id)
@@ -127,15 +127,15 @@ class VectorTask:
             return array
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
-    def _on_host(self, found: Any) -> Any:
+    def _on_host(self, value: Any) -> Any:
         """Arrays in place of the tensors that an engine returns."""
         if self._device is None:
-            return found
-        if isinstance(found, tuple):
-            return tuple(self._on_host(part) for part in found)
-        if isinstance(found, dict):
-            return {name: self._on_host(part) for name, part in found.items()}
-        return np.asarray(found.cpu() if hasattr(found, "cpu") else found)
+            return value
+        if isinstance(value, tuple):
+            return tuple(self._on_host(part) for part in value)
+        if isinstance(value, dict):
+            return {name: self._on_host(part) for name, part in value.items()}
+        return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
 
     def native(self, actions: np.ndarray) -> Any:
         """Converts the actions of ``step`` to those of the engine's own ``step``."""
@@ -147,7 +147,7 @@ class VectorTask:
 
     def _rows(self, obs: Any, infos: dict[str, Any], without: np.ndarray | None = None) -> np.ndarray:
         """Observations [N, O], checked and with their masks; where ``without`` [N] is true, all actions are allowed."""
-        return self._with_masks(self._checked(obs), infos, range(self.num_envs), without)
+        return self._with_masks(self._checked(obs, self.num_envs), infos, range(self.num_envs), without)
 
     def _with_masks(
         self, array: np.ndarray, infos: dict[str, Any], indices: Iterable[int], without: np.ndarray | None
@@ -163,15 +163,15 @@ class VectorTask:
     def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
         """The mask of one environment; Gymnasium's ``_action_mask`` marks those that gave one."""
         masks, given = infos.get(MASK), infos.get(f"_{MASK}")
-        own = {} if masks is None or (given is not None and not given[index]) else {MASK: _mask_at(masks, index)}
+        info = {} if masks is None or (given is not None and not given[index]) else {MASK: _mask_at(masks, index)}
         try:
-            return mask_of(own, choice, terminated=without, parts=self.spec.action_parts)
+            return mask_of(info, choice, terminated=without, parts=self.spec.action_parts)
         except LeafError as error:
             raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
 
-    def _checked(self, obs: Any, rows: int | None = None) -> np.ndarray:
-        """A new float32 array [N, O] without masks, finite; the parts of a nested observation are sorted by key."""
-        count, obs_dim = self.num_envs if rows is None else rows, self.spec.obs_dim - self.spec.mask_dim
+    def _checked(self, obs: Any, count: int) -> np.ndarray:
+        """A new float32 array [count, O] without masks, finite; the parts of a nested observation are sorted by key."""
+        obs_dim = self.spec.obs_dim - self.spec.mask_dim
         with np.errstate(over="ignore", invalid="ignore"):
             array = _joined(obs, count) if isinstance(obs, dict) else np.array(obs, np.float32)
         if array.shape[:1] != (count,) or array.size != count * obs_dim:
@@ -224,17 +224,12 @@ def _of_one(obs: Any) -> Any:
     return {key: _of_one(part) for key, part in obs.items()} if isinstance(obs, dict) else obs[None]
 
 
-def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -> VectorTask:
+def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     """The vector environment of an id with an engine's prefix; the engine derives the seeds of its environments.
 
     Raises:
         EnvironmentError_: the engine is not installed, or does not know the id.
     """
-    return VectorTask(make_vector(spec.env_id, num_envs, seed, args), spec)
-
-
-def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
-    """The engine's own vector environment; errors as ``open_vector``."""
     prefix, _, name = env_id.partition(":")
     with constructing(env_id):
         return FAMILIES[prefix].make(name, num_envs, seed, args)
@@ -244,7 +239,7 @@ def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> g
     """One environment of an engine with the plain Gymnasium interface, for evaluation and probes.
 
     Raises:
-        EnvironmentError_: as ``open_vector``; or a picture is wanted, which engines do not draw.
+        EnvironmentError_: as ``make_vector``; or a picture is wanted, which engines do not draw.
     """
     if render_mode is not None:
         name = env_id.partition(":")[2]
