@@ -31,14 +31,14 @@ def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ..
             raise EnvironmentError_(f"{what}: {_name(path)} is an empty {type(leaf).__name__}")
     if leaves == [((), space)]:
         return _flat(what, space), ()
-    found = [(path, leaf, _flat(f"{what}: {_name(path)} {space_text(leaf)}", leaf)) for path, leaf in leaves]
-    found.sort(key=lambda part: isinstance(part[2], Choices))  # boxes first; the sort is stable
+    specs = [(path, leaf, _flat(f"{what}: {_name(path)} {space_text(leaf)}", leaf)) for path, leaf in leaves]
+    specs.sort(key=lambda part: isinstance(part[2], Choices))  # boxes first; the sort is stable
     parts, begin = [], 0
-    for path, leaf, flat in found:
+    for path, leaf, flat in specs:
         start = flat.start if isinstance(flat, Choices) else None
         parts.append(ActionPart(path=path, begin=begin, shape=tuple(leaf.shape), dtype=str(leaf.dtype), start=start))
         begin += flat.dim
-    box, choice = _joined([flat for _, _, flat in found])
+    box, choice = _joined([flat for _, _, flat in specs])
     if choice is not None and choice.options > _MAX_OPTIONS:
         raise EnvironmentError_(f"{what} has {choice.options} actions in all; supported are 2 to {_MAX_OPTIONS}")
     return Mixed(box, choice) if box and choice else box or choice, tuple(parts)  # type: ignore[return-value]
@@ -50,9 +50,9 @@ def _flat(what: str, space: Any) -> Box | Choices:
 
     choice = _choices(space)
     if choice is not None:
-        most = max(choice.nvec, default=0)
-        if most < 2 or choice.options > _MAX_OPTIONS:
-            count = most if most < 2 else choice.options
+        largest = max(choice.nvec, default=0)
+        count = largest if largest < 2 else choice.options
+        if not 2 <= count <= _MAX_OPTIONS:
             raise EnvironmentError_(f"{what} has {count} actions; supported are 2 to {_MAX_OPTIONS}")
         return choice
     if not isinstance(space, spaces.Box):
@@ -94,11 +94,9 @@ def choices_of(space: Any) -> Choices | None:
 
 def _joined(parts: list[Any]) -> tuple[Box | None, Choices | None]:
     """All boxes as one, and all choices as one; None if there are none."""
-    boxes, choices = ([part for part in parts if isinstance(part, kind)] for kind in (Box, Choices))
     low, high, nvec, start = (
-        sum((getattr(part, name) for part in own), ())
-        for own, names in ((boxes, ("low", "high")), (choices, ("nvec", "start")))
-        for name in names
+        sum((getattr(part, name) for part in parts if isinstance(part, kind)), ())
+        for kind, name in ((Box, "low"), (Box, "high"), (Choices, "nvec"), (Choices, "start"))
     )
     return Box(low, high, (len(low),)) if low else None, Choices(nvec, start, (len(nvec),)) if nvec else None
 

@@ -80,15 +80,15 @@ class GoalRewards:
         Raises:
             BadTransition: a reward is no finite number.
         """
-        found = self._reward(self._native(achieved), self._native(desired), infos)
+        results = self._reward(self._native(achieved), self._native(desired), infos)
         try:
-            numbers = found.astype(np.float64)
+            rewards = results.astype(np.float64)
         except (TypeError, ValueError):
-            raise BadTransition("compute_reward", str(found.reshape(-1)[:1])[:60], self._env_id) from None
-        bad = ~(np.abs(numbers) <= FLOAT32_MAX)  # NaN, too
+            raise BadTransition("compute_reward", str(results.reshape(-1)[:1])[:60], self._env_id) from None
+        bad = ~(np.abs(rewards) <= FLOAT32_MAX)  # NaN, too
         if bad.any():
-            raise BadTransition("compute_reward", str(numbers[bad][0]), self._env_id)
-        return numbers
+            raise BadTransition("compute_reward", str(rewards[bad][0]), self._env_id)
+        return rewards
 
     def terminated(self, achieved: np.ndarray, desired: np.ndarray, infos: Sequence[Any]) -> np.ndarray | None:
         """``compute_terminated`` of the same pairs, bool [n]; None if the environment's ends do not depend on goals."""
@@ -122,16 +122,16 @@ class _Batched:
         """True if a batch gives one result per row, and the first results equal those of single calls."""
         try:
             self._takes_batches = True
-            found = self(*batch)
+            results = self(*batch)
         except Exception:  # a function of single goals may raise any error
             return False
-        if found.shape != (len(batch[0]),):
+        if results.shape != (len(batch[0]),):
             return False
         try:
             single = self._one_by_one(*(part[:_PROVED_ROWS] for part in batch))
         except Exception:  # it takes nothing but batches
             return True
-        return np.array_equal(found[:_PROVED_ROWS], single)
+        return np.array_equal(results[:_PROVED_ROWS], single)
 
     def _one_by_one(self, *batch: Any) -> np.ndarray:
         return np.array([self._function(*row) for row in zip(*batch, strict=True)])

@@ -56,7 +56,7 @@ class AreaResize:
 
 
 def _area_weights(old: int, new: int) -> np.ndarray:
-    """[old, new]: share of each old pixel in the mean of each new one."""
+    """[old, new]: weight of each old pixel in the mean of each new one."""
     scale = old / new
     edge = np.arange(new) * scale
     pixel = np.arange(old)[:, None]
@@ -80,11 +80,7 @@ class _Shrunk:
         self._resize = AreaResize(height, width, options.size)
 
     def __call__(self, observation: Any, out: np.ndarray) -> None:
-        """Writes the image to ``out`` [C, H, W] uint8.
-
-        Raises:
-            BadTransition: no picture of the shape of the space, or a value that is not finite.
-        """
+        """Writes the image to ``out`` [C, H, W] uint8; a BadTransition if the observation has no such picture."""
         planes = self._picture(observation).transpose(self._source.order)
         if self._to_grey:
             planes = np.moveaxis(planes, -3, -1) @ _GREY
@@ -129,14 +125,13 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         shrunk = [_Shrunk(source, options, self._env_id) for source in sources]
         leaves = without(leaves_of(env.observation_space, "observation space"), {source.path for source in sources})
         self._flatten = Flattener(leaves)
-        named = [f"{path_text(source.path)} (image, {source.shape})" for source in sources]
-        self.obs_layout = (*named, *(leaf.text() for leaf in leaves)) if leaves or len(sources) > 1 else ()
+        images = [f"{path_text(source.path)} (image, {source.shape})" for source in sources]
+        self.obs_layout = (*images, *(leaf.text() for leaf in leaves)) if leaves or len(sources) > 1 else ()
         """Parts of an observation; empty where it is a single image."""
-        size = options.size
         self.frame_spec = FrameSpec(
             channels=shrunk[0].channels,
-            height=size,
-            width=size,
+            height=options.size,
+            width=options.size,
             stack=options.stack,
             sign_rewards=False,
             options=asdict(options),
@@ -162,18 +157,18 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         for shrunk, part, shape in self._slots:
             shrunk(observation, out[part].reshape(shape))
         if self._flatten.obs_dim:
-            out[-4 * self._flatten.obs_dim :] = self._numbers(observation).view(np.uint8)
+            out[-4 * self._flatten.obs_dim :] = self._vector(observation).view(np.uint8)
         return out.reshape(self._shape)
 
-    def _numbers(self, observation: Any) -> np.ndarray:
+    def _vector(self, observation: Any) -> np.ndarray:
         try:
-            numbers = self._flatten(observation)
+            values = self._flatten(observation)
         except LeafError as error:
             raise BadTransition(error.name, error.found, self._env_id) from None
-        if not np.isfinite(numbers).all():
-            index = int(np.flatnonzero(~np.isfinite(numbers))[0])
-            raise BadTransition(f"number {index} of the observation", str(numbers[index]), self._env_id)
-        return numbers
+        if not np.isfinite(values).all():
+            index = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise BadTransition(f"number {index} of the observation", str(values[index]), self._env_id)
+        return values
 
 
 # --- Atari ---
@@ -213,34 +208,30 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         game: Any = env.unwrapped
         self._options, self._ale = options, game.ale
         self.max_steps = -(-options.max_episode_frames // options.frame_skip)
-        height, width = self._ale.getScreenDims()
-        size = options.size
+        ale, size = self._ale, options.size
+        height, width = ale.getScreenDims()
         self._resize = AreaResize(height, width, size)
         self.frame_spec = FrameSpec(
             channels=1, height=size, width=size, stack=options.stack, sign_rewards=options.clip_rewards,
             options=asdict(options),
         )  # fmt: skip
         self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
-        ale = self._ale
         self._actions = list(ale.getLegalActionSet() if options.full_actions else ale.getMinimalActionSet())
         self._fire = game.get_action_meanings().index(_FIRE) if _FIRE in game.get_action_meanings() else None
         self._screen, self._before, self._first = (np.zeros((height, width), np.uint8) for _ in range(3))
         self._rng = np.random.default_rng()
         self._snapshot: Any = None
-        self._last_action = self._actions[0]
-        self._lives = 0
-        self._game_over = True
-        self._is_new = True
+        self._last_action, self._lives = self._actions[0], 0
+        self._game_over = self._is_new = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
         """A new game, or the next life of this one where a lost life ended the episode."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
+        idle = 1
         if self._game_over or seed is not None:
             self._begin()
             idle = int(self._rng.integers(self._options.noop_max + 1)) if self._options.noop_max else 0
-        else:
-            idle = 1
         self._idle(idle)
         if self._options.fire_reset and self._fire is not None:
             self._act(self._actions[self._fire])

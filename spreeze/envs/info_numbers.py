@@ -67,11 +67,9 @@ class InfoNumbers:
         """Returns and clears the sums: ``steps``, ``episodes`` and (name -> reason) ``ignored``; None if empty."""
         self._sum_rows()
         self.left = STEPS
-        found: dict[str, Any] = {"steps": self._steps, "episodes": self._episodes, "ignored": self._ignored}
-        if not any(found.values()):
-            return None
+        sums: dict[str, Any] = {"steps": self._steps, "episodes": self._episodes, "ignored": self._ignored}
         self._steps, self._episodes, self._ignored = {}, {}, {}
-        return found
+        return sums if any(sums.values()) else None
 
     def _learn(self, info: Mapping[str, Any]) -> None:
         """Counts the numbers of a step with a new structure, and prepares to read more of that structure."""
@@ -165,10 +163,10 @@ def _reader(paths: list[tuple[Any, ...]]) -> Callable[[Mapping[str, Any]], Seque
     parts = [(key, _values(inner)) for key, inner in nested.items()]
 
     def read(info: Mapping[str, Any]) -> list[Any]:
-        found = list(plain(info))
-        for key, values in parts:
-            found += values(info[key])
-        return found
+        values = list(plain(info))
+        for key, inner in parts:
+            values += inner(info[key])
+        return values
 
     return read
 
@@ -176,4 +174,4 @@ def _reader(paths: list[tuple[Any, ...]]) -> Callable[[Mapping[str, Any]], Seque
 def _values(keys: list[Any]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     if len(keys) > 1:
         return itemgetter(*keys)
-    return (lambda found: (found[keys[0]],)) if keys else (lambda found: ())
+    return (lambda info: (info[keys[0]],)) if keys else (lambda info: ())

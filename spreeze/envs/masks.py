@@ -105,11 +105,9 @@ def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     """A line about the masks of an environment; None if it has none."""
     if spec.action_mask:
         return f"{source_of(env)}: invalid actions are masked"
-    why = (
-        "because actions are not discrete"
-        if spec.choices is None
-        else f"because it does not have one flag for each of {spec.choices.options} actions"
-    )
+    why = "because actions are not discrete"
+    if spec.choices is not None:
+        why = f"because it does not have one flag for each of {spec.choices.options} actions"
     if MASK in (getattr(env.observation_space, "spaces", None) or ()):
         return f"{IN_OBSERVATION} is not used as a mask but as part of the observation, {why}"
     return f"{BY_METHOD} is not used {why}" if env.has_wrapper_attr(_METHOD) else None
@@ -131,12 +129,12 @@ def sample_allowed(env: Any, spec: EnvSpec) -> None:
         return call
 
     env.reset, env.step, env.action_space = recording(env.reset), recording(env.step), copy.deepcopy(env.action_space)
-    space, own = env.action_space, env.action_space.sample
+    space, plain_sample = env.action_space, env.action_space.sample
 
     def sample() -> Any:
         mask = latest[_DRAWN] = latest.get(MASK)
         if mask is None or isinstance(space, gymnasium.spaces.Discrete):
-            return own(None if mask is None else np.asarray(mask, np.int8))
+            return plain_sample(None if mask is None else np.asarray(mask, np.int8))
         action = form(scaled(uniform_actions(spec, 1, space.np_random, np.asarray(mask, np.float32)[None]))[0])
         return action if spec.action_parts else action.astype(space.dtype)
 

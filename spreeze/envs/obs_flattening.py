@@ -78,11 +78,11 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
     """
     from gymnasium import spaces
 
-    found: list[Leaf] = []
+    leaves: list[Leaf] = []
     for path, part in _parts(space):
         if path and _is_text(part):
             continue
-        start, name = found[-1].stop if found else 0, path_text(path)
+        start, name = leaves[-1].stop if leaves else 0, path_text(path)
         if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
             raise EnvironmentError_(
                 f"{what}: '{name}' is a {type(part).__name__}, which has no fixed length; wrap the environment so "
@@ -91,8 +91,8 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
         size = spaces.flatdim(part)
         if size > MAX_ONE_HOT and not isinstance(part, spaces.Box | spaces.MultiBinary):
             raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
-        found.append(Leaf(path, start, start + size, part))
-    return tuple(found)
+        leaves.append(Leaf(path, start, start + size, part))
+    return tuple(leaves)
 
 
 def text_left_out(space: Any) -> str | None:
@@ -151,9 +151,9 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[Action
         raise LeafError(name, f"shape {mask.shape}; expected one flag for each of {choice.options} actions")
     if not ((mask == 0.0) | (mask == 1.0)).all():
         raise LeafError(name, f"{str(given)[:60]}; expected True or 1 for an allowed action, else False or 0")
-    for number, part in enumerate(choice.slices):
+    for index, part in enumerate(choice.slices):
         if not mask[part].any():
-            where = "" if choice.dim == 1 else f" for choice {number}"
+            where = "" if choice.dim == 1 else f" for choice {index}"
             raise LeafError(name, f"all False{where}, but the episode continues: allow an action, or terminate")
     return mask
 
@@ -171,8 +171,8 @@ def joined_mask(mask: Any, choice: Choices | None, parts: tuple[ActionPart, ...]
 
 def options_of(choice: Choices, parts: tuple[ActionPart, ...]) -> list[tuple[ActionPart, tuple[int, ...]]]:
     """The parts with choices, and their numbers of options."""
-    own = [part for part in parts if part.start is not None]
-    return [(part, choice.nvec[part.begin - own[0].begin :][: math.prod(part.shape)]) for part in own]
+    choosing = [part for part in parts if part.start is not None]
+    return [(part, choice.nvec[part.begin - choosing[0].begin :][: math.prod(part.shape)]) for part in choosing]
 
 
 def flags_of(mask: Any, path: Any, options: Any) -> Any:
@@ -221,10 +221,8 @@ def _writer(leaf: Leaf) -> Writer:
 
     if isinstance(leaf.space, spaces.Discrete):
         return _one_hot(leaf)
-    return _one_hots(leaf) if isinstance(leaf.space, spaces.MultiDiscrete) else _values(leaf)
-
-
-def _values(leaf: Leaf) -> Writer:
+    if isinstance(leaf.space, spaces.MultiDiscrete):
+        return _one_hots(leaf)
     shape, name, columns = tuple(leaf.space.shape), leaf.name, slice(leaf.start, leaf.stop)
 
     def write(value: Any, out: np.ndarray) -> None:
@@ -259,10 +257,10 @@ def _one_hots(leaf: Leaf) -> Writer:
     parts = [tuple(part) for part in np.stack([firsts, firsts + nvec - 1, begins], axis=1).tolist()]
 
     def write(value: Any, out: np.ndarray) -> None:
-        given = np.ravel(value).tolist()
-        if len(given) != len(parts):
+        indices = np.ravel(value).tolist()
+        if len(indices) != len(parts):
             raise LeafError(name, f"{str(value)[:60]}; the space has {len(parts)} components")
-        for item, (first, last, begin) in zip(given, parts, strict=True):
+        for item, (first, last, begin) in zip(indices, parts, strict=True):
             if not first <= item <= last:
                 raise LeafError(name, f"{str(value)[:60]}; expected {first} to {last} for a component")
             out[begin + int(item)] = 1.0

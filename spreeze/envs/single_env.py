@@ -47,7 +47,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         self._task = self._task_of(env)
 
     def _task_of(self, env: Any) -> VectorTask:
-        plain = EnvSpec(
+        spec = EnvSpec(
             env_id=self._env_id,
             import_module=None,
             obs_dim=self._obs_dim,
@@ -57,7 +57,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
             reward_threshold=None,
             action_mask=self._masked,
         )
-        return VectorTask(env, dataclasses.replace(plain, obs_dim=self._obs_dim + plain.mask_dim))
+        return VectorTask(env, dataclasses.replace(spec, obs_dim=self._obs_dim + spec.mask_dim))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -48,8 +48,8 @@ class DeviceTask:
             BadTransition: an observation is not finite.
             EnvironmentError_: the tensors are on another device.
         """
-        found, _ = self.env.reset(seed=seed)
-        obs, self._ended = self._rows(found), ~self._all
+        first, _ = self.env.reset(seed=seed)
+        obs, self._ended = self._rows(first), ~self._all
         if not bool(torch.isfinite(obs).all()):
             raise BadTransition("observation", "NaN or infinity at a reset", self._spec.env_id)
         return obs
@@ -63,13 +63,11 @@ class DeviceTask:
     def step(self, actions: Tensor) -> DeviceStep:
         """Steps all with ``actions`` [N, A] in [-1, 1], which are scaled to the bounds of the action space."""
         native = self._low + (actions.clamp(-1.0, 1.0) + 1.0) * (0.5 * (self._high - self._low))
-        found, reward, terminated, truncated, infos = self.env.step(native.reshape(self.num_envs, *self._shape))
-        reward = self._each("reward", reward, torch.float32)
-        terminated, truncated = (
-            self._each(name, values, torch.bool)
-            for name, values in (("terminated", terminated), ("truncated", truncated))
-        )
-        obs, valid, ended = self._rows(found), self._all, terminated | truncated
+        raw, reward, terminated, truncated, infos = self.env.step(native.reshape(self.num_envs, *self._shape))
+        reward = self._per_env("reward", reward, torch.float32)
+        terminated = self._per_env("terminated", terminated, torch.bool)
+        truncated = self._per_env("truncated", truncated, torch.bool)
+        obs, valid, ended = self._rows(raw), self._all, terminated | truncated
         next_obs = obs
         if self.mode == "NextStep":
             valid = ~self._ended
@@ -85,7 +83,7 @@ class DeviceTask:
             obs = self.restart(ended, obs)
         return DeviceStep(valid, next_obs, reward, terminated, truncated, obs)
 
-    def _each(self, field: str, values: Any, dtype: torch.dtype) -> Tensor:
+    def _per_env(self, field: str, values: Any, dtype: torch.dtype) -> Tensor:
         tensor = self._tensor(values)
         if tensor.numel() != self.num_envs:
             found = f"shape {tuple(tensor.shape)} for {self.num_envs} environments"

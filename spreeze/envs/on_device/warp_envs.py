@@ -75,22 +75,23 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         warp: Any = importlib.import_module("warp")
         mujoco: Any = importlib.import_module("mujoco")
         made = make_env(name, args=tuple(f"{key}={json.dumps(value)}" for key, value in args.items()))
-        own: Any = made.unwrapped
-        self._own, self._kind, self._limit = own, _KINDS[type(own).__name__], int(made.spec.max_episode_steps or 2**31)  # type: ignore[union-attr]
+        task: Any = made.unwrapped
+        self._task, self._kind = task, _KINDS[type(task).__name__]
+        self._limit = int(made.spec.max_episode_steps or 2**31)  # type: ignore[union-attr]
         self.num_envs, self.spec = num_envs, made.spec
-        self.single_observation_space, self.single_action_space = own.observation_space, own.action_space
+        self.single_observation_space, self.single_action_space = task.observation_space, task.action_space
         self.observation_space, self.action_space = (
-            gymnasium.vector.utils.batch_space(space, num_envs) for space in (own.observation_space, own.action_space)
+            gymnasium.vector.utils.batch_space(space, num_envs) for space in (task.observation_space, task.action_space)
         )
         warp.config.log_level = warp.LOG_WARNING
         self._warp, self._physics = warp, mujoco_warp
         self._warp_device = warp.get_device(device) if device else warp.get_preferred_device()
         self.device = torch.device(warp.device_to_torch(self._warp_device))
-        if own.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # a humanoid's, which MuJoCo Warp does not have
-            own.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+        if task.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # a humanoid's, which MuJoCo Warp does not have
+            task.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         with warp.ScopedDevice(self._warp_device):
-            self._model = mujoco_warp.put_model(own.model)
-            self._data = mujoco_warp.make_data(own.model, nworld=num_envs, nconmax=nconmax, njmax=njmax)
+            self._model = mujoco_warp.put_model(task.model)
+            self._data = mujoco_warp.make_data(task.model, nworld=num_envs, nconmax=nconmax, njmax=njmax)
         names = (
             "qpos",
             "qvel",
@@ -103,9 +104,9 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
             "qfrc_actuator",
             "cfrc_ext",
         )
-        self._state: dict[str, Tensor] = {found: warp.to_torch(getattr(self._data, found)) for found in names}
-        mass = torch.from_numpy(np.asarray(own.model.body_mass, np.float32)).to(self.device)
-        self._share_of_mass = mass / mass.sum()
+        self._state: dict[str, Tensor] = {key: warp.to_torch(getattr(self._data, key)) for key in names}
+        mass = torch.from_numpy(np.asarray(task.model.body_mass, np.float32)).to(self.device)
+        self._mass_fraction = mass / mass.sum()
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._graph: Any = None
@@ -126,18 +127,18 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         return self._obs, {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        own, state, before = self._own, self._state, self._x
+        task, state, before = self._task, self._state, self._x
         state["ctrl"].copy_(actions)
         self._advance()
         self._x = self._position()
-        reward = own._forward_reward_weight * (self._x - before) / own.dt
-        reward = reward - own._ctrl_cost_weight * actions.square().sum(1)
+        reward = task._forward_reward_weight * (self._x - before) / task.dt
+        reward = reward - task._ctrl_cost_weight * actions.square().sum(1)
         healthy = self._healthy()
-        reward = reward + getattr(own, "_healthy_reward", 0.0) * healthy
+        reward = reward + getattr(task, "_healthy_reward", 0.0) * healthy
         if self._kind.forces:
             reward = reward - self._contact_cost()
         self._steps += 1
-        terminated = ~healthy if getattr(own, "_terminate_when_unhealthy", False) else torch.zeros_like(healthy)
+        terminated = ~healthy if getattr(task, "_terminate_when_unhealthy", False) else torch.zeros_like(healthy)
         truncated = (self._steps >= self._limit) & ~terminated
         final = self._observe()
         self._obs = self._restarted(terminated | truncated, final)
@@ -145,13 +146,13 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
 
     def _make_starts(self) -> None:
         """Draws N initial states, and their observations."""
-        state, own = self._state, self._own
-        noise = own._reset_noise_scale
-        for name, first, gaussian in (("qpos", own.init_qpos, False), ("qvel", own.init_qvel, self._kind.gaussian)):
+        state, task = self._state, self._task
+        noise = task._reset_noise_scale
+        for name, first, gaussian in (("qpos", task.init_qpos, False), ("qvel", task.init_qvel, self._kind.gaussian)):
             draw = torch.randn if gaussian else torch.rand
-            found = draw(state[name].shape, generator=self._generator, device=self.device)
+            drawn = draw(state[name].shape, generator=self._generator, device=self.device)
             middle = torch.from_numpy(np.asarray(first, np.float32)).to(self.device)
-            state[name].copy_(middle + noise * (found if gaussian else 2.0 * found - 1.0))
+            state[name].copy_(middle + noise * (drawn if gaussian else 2.0 * drawn - 1.0))
         state["cfrc_ext"].zero_()
         self._run(lambda: self._physics.forward(self._model, self._data))
         self._x, self._obs = self._position(), self._observe()
@@ -169,50 +170,50 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
 
     def _position(self) -> Tensor:
         """Forward position [m] of each torso or, for a humanoid, of its centre of mass."""
-        if "Humanoid" in type(self._own).__name__:
-            return self._state["xipos"][:, :, 0] @ self._share_of_mass
-        found: Tensor = self._state["xpos"][:, 1, 0] if self._kind.forces else self._state["qpos"][:, 0]
-        return found.clone()
+        if "Humanoid" in type(self._task).__name__:
+            return self._state["xipos"][:, :, 0] @ self._mass_fraction
+        position: Tensor = self._state["xpos"][:, 1, 0] if self._kind.forces else self._state["qpos"][:, 0]
+        return position.clone()
 
     def _healthy(self) -> Tensor:
         """Bool [N]: True within the healthy ranges, if the task has some."""
-        qpos, qvel, own = self._state["qpos"], self._state["qvel"], self._own
-        found = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        qpos, qvel, task = self._state["qpos"], self._state["qvel"], self._task
+        healthy = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         ranges = ((qpos[:, self._kind.height], "_healthy_z_range"), (qpos[:, 2], "_healthy_angle_range"))
         for values, name in ranges:
-            low, high = getattr(own, name, (-np.inf, np.inf))
+            low, high = getattr(task, name, (-np.inf, np.inf))
             if np.isfinite([low, high]).any():
-                found = found & (values > low) & (values < high)
-        if (limits := getattr(own, "_healthy_state_range", None)) is not None:
+                healthy = healthy & (values > low) & (values < high)
+        if (limits := getattr(task, "_healthy_state_range", None)) is not None:
             state = torch.cat((qpos[:, 2:], qvel), 1)
-            found = found & ((state > limits[0]) & (state < limits[1])).all(1)
-        return found
+            healthy = healthy & ((state > limits[0]) & (state < limits[1])).all(1)
+        return healthy
 
     def _forces(self) -> Tensor:
         """Contact forces [N, bodies, 6], bounded where the task bounds them."""
-        limits = getattr(self._own, "_contact_force_range", None)
+        limits = getattr(self._task, "_contact_force_range", None)
         forces = self._state["cfrc_ext"]
         return forces if limits is None else forces.clamp(*limits)
 
     def _contact_cost(self) -> Tensor:
-        cost: Tensor = self._own._contact_cost_weight * self._forces().square().sum((1, 2))
-        return cost.clamp(*getattr(self._own, "_contact_cost_range", (-np.inf, np.inf)))
+        cost: Tensor = self._task._contact_cost_weight * self._forces().square().sum((1, 2))
+        return cost.clamp(*getattr(self._task, "_contact_cost_range", (-np.inf, np.inf)))
 
     def _observe(self) -> Tensor:
         """Observations [N, O], a new tensor."""
-        state, kind, own = self._state, self._kind, self._own
+        state, kind, task = self._state, self._kind, self._task
         qvel = state["qvel"] if kind.fastest is None else state["qvel"].clamp(-kind.fastest, kind.fastest)
-        hidden = kind.hidden if own._exclude_current_positions_from_observation else 0
+        hidden = kind.hidden if task._exclude_current_positions_from_observation else 0
         parts = [state["qpos"][:, hidden:], qvel]
         for name, first in (("cinert", 1), ("cvel", 1), ("qfrc_actuator", 6)):
-            if getattr(own, f"_include_{name}_in_observation", False):
+            if getattr(task, f"_include_{name}_in_observation", False):
                 parts.append(state[name][:, first:].flatten(1))
-        if getattr(own, "_include_cfrc_ext_in_observation", False):
+        if getattr(task, "_include_cfrc_ext_in_observation", False):
             parts.append(self._forces()[:, 1:].flatten(1))
         return torch.cat(parts, 1)
 
     def _simulate(self) -> None:
-        for _ in range(self._own.frame_skip):
+        for _ in range(self._task.frame_skip):
             self._physics.step(self._model, self._data)
         if self._kind.forces:
             self._physics.rne_postconstraint(self._model, self._data)
@@ -220,9 +221,9 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
     def _advance(self) -> None:
         """One env step of all; on a GPU as one graph, because MuJoCo Warp launches hundreds of kernels."""
         if self.device.type == "cuda" and self._graph is None:
-            own = self._warp.get_stream(self._warp_device)
+            stream = self._warp.get_stream(self._warp_device)
             torch.cuda.synchronize(self.device)
-            with self._warp.ScopedCapture(device=self._warp_device, stream=own) as captured:
+            with self._warp.ScopedCapture(device=self._warp_device, stream=stream) as captured:
                 self._simulate()
             self._graph = captured.graph
         self._run(self._simulate if self._graph is None else lambda: self._warp.capture_launch(self._graph))
@@ -234,10 +235,8 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
             if self.device.type != "cuda":
                 work()
                 return
-            own, torch_stream = (
-                warp.get_stream(self._warp_device),
-                warp.stream_from_torch(torch.cuda.current_stream(self.device)),
-            )
-            own.wait_stream(torch_stream)
+            stream = warp.get_stream(self._warp_device)
+            torch_stream = warp.stream_from_torch(torch.cuda.current_stream(self.device))
+            stream.wait_stream(torch_stream)
             work()
-            torch_stream.wait_stream(own)
+            torch_stream.wait_stream(stream)
