@@ -207,11 +207,7 @@ def print_result(args: argparse.Namespace, document: Any, text: str) -> int:
 
 
 def check_output(path: str | None) -> None:
-    """Checks before any work that an output file can be written.
-
-    Raises:
-        RunError: its folder does not exist, or the path is a folder.
-    """
+    """Raises a RunError, before any work, if an output file cannot be written (no such folder, or a folder itself)."""
     if path is None:
         return
     if not Path(path).resolve().parent.is_dir():
@@ -315,11 +311,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def user_values(args: argparse.Namespace) -> Values:
-    """The values that the user set on the command line, as a settings layer.
-
-    Raises:
-        ConfigError: a malformed --set or --samples-per-insert.
-    """
+    """The values set on the command line, as a layer; a ConfigError for a malformed --set or --samples-per-insert."""
     values: Values = {}
     for key, flag in FLAG_OF.items():
         value = getattr(args, flag)
@@ -340,11 +332,7 @@ def user_values(args: argparse.Namespace) -> Values:
 
 
 def parse_band(text: str) -> tuple[float, float]:
-    """Parses ``MIN:MAX``; either may be left out (0, no upper bound).
-
-    Raises:
-        ConfigError: not two numbers.
-    """
+    """Parses ``MIN:MAX``, either of which may be left out (0, no upper bound); a ConfigError for other texts."""
     try:
         low, high = text.split(":", 1)
         return float(low or 0.0), float(high or 1e9)

@@ -345,11 +345,7 @@ def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
 
 
 def recorded_spec(weights: Weights) -> EnvSpec:
-    """Environment that the weights' metadata describes; nothing of it is imported.
-
-    Raises:
-        EnvironmentError_: the file names no environment.
-    """
+    """The environment of the weights' metadata, without an import; an EnvironmentError_ or WeightsError without one."""
     fields: Any = weights.meta.get("env")
     if not isinstance(fields, dict):
         raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on")
@@ -360,11 +356,7 @@ def recorded_spec(weights: Weights) -> EnvSpec:
 
 
 def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
-    """The policy of a weights file, after a test on one observation.
-
-    Raises:
-        WeightsError: the metadata are not those of a policy, or not of one for this environment.
-    """
+    """The policy of a weights file, after a test on one observation; a WeightsError if it does not fit the task."""
     if spec.frames is None:
         obs = np.zeros((1, spec.obs_dim), np.float32)
         obs[:, spec.obs_dim - spec.mask_dim :] = 1.0

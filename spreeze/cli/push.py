@@ -38,22 +38,14 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def check_repository(name: str, flag: str) -> str:
-    """Returns the name if it is valid for a repository.
-
-    Raises:
-        ConfigError: it is not ``OWNER/NAME``.
-    """
+    """Returns the name of a repository; a ConfigError if it is not ``OWNER/NAME``."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{flag} {clean(name, 100)}: expected OWNER/NAME, as the hub has it")
     return name
 
 
 def read_policy(path: Path) -> tuple[Weights, EnvSpec]:
-    """The weights of a policy, and the task that it was trained on.
-
-    Raises:
-        WeightsError: it is damaged.
-    """
+    """The weights of a policy, and the task that it was trained on; a WeightsError if it is damaged."""
     weights = read_weights(path)
     spec = recorded_spec(weights)
     if "network" not in weights.meta:  # else it is defined in the run's module
@@ -62,11 +54,7 @@ def read_policy(path: Path) -> tuple[Weights, EnvSpec]:
 
 
 def library() -> Any:
-    """The package ``huggingface_hub``.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The package ``huggingface_hub``; a ConfigError if it is not installed."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError("this needs huggingface_hub: pip install 'spreeze[hub]'")
     return importlib.import_module("huggingface_hub")
@@ -74,11 +62,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def hub_errors(doing: str) -> Iterator[None]:
-    """Turns any exception of the hub's library into an error of one line.
-
-    Raises:
-        HubError: anything was raised.
-    """
+    """Turns any exception of the hub's library into a HubError of one line."""
     try:
         yield
     except Exception as error:

@@ -283,11 +283,7 @@ class RepeatedRun(NamedTuple):
 
 
 def repeated_runs(paths: Sequence[Path]) -> list[RepeatedRun]:
-    """Flags of ``spreeze.train`` that reproduce each run's configuration, whatever profile and defaults are now.
-
-    Raises:
-        ConfigError: a run has no readable ``config.toml``.
-    """
+    """Flags that reproduce each run's configuration; a ConfigError if one has no readable ``config.toml``."""
     curves, commands = [], []
     for path in paths:
         config = read_config(path)

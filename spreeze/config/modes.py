@@ -230,11 +230,7 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
 
 
 def declared_by(module: str, name: str) -> Iterable[Any]:
-    """Declarations of the ``--import`` module under a name; imports the module.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """Imports the module of ``--import``; returns its declarations of that name. A ConfigError if that fails."""
     try:
         return tuple(getattr(import_named(module), name, ()))
     except Exception as error:

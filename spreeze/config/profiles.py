@@ -82,11 +82,7 @@ def _popped_only(path: Path, values: Values) -> dict[str, Values]:
 
 
 def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
-    """The profile that ``--profile`` names; without the flag the task's profile, if any; with ``none`` no profile.
-
-    Raises:
-        ConfigError: as ``read_profile``.
-    """
+    """The profile of ``--profile``: the task's without the flag, none with ``none``; errors as ``read_profile``."""
     if name_or_path == NO_PROFILE:
         return None
     return read_profile(name_or_path, env_id) if name_or_path else task_profile(env_id)

@@ -146,11 +146,7 @@ _BRACKETS = {"[": "list", "{": "dictionary", "(": "tuple", '"': "string", "'": "
 
 
 def literal(text: str) -> Any:
-    """The value of a text in JSON or else in Python, where ``inf`` and ``nan`` are numbers, too.
-
-    Raises:
-        ValueError: it has none, such as a bare word.
-    """
+    """The value of a text in JSON or Python, also ``inf`` and ``nan``; a ValueError for others, such as a bare word."""
     raw = text.strip()
     try:
         return json.loads(raw)

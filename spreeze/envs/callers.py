@@ -229,11 +229,7 @@ def _check_registered(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:
 
 
 def _own_program(what: str) -> str:
-    """The module or path by which other processes import the calling program's own script.
-
-    Raises:
-        UsageError: it is a notebook or console, which has no file.
-    """
+    """The module or path of the calling program's script; a UsageError in a notebook or console, which has none."""
     main = sys.modules[_MAIN]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # python -m

@@ -75,11 +75,7 @@ class GoalRewards:
         self._terminated = _Batched(env.get_wrapper_attr(ends)) if env.has_wrapper_attr(ends) else None
 
     def rewards(self, achieved: np.ndarray, desired: np.ndarray, infos: Sequence[Any]) -> np.ndarray:
-        """``compute_reward`` of n pairs of flat goals [n, G], float64 [n].
-
-        Raises:
-            BadTransition: a reward is no finite number.
-        """
+        """``compute_reward`` of n pairs of flat goals [n, G], float64 [n]; a BadTransition if one is not finite."""
         results = self._reward(self._native(achieved), self._native(desired), infos)
         try:
             rewards = results.astype(np.float64)

@@ -148,11 +148,7 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
 
     def observation(self, observation: Any) -> np.ndarray:
-        """The frame of an observation, a new array.
-
-        Raises:
-            BadTransition: a part whose shape differs from the space, or a value that is not finite.
-        """
+        """The frame of an observation, a new array; a BadTransition if a part has another shape or is not finite."""
         out = np.empty(self._bytes, np.uint8)
         for shrunk, part, shape in self._slots:
             shrunk(observation, out[part].reshape(shape))

@@ -196,11 +196,7 @@ class Flattener:
         self._steps = [(leaf.name, leaf.path, _writer(leaf)) for leaf in leaves]
 
     def __call__(self, obs: Any) -> np.ndarray:
-        """A new float32 [O] vector.
-
-        Raises:
-            LeafError: a leaf is missing or does not fit its space.
-        """
+        """A new float32 [O] vector; a LeafError if a leaf is missing or does not fit its space."""
         out = np.zeros(self.obs_dim, np.float32)
         for name, path, write in self._steps:
             value = obs

@@ -104,11 +104,7 @@ def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def refuse_pictures(space: Any, what: str) -> None:
-    """Refuses an observation space, called ``what``, of a vector engine or team if it has pictures.
-
-    Raises:
-        EnvironmentError_: it has a picture; the message names it and a remedy.
-    """
+    """Raises an EnvironmentError_ if the observation space ``what`` of a vector engine or team has a picture."""
     for leaf in leaves_of(space, what):
         if is_picture(leaf.space):
             raise EnvironmentError_(

@@ -11,11 +11,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def element_of(value: Any) -> Any:
-    """The element of an array, tensor or list of one; any other value is returned unchanged.
-
-    Raises:
-        ValueError: there are several, or none.
-    """
+    """The element of an array, tensor or list of one (else a ValueError); any other value is returned unchanged."""
     if isinstance(value, list | tuple):
         value = np.asarray(value)
     item = getattr(value, "item", None)
@@ -33,11 +29,7 @@ def array_like(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float:
-    """A reward as a number, which may be infinite.
-
-    Raises:
-        ValueError: none, or several.
-    """
+    """A reward as a number, which may be infinite; a ValueError if it is none, or several."""
     try:
         return float(element_of(value))
     except OverflowError:
@@ -47,11 +39,7 @@ def number_of(value: Any) -> float:
 
 
 def flag_of(value: Any) -> bool:
-    """A flag: True, False, None, or a number.
-
-    Raises:
-        ValueError: none, or several.
-    """
+    """A flag: True, False, None, or a number; a ValueError if it is none of these, or several."""
     element = element_of(value)
     if element is None or isinstance(element, bool | int | float | np.bool_ | np.number):
         return bool(element)

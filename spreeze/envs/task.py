@@ -126,11 +126,7 @@ class Task:
         """Converts actions [N, A] of a policy to those of ``step``."""
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Starts an episode; returns the first observation, float32 [O] (or its frame).
-
-        Raises:
-            BadTransition: wrong shape, non-finite value, or a mask that is missing or wrong.
-        """
+        """Starts an episode; returns the observation, float32 [O], or frame. A BadTransition as for ``step``."""
         self.success = None
         result = self.env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
@@ -241,11 +237,7 @@ class Task:
         return array.reshape(-1)
 
     def render(self) -> np.ndarray:
-        """The current picture, uint8 [H, W, 3].
-
-        Raises:
-            BadTransition: the environment drew no picture.
-        """
+        """The current picture, uint8 [H, W, 3]; a BadTransition if the environment drew none."""
         try:
             return self._to_picture(self.env.render())
         except ValueError as error:

@@ -34,11 +34,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """A parallel environment with the interface of a single agent that acts for all."""
 
     def __init__(self, env_id: str, env: Any) -> None:
-        """Takes a parallel environment.
-
-        Raises:
-            EnvironmentError_: its agents have spaces that cannot be learned, or action masks.
-        """
+        """An EnvironmentError_ if the spaces of the agents cannot be learned, or if they have action masks."""
         self._env, self._agents = env, tuple(env.possible_agents)
         spaces = [env.observation_space(agent) for agent in self._agents]
         leaves = [

@@ -47,11 +47,7 @@ class VectorTask:
     """N environments of one vector environment, whatever its autoreset mode."""
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
-        """Takes a vector environment.
-
-        Raises:
-            EnvironmentError_: its metadata has no autoreset mode.
-        """
+        """An EnvironmentError_ if the environment's metadata has no autoreset mode."""
         self.env, self.spec, self.num_envs = env, spec, int(env.num_envs)
         self.mode = autoreset_mode(env, spec.env_id)
         space = getattr(env, "single_action_space", env.action_space)

@@ -85,11 +85,7 @@ def sweep_path(runs_dir: Path, name: str) -> Path:
 
 
 def read_sweep(runs_dir: Path, name: str) -> Sweep:
-    """Reads the file of a sweep.
-
-    Raises:
-        RunError: there is no such sweep, or its file is damaged.
-    """
+    """Reads the file of a sweep; a RunError if there is none, or it is damaged."""
     path = sweep_path(runs_dir, check_name(name))
     if not path.is_file():
         known = sorted(path.name.removesuffix(".sweep.json") for path in runs_dir.glob("*.sweep.json"))
@@ -103,11 +99,7 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
 
 
 def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """The cores dealt to ``count`` runs, equally many to each and none to two; what is left over stays idle.
-
-    Raises:
-        ConfigError: not a core for each.
-    """
+    """Deals the same number of cores to each of ``count`` runs; a ConfigError if there is not one for each."""
     if not 1 <= count <= len(cores):
         raise ConfigError(f"--side-by-side {count}: 1 to {len(cores)}, a core for each run")
     per_run = len(cores) // count

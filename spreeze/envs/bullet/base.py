@@ -183,11 +183,7 @@ def _disconnect(api: Any, client: int, pid: int) -> None:
 
 
 def same_body(members: Iterable[BulletJoint | BulletLink]) -> int:
-    """The body that all members belong to.
-
-    Raises:
-        ValueError: they belong to several; one batched call reaches one body.
-    """
+    """The body of all members; a ValueError if they belong to several, since one batched call reaches one."""
     bodies = {member.body for member in members}
     if len(bodies) != 1:
         raise ValueError(f"members of bodies {sorted(bodies)}: expected one body")
@@ -255,11 +251,7 @@ class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
 
 
 def clipped(action: np.ndarray) -> list[float]:
-    """Components of an action [A], each within [-1, 1].
-
-    Raises:
-        ValueError: not finite; Bullet would carry NaN into every later state.
-    """
+    """Components of an action [A], within [-1, 1]; a ValueError if not finite: Bullet would keep NaN in every state."""
     values: list[float] = action.tolist()
     if not math.isfinite(sum(values)) and not np.isfinite(action).all():
         raise ValueError(f"action {values}: every component must be finite")
