@@ -259,9 +259,8 @@ class Run:
             RunError: ``metrics.db`` is damaged.
         """
         with self._reader.connected() as reader:
-            known = reader.names()
-            found = reader.whole_series(name)
-        unit, meaning = found.unit, found.meaning
+            known, series = reader.names(), reader.whole_series(name)
+        unit, meaning = series.unit, series.meaning
         if name not in known:
             try:
                 row = TABLE.by_name(name)
@@ -269,7 +268,7 @@ class Run:
                 names = dict.fromkeys([*known, *(metric.name for metric in TABLE.metrics)])
                 raise ConfigError(f"no metric '{name}'{did_you_mean(name, names)} (run.metrics has all)") from None
             unit, meaning = row.unit, row.meaning
-        return History(name, unit, meaning, found.t, found.step.astype(np.int64), found.mean)
+        return History(name, unit, meaning, series.t, series.step.astype(np.int64), series.mean)
 
     @property
     def evaluations(self) -> Evaluations:
@@ -336,9 +335,8 @@ class TrainedPolicy:
         """Idle policies: no thread uses them, so their buffers may be overwritten."""
         self._unscale_action, self._form = ActionScaling(self.spec), self.spec.form()
         self._rng = np.random.default_rng(seed)
-        nested = (
-            self.spec.parts and not self.spec.team and self.spec.frames is None
-        )  # of teams and images, they are joined by the environment
+        # The parts of a team's observation, or of one with images, are joined by the environment.
+        nested = self.spec.parts and not self.spec.team and self.spec.frames is None
         self._leaves = self._leaves_of_env() if nested else ()
         self._flatten = Flattener(self._leaves)
 
@@ -422,38 +420,35 @@ class TrainedPolicy:
                 f"{self.spec.env_id} masks actions: pass action_mask=info['action_mask'] from reset() or step()"
             )
         try:
-            found = np.atleast_2d(np.asarray(joined_mask(mask, choice, self.spec.action_parts), np.float32))
+            masks = np.atleast_2d(np.asarray(joined_mask(mask, choice, self.spec.action_parts), np.float32))
         except (TypeError, ValueError):
             raise UsageError(f"action_mask {str(mask)[:60]}: expected an array of 0 and 1") from None
-        if found.shape != (count, self.spec.mask_dim):
+        if masks.shape != (count, self.spec.mask_dim):
             raise UsageError(
-                f"action_mask of shape {found.shape}: expected {(self.spec.mask_dim,)} for each of {count} observations"
+                f"action_mask of shape {masks.shape}: expected {(self.spec.mask_dim,)} for each of {count} observations"
             )
-        if not np.isin(found, (0.0, 1.0)).all() or not all(found[:, part].any(axis=1).all() for part in choice.slices):
-            each = "" if choice.dim == 1 else " of each choice"
-            raise UsageError(f"action_mask: expected 1 for each action that is allowed, at least one{each}, else 0")
-        return found
+        if not np.isin(masks, (0.0, 1.0)).all() or not all(masks[:, part].any(axis=1).all() for part in choice.slices):
+            of_which = "" if choice.dim == 1 else " of each choice"
+            raise UsageError(f"action_mask: expected 1 for each action that is allowed, at least one{of_which}, else 0")
+        return masks
 
     def _with_masks(self, rows: np.ndarray, masks: np.ndarray) -> np.ndarray:
         """Appends each observation's mask; with images to each of its frames."""
         if self.spec.frames is None:
             return np.concatenate([rows, masks], axis=1)
         frames = rows.reshape(*rows.shape[:2], -1)
-        each = np.repeat(masks.view(np.uint8)[:, None], frames.shape[1], axis=1)
-        return np.concatenate([frames, each], axis=2)
+        repeated = np.repeat(masks.view(np.uint8)[:, None], frames.shape[1], axis=1)
+        return np.concatenate([frames, repeated], axis=2)
 
     def _leaves_of_env(self) -> tuple[Leaf, ...]:
         """The parts of a nested observation: their ranges are known to the environment alone."""
-        env = self.make_env()
-        try:
+        with contextlib.closing(self.make_env()) as env:
             leaves = leaves_of(env.observation_space, "observation space")
-        finally:
-            env.close()
-        found, layout = tuple(leaf.text() for leaf in leaves), self.spec.parts
-        if found != layout:
+        layout = tuple(leaf.text() for leaf in leaves)
+        if layout != self.spec.parts:
             raise EnvironmentError_(
-                f"{self.path}: trained on an observation laid out as {'; '.join(layout)}, but "
-                f"{self.spec.env_id} has {'; '.join(found)}"
+                f"{self.path}: trained on an observation laid out as {'; '.join(self.spec.parts)}, but "
+                f"{self.spec.env_id} has {'; '.join(layout)}"
             )
         return leaves
 
@@ -468,7 +463,7 @@ class TrainedPolicy:
                 raise UsageError(f"observation: {error}") from None
         else:
             size = spec.obs_dim - spec.mask_dim
-            shape = _shape(spec.obs_shape, size)
+            shape = (size,) if spec.obs_shape is None else spec.obs_shape  # a team's observation has none
             if frames is not None:  # the masks follow
                 shape = (frames.stack, *dataclasses.replace(frames, vector_dim=spec.vector_dim - spec.mask_dim).shape)
             rows, single = self._array(obs, shape)
@@ -539,10 +534,6 @@ def _part(obs: Any, index: int) -> Any:
     return obs[index]
 
 
-def _shape(shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
-    return (size,) if shape is None else shape  # a team's observation has none
-
-
 def _run_argument(run: Run | str | os.PathLike[str]) -> str:
     """Argument of ``find_run``: a text is a name or a path, a path object always a path."""
     if isinstance(run, Run):
@@ -577,7 +568,6 @@ def _callback_flag(callback: Any) -> str:
 
 
 def _flags(**values: Any) -> list[str]:
-    """The flags of the values that are set."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
@@ -590,7 +580,6 @@ def _common_flags(import_module: str | None, auto: bool, settings: Mapping[str, 
 
 
 def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Run:
-    """Runs ``python -m spreeze.train`` to its end."""
     # Ctrl-C reaches the foreground process group of a terminal and Python's main thread. If the main thread waits for
     # the run, it forwards Ctrl-C, so the run has its own group: a second Ctrl-C would mean hurry. Other threads get no
     # KeyboardInterrupt to forward.
@@ -647,7 +636,6 @@ def _follow(process: subprocess.Popen[str], lines: deque[str], output: TextIO | 
 
 
 def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> SpreezeError:
-    """The error of a training that ended without a result."""
     text = document.get("error")
     if text is None:
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"

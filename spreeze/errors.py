@@ -71,10 +71,10 @@ def first_true(reasons: Mapping[str, object]) -> str | None:
     return next((text for text, value in reasons.items() if value), None)
 
 
-def refuse_newer(found: object, newest: int, file: object, error: type[SpreezeError]) -> None:
+def refuse_newer(version: object, newest: int, file: object, error: type[SpreezeError]) -> None:
     """Raises ``error`` for a file whose format number is above ``newest``; a file without one has format 1."""
-    if found is not None and (not isinstance(found, int) or found > newest):
-        number = found if isinstance(found, int) else f"of type {type(found).__name__}"
+    if version is not None and (not isinstance(version, int) or version > newest):
+        number = version if isinstance(version, int) else f"of type {type(version).__name__}"
         raise error(f"{file} has format {number}; this version of Spreeze reads {newest} at most: update Spreeze")
 
 
@@ -103,9 +103,9 @@ def described(error: BaseException, limit: int = 300) -> str:
         text = " ".join(str(error).split())
     except Exception as failure:
         text = f"its message cannot be formatted: {type(failure).__name__}"
-    found = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     location = error_place(error, with_line=len(text.split()) < 2)
-    return found[:limit] + (f" ({location})" if location else "")
+    return line[:limit] + (f" ({location})" if location else "")
 
 
 def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
@@ -115,16 +115,15 @@ def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
     the innermost frame of an installed package other than Gymnasium.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if is_users(frame.filename)]
-    packages = tuple(f"{folder}/gymnasium/" for folder in _PACKAGES)
-    others = [
-        frame for frame in frames if frame.filename.startswith(_PACKAGES) and not frame.filename.startswith(packages)
-    ]
-    found = next(iter([*reversed(own), *reversed(others)]), None)
-    if found is None:
+    users = [frame for frame in frames if is_users(frame.filename)]
+    gymnasium = tuple(f"{folder}/gymnasium/" for folder in _PACKAGES)
+    installed = [frame for frame in frames if frame.filename.startswith(_PACKAGES)]
+    candidates = [*(frame for frame in installed if not frame.filename.startswith(gymnasium)), *users]
+    if not candidates:
         return None
-    location = f"{importable_path(found.filename)}:{found.lineno}"
-    line = linecache.getline(found.filename, found.lineno or 0).strip()
+    frame = candidates[-1]
+    location = f"{importable_path(frame.filename)}:{frame.lineno}"
+    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
     return f"{location}: {line[:_LONGEST_LINE]}" if with_line and line else location
 
 

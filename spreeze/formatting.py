@@ -18,8 +18,7 @@ _CONTROL_BUT_LINES = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_UNSEEN}]")
 
 def clean(text: object, limit: int = 500) -> str:
     """One line of printable text: control, escape and direction characters become spaces."""
-    raw = str(text)[: 4 * limit]
-    line = _CONTROL.sub(" ", raw).strip()
+    line = _CONTROL.sub(" ", str(text)[: 4 * limit]).strip()
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
@@ -63,7 +62,7 @@ def _decimals(value: float) -> int:
 
 
 def percent(value: float | None) -> str:
-    """A share between 0 and 1 as a percentage."""
+    """A fraction as a percentage."""
     return DASH if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
 
 

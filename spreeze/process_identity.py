@@ -20,12 +20,12 @@ def process_identity(pid: int) -> dict[str, Any]:
     """
     import psutil  # not needed by every importer of this module
 
-    found: dict[str, Any] = {"pid": pid, "create_time": None}
+    record: dict[str, Any] = {"pid": pid, "create_time": None}
     with contextlib.suppress(psutil.Error):
-        found["create_time"] = psutil.Process(pid).create_time()
+        record["create_time"] = psutil.Process(pid).create_time()
     with contextlib.suppress(OSError, ValueError, IndexError):
-        found |= {"start_ticks": int(_stat_fields(pid)[_START_FIELD]), "boot_id": _boot_id()}
-    return found
+        record |= {"start_ticks": int(_stat_fields(pid)[_START_FIELD]), "boot_id": _boot_id()}
+    return record
 
 
 def same_process(record: Mapping[str, Any]) -> bool:

@@ -306,7 +306,6 @@ def _add(parser: Parser, flag: str, key: str) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Splits a list of names; the setting checks each of them."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

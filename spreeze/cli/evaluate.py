@@ -241,7 +241,7 @@ def _recorder(path: str | None) -> Any:
 def _document(
     weights: Weights, env_id: str, episodes: Sequence[Episode], lost: Sequence[str], args: argparse.Namespace
 ) -> dict[str, Any]:
-    found = score(episodes)
+    scores = score(episodes)
     returns = [episode.episode_return for episode in episodes]
     low, high = bootstrap_interval(returns) if len(returns) >= MIN_RUNS else (None, None)
     return {
@@ -252,17 +252,17 @@ def _document(
         "version": weights.version,
         "env_steps": weights.meta.get("env_steps"),
         "updates": weights.meta.get("updates"),
-        "episodes": found.episodes,
+        "episodes": scores.episodes,
         "episodes_asked": args.episodes,
         "episodes_lost": len(lost),
         "last_error": lost[-1] if lost else None,
         "seed": args.seed,
-        "return_mean": found.return_mean,
-        "return_std": found.return_std,
+        "return_mean": scores.return_mean,
+        "return_std": scores.return_std,
         "return_low": low,
         "return_high": high,
         "level": 0.95,
-        "length_mean": found.length_mean,
+        "length_mean": scores.length_mean,
         "success_rate": success_rate(episodes),
         "csv": args.csv,
         "video": args.video,

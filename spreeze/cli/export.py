@@ -95,9 +95,9 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
         if not in_c or c_source.compiler() is not None:
             check = _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
         files.write_bytes(temporary_program, code.encode())
-    found = dict.fromkeys(agreement.Agreement._fields) if check is None else check._asdict()
+    checked = dict.fromkeys(agreement.Agreement._fields) if check is None else check._asdict()
     document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
-    document |= {"weights": str(weights.path), "env": spec.env_id, "bytes": len(data), **found}
+    document |= {"weights": str(weights.path), "env": spec.env_id, "bytes": len(data), **checked}
     text = f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}\n{_check_text(check, spec)}"
     if weights.meta.get("updates") == 0:
         text = f"{text}\nthese weights have had no update: nothing was learned yet"
@@ -407,7 +407,6 @@ def _image_lines(frames: FrameSpec) -> list[str]:
 
 
 def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
-    """Three episodes."""
     if spec.team is not None:
         return _team_loop(spec, row)
     body = ["obs, info = env.reset(seed=seed)", "total, done = 0.0, False"]
@@ -508,7 +507,6 @@ def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
 
 
 def _atari_start_lines(frames: FrameSpec) -> list[str]:
-    """Lines that play the idle frames at the start of an Atari game."""
     options = frames.options
     lines = [
         f"for _ in range(env.np_random.integers({int(options['noop_max']) + 1})):  # idle frames at the start",
@@ -523,7 +521,6 @@ def _atari_start_lines(frames: FrameSpec) -> list[str]:
 
 
 def _atari_step_lines(frames: FrameSpec) -> list[str]:
-    """Lines of an Atari step: skipped frames, and the pixel-wise maximum of the last two."""
     skip = int(frames.options["frame_skip"])
     return [
         "before = obs",

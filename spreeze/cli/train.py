@@ -155,7 +155,6 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
 
 
 def _open_run_dir(args: argparse.Namespace, plan: RunPlan, resumed: Path | None, launcher: Prewarm) -> RunDir:
-    """The directory of a new or a resumed run."""
     run = plan.config.run
     if resumed is not None:
         run_dir = RunDir.open(resumed, launcher.nonce)
@@ -445,7 +444,6 @@ def _document(
 
 
 def _write_plan(plan: RunPlan, run_dir: RunDir, record: dict[str, Any] | None) -> None:
-    """Writes the settings of a plan, and the tuner's record of them."""
     write_settings(run_dir.path, plan.requested_settings or plan.settings)
     if record is not None:
         write_json(run_dir.path / "tune.json", record)

@@ -207,7 +207,6 @@ def _registered_by(env_id: str) -> str | None:
 
 
 def _known_packages() -> set[str]:
-    """Packages whose environments Gymnasium knows in every process."""
     plugins = metadata.entry_points(group="gymnasium.envs")
     return {"gymnasium", *(plugin.value.partition(":")[0].partition(".")[0] for plugin in plugins)}
 

@@ -83,7 +83,6 @@ class InfoNumbers:
         self._read, self._size = _reader([paths[name] for name in self._columns]), len(info)
 
     def _end(self, info: Mapping[str, Any]) -> None:
-        """Counts the numbers of an episode's last step."""
         for _, name, value in self._numbers(info):
             _count(self._steps if name in self._columns or name in self._steps else self._episodes, name, value)
 

@@ -446,7 +446,6 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
 
 
 def _top_module(entry_point: Any) -> str:
-    """The top-level package of an entry point."""
     module = entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
     return module.partition(":")[0].partition(".")[0]
 

@@ -84,7 +84,6 @@ def _height_axis(shape: tuple[int, ...]) -> int | None:
 
 
 def _is_large(space: Any) -> bool:
-    """True for a Box that is large enough for a picture."""
     return _is_box(space) and len(space.shape) <= 4 and _height_axis(space.shape) is not None
 
 

@@ -78,7 +78,6 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         return obs, float(result.reward[0]), bool(result.terminated[0]), bool(result.truncated[0]), info
 
     def _shaped(self, obs: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """Observation and info."""
         shaped: np.ndarray = obs[0, : self._obs_dim].reshape(self.observation_space.shape or ())
         info = {MASK: obs[0, self._obs_dim :]} if self._masked else {}
         return shaped.astype(self.observation_space.dtype, copy=False), info

@@ -190,7 +190,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         for name, kind, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
             if kind not in known:
                 raise ValueError(f"{name} = {kind!r}: must be one of: {', '.join(known)}")
-        least = {
+        minima = {
             "mean_s": (mean_s, 0),
             "reset_s": (reset_s, 0),
             "cv": (cv, 1e-3),
@@ -199,7 +199,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
             "episode_steps": (episode_steps, 1),
             "p_terminated": (p_terminated, 0),
         }
-        for name, (value, bound) in least.items():
+        for name, (value, bound) in minima.items():
             if not value >= bound:
                 raise ValueError(f"{name} = {value!r}: at least {bound:g}")
         if p_terminated > 1.0:

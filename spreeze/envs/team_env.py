@@ -36,14 +36,11 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def __init__(self, env_id: str, env: Any) -> None:
         """An EnvironmentError_ if the spaces of the agents cannot be learned, or if they have action masks."""
         self._env, self._agents = env, tuple(env.possible_agents)
-        spaces = [env.observation_space(agent) for agent in self._agents]
-        leaves = [
-            leaves_of(space, f"{env_id}: observation space of {agent}")
-            for agent, space in zip(self._agents, spaces, strict=True)
-        ]
-        for agent, space in zip(self._agents, spaces, strict=True):
-            refuse_pictures(space, f"{env_id}: observation space of {agent}")
-        self._flatten = [Flattener(parts) for parts in leaves]
+        self._flatten = []
+        for agent in self._agents:
+            space, what = env.observation_space(agent), f"{env_id}: observation space of {agent}"
+            self._flatten.append(Flattener(leaves_of(space, what)))
+            refuse_pictures(space, what)
         actions = [env.action_space(agent) for agent in self._agents]
         for agent, space in zip(self._agents, actions, strict=True):
             if not isinstance(space, gymnasium.spaces.Discrete):

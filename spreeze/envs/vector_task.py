@@ -124,7 +124,6 @@ class VectorTask:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     def _on_host(self, value: Any) -> Any:
-        """Arrays in place of the tensors that an engine returns."""
         if self._device is None:
             return value
         if isinstance(value, tuple):
@@ -216,7 +215,6 @@ def _mask_at(masks: Any, index: int) -> Any:
 
 
 def _of_one(obs: Any) -> Any:
-    """The observation of one environment as a batch of one."""
     return {key: _of_one(part) for key, part in obs.items()} if isinstance(obs, dict) else obs[None]
 
 

@@ -567,7 +567,6 @@ def _usual(config: Config) -> list[str]:
 
 
 def _field(key: str, config: Config) -> tuple[Any, type, Any]:
-    """Declaration, type and present value of a setting."""
     section, _, name = key.partition(".")
     try:
         return field_of(key, config), kind_of(key, config), getattr(config.sections()[section], name)

@@ -97,11 +97,11 @@ def unproven() -> str | None:
     """Why equality with the package is not proven here, or None if it is."""
     for name, proven in PROVEN.items():
         try:
-            found = importlib.metadata.version(name)
+            installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             return f"{name} is not installed"
-        if found != proven:
-            return f"verified for {name} {proven}, not {found}"
+        if installed != proven:
+            return f"verified for {name} {proven}, not {installed}"
     if int(np.__version__.split(".")[0]) < 2:
         return f"verified for NumPy 2, not {np.__version__}"
     return None

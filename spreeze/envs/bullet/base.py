@@ -298,5 +298,5 @@ def _free_chunks(libc: Any) -> int:
     report = ctypes.string_at(text, size.value).decode()
     libc.free(text)
     bins = re.findall(r'<(?:size|unsorted) from="(\d+)" to="(\d+)" total="\d+" count="(\d+)"/>', report)
-    least, most = _CHUNK_BYTES, _CHUNK_BYTES + 1  # a reported size includes the PREV_INUSE bit
-    return sum(int(count) for low, high, count in bins if int(low) <= most and int(high) >= least)
+    # A reported size includes the PREV_INUSE bit.
+    return sum(int(count) for low, high, count in bins if int(low) <= _CHUNK_BYTES + 1 and int(high) >= _CHUNK_BYTES)

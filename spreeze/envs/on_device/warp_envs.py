@@ -145,7 +145,6 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         return self._obs, reward, terminated, truncated, {"final_obs": final}
 
     def _make_starts(self) -> None:
-        """Draws N initial states, and their observations."""
         state, task = self._state, self._task
         noise = task._reset_noise_scale
         for name, first, gaussian in (("qpos", task.init_qpos, False), ("qvel", task.init_qvel, self._kind.gaussian)):
