@@ -224,7 +224,6 @@ class AlgorithmChoice:
             write_json(self._path, record)
 
     def _free_folder(self, name: str) -> Path:
-        existing_parent(self._folder)
         return next(self._folder / free for free in names_from(name) if not (self._folder / free).exists())
 
     def _learn(self, candidate: ComparedAlgorithm, end_s: float, interrupts: Interrupts) -> None:

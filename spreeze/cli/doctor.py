@@ -71,6 +71,8 @@ _GPU_BUSY, _GPU_MEMORY_USED = 0.10, 0.25  # a GPU above these fractions of time 
 _UNEVEN = 10.0  # ratio of p99 to median step time above which environments stepped together wait for the slowest
 _SLOW_RESET = 50.0  # ratio of median reset time to median step time above which resets are reported as slow
 _LARGE_OBSERVATION = 1e6
+_SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
+"""A clock difference or round trip above these, or a bandwidth below, is reported."""
 
 
 def check_env(
@@ -185,10 +187,6 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
         remedy = "training works without; add render_mode=None to the constructor, or use --no-visualizer"
         return _finding("env pictures", clean(error), remedy)
     return _finding("env pictures", f"draws {picture['width']} x {picture['height']} without a window")
-
-
-_SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
-"""A clock difference or round trip above these, or a bandwidth below, is reported."""
 
 
 def check_cluster(

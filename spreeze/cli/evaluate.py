@@ -35,6 +35,7 @@ from spreeze.workers.episodes.lockstep import EnvStep, Episode, run_episodes, sc
 
 _FIRST_SEED = 1_000_000
 _PRETRAINED = SHIPPED / "assets" / "policies"
+_FIRST_NOTE_S = 5.0
 
 
 def build_parser() -> Parser:
@@ -157,9 +158,6 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     if args.record:
         save_demonstrations(Path(args.record), recorded)
     return _document(weights, spec.env_id, episodes, lost, args)
-
-
-_FIRST_NOTE_S = 5.0
 
 
 def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mode: str | None) -> Task:

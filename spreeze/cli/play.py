@@ -33,6 +33,8 @@ from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.episodes.lockstep import MAX_STEPS
 from spreeze.workers.visualizer import ClipWriter
 
+_MAX_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
+
 
 def build_parser() -> Parser:
     parser = Parser(
@@ -174,9 +176,6 @@ class _Episode:
                 self.length += 1
         except Exception as error:
             self.lost = error
-
-
-_MAX_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
 
 
 def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:

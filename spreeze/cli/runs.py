@@ -118,18 +118,14 @@ def _stop(args: argparse.Namespace) -> int:
     deadline = time.monotonic() + args.timeout
     while is_alive(path):
         if time.monotonic() > deadline:
+            left_bytes = read_run(path).get("checkpoint_left_bytes")
+            writes = isinstance(left_bytes, int) and left_bytes > 0
+            phase = f"still writes its last checkpoint, {size(left_bytes)} left," if writes else "still runs"
             raise RunError(
-                f"{path.name} {_phase(path)} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
+                f"{path.name} {phase} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
             )
         time.sleep(0.1)
     return _done(args, path, state_of(path))
-
-
-def _phase(path: Path) -> str:
-    left_bytes = read_run(path).get("checkpoint_left_bytes")
-    if isinstance(left_bytes, int) and left_bytes > 0:
-        return f"still writes its last checkpoint, {size(left_bytes)} left,"
-    return "still runs"
 
 
 def _request(args: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ _WAIT, _WAIT_COLOUR, _COLOURS = "wait", "bright_black", ("cyan", "green", "yello
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120
+_PLAIN_WIDTH = 118  # columns if the output is not a terminal
 _EVERY_S = 10.0  # between two lines of a plain view
 _LEAVE_S = 0.3  # longest wait for the terminal before Ctrl-Z stops the run
 
@@ -327,9 +328,6 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     low, high = min(shown), max(shown)
     scale = 7 / (high - low) if high > low else 0.0
     return "".join(sparks[round((value - low) * scale)] for value in shown)
-
-
-_PLAIN_WIDTH = 118  # columns if the output is not a terminal
 
 
 def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:

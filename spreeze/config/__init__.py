@@ -1,10 +1,9 @@
 """Settings: schema, layers, and compatibility of algorithms, modes and environments.
 
 Layers are, in increasing priority: defaults, the environment's profile, the tuner, the user. Each value remembers its
-layer. Profiles cannot name code or paths. On other machines than its own, a profile's machine-specific settings are
-ignored and reported. ``[only."ENV".section]`` and ``[only.ALGO.section]`` apply to one environment or one algorithm.
-The tuner does not change settings in ``about.keep``, for methods that depend on a certain ratio of batch size,
-environments and samples per insert (``profiles/flashsac.toml``, ``fasttd3.toml``).
+layer. On other machines than its own, a profile's machine-specific settings are ignored and reported. The tuner does
+not change settings in ``about.keep``, for methods that depend on a certain ratio of batch size, environments and
+samples per insert (``profiles/flashsac.toml``, ``fasttd3.toml``).
 
 Shipped files (profiles, trained policies, the recorded run, ``app.py``) lie at the top of a checkout, or below
 ``share/spreeze`` of an installation (``data-files`` of ``pyproject.toml``).

@@ -49,6 +49,12 @@ SLOW_ENV = "slow environment"
 """Source of settings that depend on the measured time of an env step."""
 RESUMED = "resumed run"
 """Source of values from the earlier sessions of a run."""
+_LONG_EPISODE_STEPS, _TIME_CONSTANTS = 1000, 3.0
+"""Minimum time limit of long episodes, and number of the discount's time constants in one (``assets/figures.md``)."""
+_FIRST_UPDATE_S = 20.0
+"""Time within which a single sampler should have collected enough for the first update."""
+_SMALLER = {"replay": ("learning_starts", (2_000, 1_000, 500, 200)), "rollout": ("size", (1_024, 512, 256))}
+"""Setting and smaller values of it; few, so that the noise of measurements seldom changes it."""
 
 Values = dict[str, dict[str, Any]]
 """section -> field -> value."""
@@ -263,22 +269,12 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
     return WithAlgorithm(layers, settings, reason)
 
 
-_LONG_EPISODE_STEPS, _TIME_CONSTANTS = 1000, 3.0
-"""Minimum time limit of long episodes, and number of the discount's time constants in one (``assets/figures.md``)."""
-
-
 def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
     """The discount of on-policy algorithms where episodes may be long; its time constant is a third of their limit."""
     limit = spec.max_episode_steps
     if limit is None or limit < _LONG_EPISODE_STEPS or spec.frames is not None:
         return {}
     return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 4)}
-
-
-_FIRST_UPDATE_S = 20.0
-"""Time within which a single sampler should have collected enough for the first update."""
-_SMALLER = {"replay": ("learning_starts", (2_000, 1_000, 500, 200)), "rollout": ("size", (1_024, 512, 256))}
-"""Setting and smaller values of it; few, so that the noise of measurements seldom changes it."""
 
 
 def _for_slow_env(settings: Settings, step_us: float | None) -> Values:

@@ -14,6 +14,8 @@ from spreeze.errors import ConfigError, described, did_you_mean
 from spreeze.formatting import clean
 from spreeze.inference.user_modules import import_named
 
+_MAX_STAGES = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineBox:
@@ -182,9 +184,6 @@ DECLARED = (
     ),
 )
 """The modes that come with Spreeze, the default first."""
-
-
-_MAX_STAGES = 8
 
 
 def modes(import_module: str | None = None) -> dict[str, Mode]:

@@ -23,6 +23,8 @@ from spreeze.errors import ConfigError
 SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
+MAX_DEFAULT_SAMPLERS = 16
+"""Maximum of samplers by default; more are seldom worth a core each."""
 _RESERVED = ("con", "prn", "aux", "nul", "latest")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -42,10 +44,6 @@ def _mixes(data_flow: DataFlow) -> bool:
 def _governed(data_flow: DataFlow) -> bool:
     """True if the CPU governor can pause samplers: the learner does not wait for them."""
     return not data_flow.serial and (data_flow.lag is None or data_flow.asynchronous)
-
-
-MAX_DEFAULT_SAMPLERS = 16
-"""Maximum of samplers by default; more are seldom worth a core each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _MAIN = "__main__"
 _LAMBDA = "<lambda>"
+_AT_TOP = "write def make_env(): return ... at the top of the script or of a module, and give env=make_env"
 _FIT = re.compile(r"^[\w.-]+$")
 """Names of scripts that can be part of an environment's id."""
 
@@ -65,9 +66,6 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     if gymnasium is not None and call.func is gymnasium.make:
         return arguments.pop("id"), arguments
     return call.func, arguments
-
-
-_AT_TOP = "write def make_env(): return ... at the top of the script or of a module, and give env=make_env"
 
 
 class _Call(functools.partial[Any]):
@@ -203,12 +201,9 @@ def _registered_by(env_id: str) -> str | None:
         module = str(getattr(entry.func if isinstance(entry, functools.partial) else entry, "__module__", _MAIN))
     if module == _MAIN:
         return _own_program(env_id)
-    return None if module.partition(".")[0] in _known_packages() else module
-
-
-def _known_packages() -> set[str]:
-    plugins = metadata.entry_points(group="gymnasium.envs")
-    return {"gymnasium", *(plugin.value.partition(":")[0].partition(".")[0] for plugin in plugins)}
+    # Every process knows Gymnasium's own environments and those of its plugins.
+    plugins = (plugin.value.partition(":")[0] for plugin in metadata.entry_points(group="gymnasium.envs"))
+    return None if module.partition(".")[0] in {"gymnasium", *(name.partition(".")[0] for name in plugins)} else module
 
 
 def _check_registered(spec: EnvSpec, registry: dict[str, Any]) -> EnvSpec:

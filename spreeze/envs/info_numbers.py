@@ -54,7 +54,8 @@ class InfoNumbers:
         """Adds the ``info`` of one step; ``ended``: it was an episode's last."""
         self.left -= 1
         if ended:
-            self._end(info)
+            for _, name, value in self._numbers(info):
+                _count(self._steps if name in self._columns or name in self._steps else self._episodes, name, value)
         elif len(info) != self._size:
             self._learn(info)
         else:
@@ -81,10 +82,6 @@ class InfoNumbers:
                 paths[name] = path
         self._columns = tuple(sorted(paths, key=lambda name: len(paths[name])))
         self._read, self._size = _reader([paths[name] for name in self._columns]), len(info)
-
-    def _end(self, info: Mapping[str, Any]) -> None:
-        for _, name, value in self._numbers(info):
-            _count(self._steps if name in self._columns or name in self._steps else self._episodes, name, value)
 
     def _sum_rows(self) -> None:
         rows, self._rows = self._rows, []

@@ -74,6 +74,8 @@ _FIRST_NOTICE_S, _NOTICE_S = 5.0, 20.0
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 """Minimum time limit for a second environment to start; none is tried if the first took longer than the other value."""
 _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
+_RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
+"""Files with which child and parent signal each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,10 +336,6 @@ class _Child:
     def _stderr_text(self) -> str:
         text = Log(self._folder / "stderr", 0).last_words
         return f": {text}" if text else ""
-
-
-_RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
-"""Files with which child and parent signal each other."""
 
 
 def _make_and_reset(make: Callable[[], Task]) -> Task:

@@ -275,15 +275,12 @@ class _StepTimes:
     def next(self) -> float:
         if self._law == "constant" or not self._mean_s:
             return self._mean_s
-        if not self._drawn:
-            self._drawn = self._draw()
+        if not self._drawn and self._law == "exponential":
+            self._drawn = self._rng.exponential(self._mean_s, _AHEAD).tolist()
+        elif not self._drawn:
+            shape = 1.0 / self._cv**2  # standard deviation / mean = 1 / sqrt(shape)
+            self._drawn = self._rng.gamma(shape, self._mean_s / shape, _AHEAD).tolist()
         return self._drawn.pop()
-
-    def _draw(self) -> list[float]:
-        if self._law == "exponential":
-            return list(self._rng.exponential(self._mean_s, _AHEAD).tolist())
-        shape = 1.0 / self._cv**2  # standard deviation / mean = 1 / sqrt(shape)
-        return list(self._rng.gamma(shape, self._mean_s / shape, _AHEAD).tolist())
 
 
 def spin(seconds: float, clock: Callable[[], float] = time.thread_time) -> None:

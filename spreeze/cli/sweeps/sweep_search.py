@@ -69,6 +69,12 @@ _MAX_FAILURES = 3
 _IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
 _UNBORN_S = 60.0
 """Age from which a trial without a process is that of one that was killed."""
+_USUAL = ("actor_lr", "critic_lr", "alpha_lr", "lr", "gamma", "tau", "gae_lambda", "clip", "entropy_coef")
+"""Settings of an algorithm that are searched where none is named."""
+_FACTOR, _WHOLE_FACTOR = 10.0, 4
+"""A range reaches from a value divided by it to that value times it."""
+_DECADE = 10.0
+"""Ratio of the ends of a range from which it is searched by its logarithm."""
 
 
 @dataclass
@@ -462,14 +468,6 @@ def _result_text(document: dict[str, Any], front: Sequence[FrontPoint]) -> str:
         rows = [[f"{point.seconds:.1f} s", f"{point.return_mean:.4g}", point.run] for point in by_run]
         lines += ["highest return by time:", *aligned([["time", "return", "run"], *rows])]
     return "\n".join([*lines, f"best settings: --profile {document['profile']}"])
-
-
-_USUAL = ("actor_lr", "critic_lr", "alpha_lr", "lr", "gamma", "tau", "gae_lambda", "clip", "entropy_coef")
-"""Settings of an algorithm that are searched where none is named."""
-_FACTOR, _WHOLE_FACTOR = 10.0, 4
-"""A range reaches from a value divided by it to that value times it."""
-_DECADE = 10.0
-"""Ratio of the ends of a range from which it is searched by its logarithm."""
 
 
 @dataclass(frozen=True)

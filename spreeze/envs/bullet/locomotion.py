@@ -71,7 +71,11 @@ class Locomotion(BulletTask):
         self._body = same_body([*self._joints, *model.parts.values()])
         self._joint_ids = [joint.index for joint in self._joints]
         self._scales = [(joint.lower, joint.upper - joint.lower) for joint in self._joints]
-        self._load_motors(model.joints)
+        names = self.robot.motors or tuple(model.joints)
+        powers = {**dict.fromkeys(model.joints, self.robot.default_power), **dict(self.robot.motor_power)}
+        self._motor_ids = [model.joints[name].index for name in names]
+        self._gains = [self.robot.power * powers[name] for name in names]
+        self._single_gains = np.array(self._gains, dtype=np.float32).tolist()
         parts = [part.link for part in model.parts.values()]
         self._links = [link for link in parts if link != _BASE]
         self._base_index = parts.index(_BASE) if _BASE in parts else None
@@ -80,14 +84,6 @@ class Locomotion(BulletTask):
         # The robot's position is the mean of its parts and the ground, but without the ground in an environment's
         # very first observation.
         self._ground_position: Vector | None = None
-
-    def _load_motors(self, joints: dict[str, BulletJoint]) -> None:
-        robot = self.robot
-        names = robot.motors or tuple(joints)
-        powers = {**dict.fromkeys(joints, robot.default_power), **dict(robot.motor_power)}
-        self._motor_ids = [joints[name].index for name in names]
-        self._gains = [robot.power * powers[name] for name in names]
-        self._single_gains = np.array(self._gains, dtype=np.float32).tolist()
 
     def _place(self, client: Client) -> np.ndarray:
         for joint in self._joints:
@@ -100,11 +96,7 @@ class Locomotion(BulletTask):
         return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One env step of 16.5 ms.
-
-        Args:
-            action: [A], torques over their greatest value.
-        """
+        """One env step of 16.5 ms; ``action`` [A] holds torques over their greatest value."""
         action = np.asarray(action)
         old = self._potential
         self._push(action)
@@ -112,10 +104,11 @@ class Locomotion(BulletTask):
         obs, raw, pitch = self._observe()
         alive = self.robot.alive(obs[0] + self._start_height, pitch, self._feet)
         total = float(np.add.reduce(obs))
-        fallen = (
-            alive < 0 and self.robot.ends_fallen
-        ) or total != total  # clipped values can only be NaN if not finite
-        self._read_contacts()
+        # Clipped values can only be NaN if not finite.
+        fallen = (alive < 0 and self.robot.ends_fallen) or total != total
+        contacts = self._api.getContactPoints(self._body, self._ground, _ANY_LINK, _BASE, self._id)
+        touching = {contact[3] for contact in contacts}
+        self._feet = [1.0 if link in touching else 0.0 for link in self._foot_links]
         electricity = self.robot.electricity_cost * _mean(np.absolute(action * raw[self._speeds]))
         electricity += self.robot.stall_cost * _mean(np.square(action))
         at_limit = int(np.count_nonzero(np.absolute(raw[self._positions]) > _AT_LIMIT))
@@ -132,11 +125,6 @@ class Locomotion(BulletTask):
         self._api.setJointMotorControlArray(
             self._body, self._motor_ids, self._api.TORQUE_CONTROL, forces=torques, physicsClientId=self._id
         )
-
-    def _read_contacts(self) -> None:
-        contacts = self._api.getContactPoints(self._body, self._ground, _ANY_LINK, _BASE, self._id)
-        touching = {contact[3] for contact in contacts}
-        self._feet = [1.0 if link in touching else 0.0 for link in self._foot_links]
 
     def _pose(self) -> tuple[Vector, tuple[float, ...], Vector, float, float]:
         """Torso position [m], orientation and velocity [m/s], and the mean x and y of all parts [m]."""
@@ -158,11 +146,7 @@ class Locomotion(BulletTask):
         return position, quaternion, velocity, pairwise_sum(xs) / len(xs), pairwise_sum(ys) / len(ys)
 
     def _observe(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Reads Bullet; also sets the potential.
-
-        Returns:
-            observation float32 [O], the same before it is clipped, and pitch in rad.
-        """
+        """Observation float32 [O], also before it is clipped, and pitch [rad]; also sets the potential."""
         position, quaternion, velocity, x, y = self._pose()
         height = position[2]
         if self._start_height is None:

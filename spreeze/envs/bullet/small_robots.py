@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Model, Physics, clipped, same_body
+from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, clipped, same_body
 
 _STEP_S = 0.0165
 _FALLEN_RAD = 0.2
@@ -32,14 +32,10 @@ class _Cart(BulletTask):
         self._names = ("slider", *hinges)
 
     def _load(self, client: Client) -> None:
-        model = client.load_model(self._file, "cart")
-        self._joints: list[BulletJoint] = [model.joints[name] for name in self._names]
+        self._model = client.load_model(self._file, "cart")
+        self._joints: list[BulletJoint] = [self._model.joints[name] for name in self._names]
         self._body = same_body(self._joints)
         self._joint_ids = [joint.index for joint in self._joints]
-        self._find_parts(model)
-
-    def _find_parts(self, model: Model) -> None:
-        """Hook for tasks that observe more than joints."""
 
     def _swing(self, client: Client, positions: list[float]) -> np.ndarray:
         """Puts the hinges at ``positions`` [rad], at rest."""
@@ -98,8 +94,9 @@ class InvertedDoublePendulum(_Cart):
     def __init__(self) -> None:
         super().__init__("inverted_double_pendulum.xml", ("hinge", "hinge2"), 9, 200.0)
 
-    def _find_parts(self, model: Model) -> None:
-        self._pole = model.parts["pole2"].link
+    def _load(self, client: Client) -> None:
+        super()._load(client)
+        self._pole = self._model.parts["pole2"].link
 
     def _place(self, client: Client) -> np.ndarray:
         return self._swing(client, self.np_random.uniform(low=-0.1, high=0.1, size=[2]).tolist())
