@@ -187,11 +187,7 @@ def missing_device() -> str | None:
 def gpu_rows(
     args: argparse.Namespace, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> list[Row]:
-    """The rates that fit into ``args.minutes``.
-
-    Raises:
-        UsageError: there is no such device, or no GPU and no device was named.
-    """
+    """The rates that fit into ``args.minutes``; a UsageError without such a device, or without any GPU."""
     if args.device is None and (missing := missing_device()) is not None:
         raise UsageError(missing)
     device, end_s = resolve_device(args.device or "cuda:0"), clock() + 60.0 * args.minutes

@@ -115,11 +115,8 @@ def _compare(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     """Runs the episodes and returns the JSON document; an error of the environment costs its episode.
 
-    Environments are appended to ``tasks``; the caller closes them.
-
-    Raises:
-        UsageError: no such run, no such environment, a number out of range, or no episode finished.
-        WeightsError: the weights are damaged.
+    Environments are appended to ``tasks``; the caller closes them. Raises a UsageError (no such run or environment, a
+    number out of range, no episode finished) or a WeightsError.
     """
     if len(args.runs) > 1:
         raise ConfigError(f"{len(args.runs)} runs: only one run can be evaluated; compare several with --protocol hts")
@@ -163,8 +160,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
 def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mode: str | None) -> Task:
     """The environment of the weights in ``where``; prints a note if it takes long to start.
 
-    Raises:
-        EnvironmentError_: it cannot be made, takes longer than ``--start-deadline-s``, or does not fit the weights.
+    An EnvironmentError_ if it cannot be made, takes longer than ``--start-deadline-s``, or does not fit the weights.
     """
     limit_s = args.start_deadline_s
 
@@ -305,11 +301,8 @@ def run_or_policy() -> str:
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
     """The weights file of a run, or else of a pretrained policy; the path itself if it ends in ``.safetensors``.
 
-    ``which`` is ``best`` (the newest until the first evaluation has ended) or ``latest``.
-
-    Raises:
-        RunError: no such run or file, or the run has no weights yet.
-        ConfigError: invalid run name.
+    ``which`` is ``best`` (the newest until the first evaluation has ended) or ``latest``. A RunError if there is no
+    such run or file, or it has no weights yet; a ConfigError for an invalid name.
     """
     if run_or_path.endswith(".safetensors"):
         path = Path(run_or_path)
@@ -332,11 +325,7 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
 
 
 def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
-    """The environment that the weights were trained on, if it may be constructed.
-
-    Raises:
-        EnvironmentError_: the file names no environment, or one that needs a module not given by --import.
-    """
+    """The environment of the weights; an EnvironmentError_ if there is none, or it needs another ``--import``."""
     spec = recorded_spec(weights)
     refuse_foreign(spec.env_id, spec.import_module, import_module)
     return spec

@@ -96,9 +96,7 @@ class _Stage:
 def play(args: argparse.Namespace, stage: _Stage) -> str:
     """Shows the policy and returns a summary of what was shown; an error of the environment costs its episode.
 
-    Raises:
-        UsageError: no such run, environment or number, or no episode could be shown.
-        WeightsError: the weights are damaged.
+    Raises a UsageError (no such run, environment or number, or no episode could be shown) or a WeightsError.
     """
     if args.episodes is not None and args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes}: at least 1")

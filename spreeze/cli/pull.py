@@ -58,12 +58,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _checked(downloaded: Path, accepted: Path, repository: str) -> dict[str, Any]:
-    """Copies the files of a run to ``accepted``, a new directory, and reads them; returns a description of the policy.
-
-    Raises:
-        RunError: there is no policy of Spreeze.
-        WeightsError: it is damaged.
-    """
+    """Copies the files of a run to ``accepted``, a new directory, and reads them; returns what the policy is."""
     for file in FILES:
         path = downloaded / file
         if path.is_file() and not path.is_symlink():

@@ -139,9 +139,7 @@ def _agreed() -> bool:
 def gather(run: Path, name: str, folder: Path) -> list[str]:
     """Collects the files to send for a run in a folder; returns further lines to show before.
 
-    Raises:
-        RunError: the run has no best policy, or its settings are missing.
-        WeightsError: the policy is damaged.
+    Raises a RunError if the run has no best policy or no settings, a WeightsError if the policy is damaged.
     """
     weights_file = run / POLICY
     if not weights_file.is_file() or not (run / "config.toml").is_file():

@@ -38,10 +38,8 @@ def write_settings(run: Path, settings: Settings) -> None:
     """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
 
     Its last line says how many settings there are, because a file that was cut at the end of a line is valid TOML.
-    Values that a resumed run keeps also keep their sources.
-
-    Raises:
-        OSError: disk full or no permission; the settings of the earlier session are untouched.
+    Values that a resumed run keeps also keep their sources. After an OSError the settings of the earlier session are
+    untouched.
     """
     before = sources_in(run)
     kept = {key: before.get(key, source) if source == RESUMED else source for key, source in settings.sources.items()}
@@ -139,10 +137,8 @@ def _checkpoints(run: Path, config: Config) -> Iterator[tuple[int, dict[str, Any
 def check_environment(run: Path, made: EnvSpec) -> None:
     """Compares the environment with the one that the run was trained on, bounds included.
 
-    That is the one in ``env.json``; where this is missing or damaged, the one that the run's weights tell.
-
-    Raises:
-        EnvironmentError_: they differ.
+    That is the one in ``env.json``; where this is missing or damaged, the one that the run's weights tell. Raises an
+    EnvironmentError_ if they differ.
     """
     try:
         recorded = spec_from(read_json(run / "env.json"))

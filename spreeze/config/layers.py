@@ -120,10 +120,8 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     """Merges layers, weakest first, and checks the result.
 
     ``import_module`` is the argument of ``--import``, imported if the algorithm is not one of Spreeze's own; None: the
-    value of the ``USER`` layer. It never comes from a file.
-
-    Raises:
-        ConfigError: unknown section or field (with the nearest known one), wrong type or range.
+    value of the ``USER`` layer. It never comes from a file. Raises a ConfigError for an unknown section or field (with
+    the nearest known one), or a wrong type or range.
     """
     layers = [part for layer in layers for part in (layer, *_choice_layers(layer, layers))]
     known: Mapping[str, type[Section]] = SECTIONS
@@ -217,10 +215,8 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
     ``step_us`` is the measured time of an env step [us]; None: unknown. ``tuning.step_us`` comes first.
 
     PPO and A2C over vectors learn on the CPU, a GPU or not: their networks are small, 64 x 64 units by default, and a
-    GPU would wait for its next kernel most of the time.
-
-    Raises:
-        ConfigError: the algorithm that was named does not fit the actions or the mode, or there is no such network.
+    GPU would wait for its next kernel most of the time. Raises a ConfigError if the algorithm that was named does not
+    fit the actions or the mode, or there is no such network.
     """
     layers, reason = list(layers), None
     settings = resolve(layers)

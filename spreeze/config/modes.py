@@ -198,11 +198,7 @@ def find_mode(name: str, import_module: str | None = None) -> Mode:
 
 
 def find(name: str, import_module: str | None, table: Callable[[str | None], dict[str, Any]], key: str) -> Any:
-    """A row of a table; the module is imported only where none of the declared rows has that name.
-
-    Raises:
-        ConfigError: there is none; the message lists the known names.
-    """
+    """A row of a table; imports the module only if no declared row has that name. A ConfigError if there is none."""
     known = table(None)
     if name not in known and import_module is not None:
         known = table(import_module)
@@ -215,8 +211,7 @@ def find(name: str, import_module: str | None, table: Callable[[str | None], dic
 def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -> dict[str, Any]:
     """A table extended by the rows that the module of ``--import`` declares; its name never comes from a file.
 
-    Raises:
-        ConfigError: the module cannot be imported, or declares something other than new rows.
+    A ConfigError if the module cannot be imported, or declares something other than new rows.
     """
     for row in declared_by(module, name) if module is not None else ():
         if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]

@@ -27,10 +27,8 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     """Reads a profile by name (from ``profiles/``) or path. A profile can name neither code nor paths.
 
     A table ``[only."ENV".section]`` applies if ``env_id`` is ENV, and overrides the others; ``[only.ALGO.section]``
-    applies if that algorithm learns, which ``with_algorithm`` decides.
-
-    Raises:
-        ConfigError: not found, too large, not TOML, a newer format, or a key that only the command line may set.
+    applies if that algorithm learns, which ``with_algorithm`` decides. Raises a ConfigError: not found, too large, not
+    TOML, a newer format, or a key that only the command line may set.
     """
     path = _path(name_or_path)
     if not path.is_file():

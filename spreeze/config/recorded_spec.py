@@ -14,11 +14,7 @@ _MAX_VALUES = 100_000_000
 
 
 def spec_from(data: Any) -> EnvSpec:
-    """The description of an environment from the data of a file.
-
-    Raises:
-        ValueError: the data is no description, a value has the wrong type, or two values contradict each other.
-    """
+    """The description of an environment from a file's data; a ValueError for wrong or contradictory values."""
     if not isinstance(data, dict):
         raise ValueError("it names no environment")
     try:

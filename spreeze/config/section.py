@@ -171,9 +171,8 @@ class _Named(ast.NodeTransformer):
 def literal_or_text(text: str) -> Any:
     """Like ``literal``, but returns a bare word as it is.
 
-    Raises:
-        ConfigError: a broken list, dictionary, tuple or quoted text, or a word such as ``off`` that as a text would
-            count as true; the message says how to write it.
+    Raises a ConfigError for a broken list, dictionary, tuple or quoted text, and for a word such as ``off`` that as a
+    text would count as true; the message says how to write it.
     """
     raw = text.strip()
     try:
@@ -196,8 +195,7 @@ def literal_or_text(text: str) -> Any:
 def value_text(value: Any) -> str:
     """The text that ``literal`` reads as an equal value of the same type; arrays become lists, paths texts.
 
-    Raises:
-        ConfigError: not made of None, bool, int, float, str, bytes, list, tuple and dict.
+    Raises a ConfigError for a value not made of None, bool, int, float, str, bytes, list, tuple and dict.
     """
     try:
         return repr(_plain(value))

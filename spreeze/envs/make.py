@@ -247,8 +247,7 @@ def is_known_to_repeat(env_id: str) -> bool:
 def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
     """``key=value`` texts as keywords; a value is read as JSON or Python, a bare word as a string.
 
-    Raises:
-        EnvironmentError_: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
+    An EnvironmentError_: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
     """
     values: dict[str, Any] = {}
     for text in args:
@@ -379,13 +378,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
-    """Refuses an environment named by a file if it needs a module that ``--import`` does not allow.
-
-    Files may come from anywhere.
-
-    Raises:
-        EnvironmentError_: it needs another module from outside of this package.
-    """
+    """Raises an EnvironmentError_ if an environment named by a file, of any origin, needs a module not allowed."""
     module = foreign_module(env_id, import_module)
     if module not in (None, allowed):
         raise EnvironmentError_(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")

@@ -73,8 +73,7 @@ class Leaf:
 def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
     """The leaves of a Gymnasium space with their columns, in the order of the vector; errors call the space ``what``.
 
-    Raises:
-        EnvironmentError_: a leaf that cannot be part of a vector; the message names it and the reason.
+    An EnvironmentError_ names a leaf that cannot be part of a vector, and the reason.
     """
     from gymnasium import spaces
 
@@ -133,10 +132,8 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[Action
     """The action mask of an observation, float32 [K]: 1 where an option is allowed, else 0.
 
     After termination no action follows: then the info is not read, and all options are allowed. With the ``parts`` of a
-    Dict or Tuple action, the mask may be such a structure.
-
-    Raises:
-        LeafError: there is none, it is not a row of K flags, or it allows no option of a choice.
+    Dict or Tuple action, the mask may be such a structure. A LeafError if there is none, it is not a row of K flags, or
+    it allows no option of a choice.
     """
     if terminated:
         return np.ones(choice.options, np.float32)

@@ -25,10 +25,8 @@ _MAX_OF_UNIT = 1.5
 def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation space") -> tuple[PictureSpec, ...]:
     """The pictures of an observation space, which errors call ``what``; empty if it has only numbers.
 
-    ``wanted`` is the setting ``env.image``.
-
-    Raises:
-        EnvironmentError_: a picture is wanted, and no part of the space can be one, or as ``leaves_of``.
+    ``wanted`` is the setting ``env.image``. Raises an EnvironmentError_ if a picture is wanted and no part of the space
+    can be one, or as ``leaves_of``.
     """
     if wanted is False:
         return ()
@@ -125,8 +123,7 @@ class DrawnPictures:
     def __call__(self, drawn: Any) -> np.ndarray:
         """Converts a picture [H, W], [H, W, C] or [C, H, W] with C = 1, 3 or 4, or the last of a list of pictures.
 
-        Raises:
-            ValueError: no picture.
+        A ValueError for anything else.
         """
         newest = drawn[-1] if isinstance(drawn, list) and drawn and isinstance(drawn[-1], np.ndarray) else drawn
         try:

@@ -169,10 +169,8 @@ def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> P
 def ids_of(import_module: str, **waiting: Unpack[Waiting]) -> list[str]:
     """The ids that a module registers with Gymnasium, or else its environment classes as ``MODULE:CLASS``.
 
-    A child process imports it. At most 200 ids, its own before those of modules that it imports.
-
-    Raises:
-        EnvironmentError_: it cannot be imported.
+    A child process imports it. At most 200 ids, its own before those of modules that it imports. An EnvironmentError_
+    if it cannot be imported.
     """
     return [str(name) for name in in_child("ids", import_module, import_module, **waiting)["ids"]]
 
@@ -198,10 +196,7 @@ def in_child(
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``), ``draw`` (a picture) or ``ids``.
 
     A failed child that was stopped in the meantime (Ctrl-Z), or slept with the machine, is replaced by a new one.
-
-    Raises:
-        EnvironmentError_: the environment cannot be used, hangs, or crashed its process.
-        KeyboardInterrupt: ``interrupted`` returned True; the child has ended.
+    Errors as ``probe_env``.
     """
     deadline_s, second = options.get("deadline_s", START_S), options.get("second", False)
     of_env = {name: value for name, value in options.items() if name in EnvOptions.__annotations__}

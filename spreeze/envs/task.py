@@ -140,11 +140,8 @@ class Task:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One env step; returns next observation float32 [O], reward, terminated, truncated.
 
-        ``action`` is float32 [A]: numbers in the environment's own unit, indices of choices.
-
-        Raises:
-            BadTransition: wrong shape, a value that is not finite in float32, a mask that is missing or wrong, or not
-                the five values of the Gymnasium API.
+        ``action`` is float32 [A]: numbers in the environment's own unit, indices of choices. A BadTransition for a
+        wrong shape, a value not finite in float32, a missing or wrong mask, or not Gymnasium's five values.
         """
         if self._options:
             result: Any = self.env.step(self._options[int(action.item())])

@@ -132,11 +132,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def make_team(env_id: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> TeamEnv:
-    """The environment of a team's id; the module of ``--import`` has been imported.
-
-    Raises:
-        EnvironmentError_: no such environment, its package is missing, its agents are rivals, or it raised.
-    """
+    """The environment of a team's id, after its module was imported; an EnvironmentError_ if it cannot be made."""
     prefix, _, name = env_id.partition(":")
     with constructing(env_id):
         return TeamEnv(env_id, FAMILIES[prefix].make(name, import_module, render_mode, args))

@@ -83,8 +83,7 @@ class VectorTask:
     def step(self, actions: np.ndarray) -> VectorStep:
         """Steps all: ``actions`` float32 [N, A] in the environment's own unit, or the indices of choices.
 
-        Raises:
-            BadTransition: an observation or reward that cannot be stored.
+        A BadTransition if an observation or reward cannot be stored.
         """
         raw, reward, terminated, truncated, infos = self._on_host(self.env.step(self._on_device(self.native(actions))))
         with np.errstate(over="ignore", invalid="ignore"):  # overflows are found below
@@ -221,8 +220,7 @@ def _of_one(obs: Any) -> Any:
 def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     """The vector environment of an id with an engine's prefix; the engine derives the seeds of its environments.
 
-    Raises:
-        EnvironmentError_: the engine is not installed, or does not know the id.
+    An EnvironmentError_ if the engine is not installed, or does not know the id.
     """
     prefix, _, name = env_id.partition(":")
     with constructing(env_id):
@@ -232,8 +230,7 @@ def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> 
 def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """One environment of an engine with the plain Gymnasium interface, for evaluation and probes.
 
-    Raises:
-        EnvironmentError_: as ``make_vector``; or a picture is wanted, which engines do not draw.
+    Errors as ``make_vector``, or because a picture is wanted, which engines do not draw.
     """
     if render_mode is not None:
         name = env_id.partition(":")[2]

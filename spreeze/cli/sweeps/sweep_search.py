@@ -148,10 +148,9 @@ def _new(args: argparse.Namespace, common: Sequence[str]) -> Sweep:
 
 
 def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str], Config]:
-    """Space, fixed assignments, and the configuration of a run that has these alone.
+    """Space, fixed assignments, and the configuration of a run with only these.
 
-    Raises:
-        ConfigError: what the runs would be refused with, at either end of each range, and no stop condition.
+    Raises the ConfigError of a run that would be refused, at either end of each range, or one about no stop condition.
     """
     fixed = [text for text in plan["set"] if is_fixed(text)]
     given = [*plan["arguments"], *_flags(fixed)]
@@ -532,10 +531,8 @@ def is_fixed(text: str) -> bool:
 def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
     """The axes of ``--set`` texts, and the assignments that are fixed; the usual settings where no text has an axis.
 
-    ``config`` is that of a run without the searched settings.
-
-    Raises:
-        ConfigError: an unknown setting, one that occurs twice, or a range that is empty or beyond the allowed one.
+    ``config`` is that of a run without the searched settings. Raises a ConfigError for an unknown setting, one that
+    occurs twice, or a range that is empty or beyond the allowed one.
     """
     axes: list[Axis] = []
     fixed: list[str] = []

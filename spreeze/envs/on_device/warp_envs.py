@@ -64,10 +64,8 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         """``args`` are those of Gymnasium's environment.
 
         ``device`` is a name such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` and ``njmax`` limit the
-        contacts and constraints of each environment (None: MuJoCo Warp's choice).
-
-        Raises:
-            EnvironmentError_: the task is not one of these walkers.
+        contacts and constraints of each environment (None: MuJoCo Warp's choice). Raises an EnvironmentError_ for
+        other tasks than these walkers.
         """
         if name not in _NAMES:
             raise EnvironmentError_(f"warp has no '{name}'{did_you_mean(name, _NAMES)}; it has {', '.join(_NAMES)}")
