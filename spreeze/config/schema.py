@@ -736,7 +736,7 @@ def active_settings(config: Config) -> tuple[str, ...]:
 
 
 def algorithm_section(name: str, import_module: str | None = None) -> type[Any]:
-    """The class of an algorithm's section (see ``algorithms.rows``); a ConfigError without one, or for an invalid one."""
+    """The class of an algorithm's section (see ``algorithms.rows``); a ConfigError without a valid one."""
     row = find_row(name, import_module)
     base = OnPolicyConfig if row.on_policy else AlgorithmConfig
     if name in SHARED_SECTIONS or not name.isidentifier() or not issubclass(row.config, base):
