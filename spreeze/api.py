@@ -216,11 +216,7 @@ class Run:
         *,
         import_module: str | None = None,
     ) -> None:
-        """``import_module`` is the module that ``policy`` and ``resume`` may import for the environment.
-
-        Raises:
-            RunError: no such run.
-        """
+        """``policy`` and ``resume`` may import ``import_module`` for the environment; a RunError without such a run."""
         self.path = find_run(_run_argument(name_or_path), Path(runs_dir)).absolute()
         self.import_module = import_module
 
@@ -386,8 +382,7 @@ class TrainedPolicy:
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """Constructs an environment that is compatible with ``predict``.
 
-        Raises:
-            EnvironmentError_: it cannot be constructed, needs an import, or does not match the weights.
+        Raises an EnvironmentError_ if it cannot be constructed, needs an import, or does not match the weights.
         """
         spec = self.spec
         _refuse_foreign(spec, self._import_module)

@@ -33,9 +33,8 @@ def write_bytes(
 ) -> None:
     """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
 
-    ``mode``: its permissions, less the umask.
-
-    ``on_written`` gets the number of bytes of each piece (for a heartbeat). An OSError if the name is taken.
+    ``mode``: its permissions, less the umask. ``on_written`` gets the number of bytes of each piece (for a heartbeat).
+    An OSError if the name is taken.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -147,11 +146,7 @@ def _integer(text: str) -> int | None:
 
 
 def write_json(path: Path, data: Any, *, durable: bool = False) -> None:
-    """Replaces a JSON file atomically; ``durable``: it is on the disk when this returns.
-
-    Raises:
-        OSError: disk full or no permission; the old content is untouched.
-    """
+    """Replaces a JSON file atomically, errors as ``replace_bytes``; ``durable``: it is on the disk at the end."""
     replace_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), durable=durable)
 
 

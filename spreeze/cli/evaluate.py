@@ -46,12 +46,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{run_or_policy()}; several runs with --protocol")
     parser.flag("--episodes", text="episodes to run", default=10)
-    parser.flag(
-        "--seed",
-        text="seed of the first episode",
-        default=_FIRST_SEED,
-        shown=f"{_FIRST_SEED}, disjoint from the seeds with which a run selects its best policy",
-    )
+    shown = f"{_FIRST_SEED}, disjoint from the seeds with which a run selects its best policy"
+    parser.flag("--seed", text="seed of the first episode", default=_FIRST_SEED, shown=shown)
     parser.add_checkpoint()
     parser.flag("--csv", text="write a CSV file with one row per episode", metavar="FILE")
     parser.flag("--record", text="write the episodes to an .npz file for train --demonstrations", metavar="FILE")
@@ -64,21 +60,14 @@ def build_parser() -> Parser:
     parser.flag("--protocol", text=text, choices=("hts",), group=protocol)
     text = "score of the required-time metric, may be repeated"
     parser.flag("--target", text=text, default=[], type=float, metavar="SCORE", group=protocol)
-    text = "wall time of the final-time metric [s]"
-    parser.flag(
-        "--limit-s", text=text, shown="the duration of the fastest run per environment", type=float, group=protocol
-    )
+    text, shown = "wall time of the final-time metric [s]", "the duration of the fastest run per environment"
+    parser.flag("--limit-s", text=text, shown=shown, type=float, group=protocol)
     parser.flag("--policies", text="number of policies per metric", default=POLICIES, group=protocol)
     parser.add_centre(", from four seeds on", protocol)
     parser.flag("--resamples", text="bootstrap resamples", default=RESAMPLES, group=protocol)
-    parser.flag(
-        "--by",
-        group=protocol,
-        text="group runs by this setting only, may be repeated",
-        shown="by all settings that differ between runs of the same environment, algorithm and mode",
-        action="append",
-        metavar="SECTION.FIELD",
-    )
+    text = "group runs by this setting only, may be repeated"
+    shown = "by all settings that differ between runs of the same environment, algorithm and mode"
+    parser.flag("--by", text=text, shown=shown, action="append", metavar="SECTION.FIELD", group=protocol)
     return parser
 
 

@@ -82,23 +82,14 @@ def _parser() -> Parser:
     parser.flag("--like", text=text, default=[], metavar="RUN")
     text = "values of a setting, may be repeated; write lists in brackets"
     parser.flag("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE,VALUE")
-    parser.flag(
-        "--seconds",
-        "--stop-seconds",
-        text="training time per run [s]",
-        shown="none; stop.env_steps or stop.updates must be set",
-        dest="stop_seconds",
-        type=float,
-        metavar="S",
-    )
+    text, shown = "training time per run [s]", "none; stop.env_steps or stop.updates must be set"
+    parser.flag("--seconds", "--stop-seconds", text=text, shown=shown, dest="stop_seconds", type=float, metavar="S")
     text = "report the time to this return; unlike --target-return of train, runs do not stop"
     parser.flag("--target", text=text, shown="off", type=float, metavar="R")
     text = "number of parallel runs, each on its own cores"
     parser.flag("--side-by-side", text=text, shown="1, or as the sweep was started", type=int, metavar="N")
-    text = (
-        "let Optuna propose the settings, and end runs below the median; --set KEY=LOW:HIGH is a range, --set KEY one "
-    )
-    text += "around the value that it has, without any the usual ones are searched"
+    text = "let Optuna propose the settings, and end runs below the median; --set KEY=LOW:HIGH is a range, --set KEY "
+    text += "one around the value that it has, without any the usual ones are searched"
     parser.flag("--search", text=text, default=False)
     parser.flag("--trials", text="with --search: number of settings to try", shown=str(TRIALS), type=int, metavar="N")
     parser.flag("--name", text="name of the sweep", shown="from the time", metavar="NAME")

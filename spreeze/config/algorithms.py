@@ -115,8 +115,7 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
     """The row of that name (see ``modes.find``); imports only that one of Spreeze's own modules."""
     if name in ALGORITHMS:
         return _declared(name)
-    row: AlgorithmRow = find(name, import_module, rows, "run.algo")
-    return row
+    return find(name, import_module, rows, "run.algo")
 
 
 def implied_mode(row: AlgorithmRow) -> str:
@@ -132,10 +131,7 @@ def _networks(import_module: str | None) -> dict[str, NetworkRow]:
 
 def find_network(name: str, import_module: str | None) -> NetworkRow | None:
     """The network of that name (see ``modes.find``); None for an empty one."""
-    if not name:
-        return None
-    row: NetworkRow = find(name, import_module, _networks, "network")
-    return row
+    return find(name, import_module, _networks, "network") if name else None
 
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from spreeze.errors import ConfigError, described, did_you_mean
 from spreeze.formatting import clean
 from spreeze.inference.user_modules import import_named
 
 _MAX_STAGES = 8
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +194,10 @@ def modes(import_module: str | None = None) -> dict[str, Mode]:
 
 def find_mode(name: str, import_module: str | None = None) -> Mode:
     """The mode of that name (see ``find``)."""
-    mode: Mode = find(name, import_module, modes, "run.mode")
-    return mode
+    return find(name, import_module, modes, "run.mode")
 
 
-def find(name: str, import_module: str | None, table: Callable[[str | None], dict[str, Any]], key: str) -> Any:
+def find(name: str, import_module: str | None, table: Callable[[str | None], dict[str, _Row]], key: str) -> _Row:
     """A row of a table; imports the module only if no declared row has that name. A ConfigError if there is none."""
     known = table(None)
     if name not in known and import_module is not None:
