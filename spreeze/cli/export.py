@@ -364,10 +364,10 @@ def _image_lines(frames: FrameSpec) -> list[str]:
     lines = textwrap.dedent(f"""
 
         @functools.cache
-        def shares(old):  # [old, {size}]: share of each old pixel in the mean of each new one
+        def weights(old):  # [old, {size}]: weight of each old pixel in the mean of each new one
             edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
-            found = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
-            return (np.maximum(found, 0) / scale).astype(np.float32)
+            overlap = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
+            return (np.maximum(overlap, 0) / scale).astype(np.float32)
 
 
         IMAGES = {{  # where they are: axes, bounds, and whether colours become grey
@@ -376,7 +376,7 @@ def _image_lines(frames: FrameSpec) -> list[str]:
 
 
         def images(obs):  # uint8 [C, {size}, {size}] each
-            found = []
+            small_images = []
             for path, (order, low, high, to_grey) in IMAGES.items():
                 picture = functools.reduce(lambda part, key: part[key], path, obs)
                 planes = {array}.transpose(order).astype(np.float32)
@@ -384,9 +384,9 @@ def _image_lines(frames: FrameSpec) -> list[str]:
                 if to_grey and planes.shape[-3] == 3:
                     planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)
                 planes = planes.reshape(-1, *planes.shape[-2:])
-                small = shares(planes.shape[1]).T @ planes @ shares(planes.shape[2])
-                found.append((small + 0.5).astype(np.uint8))
-            return found
+                small = weights(planes.shape[1]).T @ planes @ weights(planes.shape[2])
+                small_images.append((small + 0.5).astype(np.uint8))
+            return small_images
     """)
     if not frames.is_single:
         lines += textwrap.dedent("""

@@ -109,9 +109,9 @@ class _Shrunk:
             raise self._bad(str(picture[~np.isfinite(values)][0]))
         return np.clip(values, 0.0, 255.0, out=values)
 
-    def _bad(self, found: str) -> BadTransition:
+    def _bad(self, value: str) -> BadTransition:
         where = f" ({path_text(self._source.path)})" if self._source.path else ""
-        return BadTransition(f"picture observed{where}", found, self._env_id)
+        return BadTransition(f"picture observed{where}", value, self._env_id)
 
 
 class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
@@ -160,7 +160,7 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         try:
             values = self._flatten(observation)
         except LeafError as error:
-            raise BadTransition(error.name, error.found, self._env_id) from None
+            raise BadTransition(error.name, error.value, self._env_id) from None
         if not np.isfinite(values).all():
             index = int(np.flatnonzero(~np.isfinite(values))[0])
             raise BadTransition(f"number {index} of the observation", str(values[index]), self._env_id)

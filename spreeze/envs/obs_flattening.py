@@ -36,9 +36,9 @@ Writer = Callable[[Any, np.ndarray], None]
 class LeafError(Exception):
     """A leaf that does not fit its space: its name, and a text for its value."""
 
-    def __init__(self, name: str, found: str) -> None:
-        super().__init__(f"{name} = {found}")
-        self.name, self.found = name, found
+    def __init__(self, name: str, value: str) -> None:
+        super().__init__(f"{name} = {value}")
+        self.name, self.value = name, value
 
 
 def path_text(path: Path) -> str:

@@ -196,7 +196,7 @@ class Task:
             part = self.mask if self._frame is None else self.mask.view(np.uint8)
         except LeafError as error:
             position = f"step {self._steps} of its episode" if self._steps else "reset"
-            raise self._bad(error.name, f"{error.found} (at {position})") from None
+            raise self._bad(error.name, f"{error.value} (at {position})") from None
         return np.concatenate((obs.reshape(-1), part))
 
     def _bad(self, field: str, value: str) -> BadTransition:
@@ -223,7 +223,7 @@ class Task:
             try:
                 return self._flatten(obs)
             except LeafError as error:
-                raise self._bad(error.name, error.found) from None
+                raise self._bad(error.name, error.value) from None
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 array = np.array(array_like(obs), dtype=np.float32)

@@ -161,7 +161,7 @@ class VectorTask:
         try:
             return mask_of(info, choice, terminated=without, parts=self.spec.action_parts)
         except LeafError as error:
-            raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
+            raise BadTransition(error.name, f"{error.value} (environment {index})", self.spec.env_id) from None
 
     def _checked(self, obs: Any, count: int) -> np.ndarray:
         """A new float32 array [count, O] without masks, finite; the parts of a nested observation are sorted by key."""
@@ -169,8 +169,8 @@ class VectorTask:
         with np.errstate(over="ignore", invalid="ignore"):
             array = _joined(obs, count) if isinstance(obs, dict) else np.array(obs, np.float32)
         if array.shape[:1] != (count,) or array.size != count * obs_dim:
-            found = f"shape {array.shape} for {count} environments; expected {obs_dim} values each"
-            raise BadTransition("observation", found, self.spec.env_id)
+            text = f"shape {array.shape} for {count} environments; expected {obs_dim} values each"
+            raise BadTransition("observation", text, self.spec.env_id)
         if not np.isfinite(array).all():
             raise BadTransition("observation", str(array[~np.isfinite(array)][0]), self.spec.env_id)
         return array.reshape(count, -1)

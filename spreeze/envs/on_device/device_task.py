@@ -86,8 +86,8 @@ class DeviceTask:
     def _per_env(self, field: str, values: Any, dtype: torch.dtype) -> Tensor:
         tensor = self._tensor(values)
         if tensor.numel() != self.num_envs:
-            found = f"shape {tuple(tensor.shape)} for {self.num_envs} environments"
-            raise BadTransition(field, found, self._spec.env_id)
+            text = f"shape {tuple(tensor.shape)} for {self.num_envs} environments"
+            raise BadTransition(field, text, self._spec.env_id)
         return tensor.reshape(self.num_envs).to(dtype, copy=True)  # environments may overwrite their own tensor
 
     def _rows(self, obs: Any) -> Tensor:
@@ -95,8 +95,8 @@ class DeviceTask:
         parts = [self._tensor(part).reshape(self.num_envs, -1).float() for part in _leaves(obs)]
         rows = torch.cat(parts, 1) if len(parts) > 1 else parts[0].clone()
         if rows.shape[1] != self._spec.obs_dim:
-            found = f"{rows.shape[1]} values for each environment; expected {self._spec.obs_dim}"
-            raise BadTransition("observation", found, self._spec.env_id)
+            text = f"{rows.shape[1]} values for each environment; expected {self._spec.obs_dim}"
+            raise BadTransition("observation", text, self._spec.env_id)
         return rows
 
     def _tensor(self, values: Any) -> Tensor:
