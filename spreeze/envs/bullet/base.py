@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.utils import seeding
 
 _SOLVER_ITERATIONS = 5
 _CONTACT_ERP = 0.9
@@ -165,13 +164,6 @@ class Client:
             joint.body, joint.index, self.api.TORQUE_CONTROL, force=torque, physicsClientId=self.id
         )
 
-    def save(self) -> int:
-        """Saves the state in the server's memory; returns its number."""
-        return int(self.api.saveState(physicsClientId=self.id))
-
-    def restore(self, state: int) -> None:
-        self.api.restoreState(state, physicsClientId=self.id)
-
     def close(self) -> None:
         """Ends the server; may be called twice."""
         self._release()
@@ -200,40 +192,32 @@ class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "render_fps": 60}  # type: ignore[misc]
 
     def __init__(self, physics: Physics, obs_dim: int, action_dim: int, *, keeps_state: bool = True) -> None:
-        infinite = np.full(obs_dim, np.inf, dtype=np.float32)
-        one = np.ones(action_dim, dtype=np.float32)
-        self.observation_space = gymnasium.spaces.Box(-infinite, infinite, dtype=np.float32)
-        self.action_space = gymnasium.spaces.Box(-one, one, dtype=np.float32)
-        self.np_random = seeding.np_random(None)[0]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (obs_dim,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (action_dim,), np.float32)
         self.client: Client | None = None
-        self._physics = physics
-        self._keeps_state = keeps_state
+        self._physics, self._keeps_state = physics, keeps_state
         self._saved: int | None = None
+        """Number of the first episode's state in the server's memory."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts an episode from the first one's state, with joints placed by the generator."""
-        if seed is not None:
-            self.np_random = seeding.np_random(seed)[0]
+        super().reset(seed=seed)
         first = self.client is None
         if self.client is None:
             self.client = Client()
             self._api, self._id = self.client.api, self.client.id
             self._saved = None
         elif self._saved is not None:
-            self.client.restore(self._saved)
+            self._api.restoreState(self._saved, physicsClientId=self._id)
         self.client.configure(self._physics)
         if first:
             self._load(self.client)
         obs = self._place(self.client)
         if self._keeps_state and self._saved is None:
-            self._saved = self.client.save()
+            self._saved = int(self._api.saveState(physicsClientId=self._id))
         return obs, {}
-
-    def simulate(self) -> None:
-        """Simulates one env step."""
-        self._api.stepSimulation(self._id)
 
     @abc.abstractmethod
     def _load(self, client: Client) -> None:

@@ -100,7 +100,7 @@ class Locomotion(BulletTask):
         action = np.asarray(action)
         old = self._potential
         self._push(action)
-        self.simulate()
+        self._api.stepSimulation(self._id)
         obs, raw, pitch = self._observe()
         alive = self.robot.alive(obs[0] + self._start_height, pitch, self._feet)
         total = float(np.add.reduce(obs))

@@ -55,7 +55,7 @@ class _Cart(BulletTask):
             force=self._force * value,
             physicsClientId=self._id,
         )
-        self.simulate()
+        self._api.stepSimulation(self._id)
         return self._observe()
 
     @abc.abstractmethod
@@ -150,7 +150,7 @@ class Reacher(BulletTask):
         self._api.setJointMotorControlArray(
             self._arm_body, self._arm_ids, self._api.TORQUE_CONTROL, forces=torques, physicsClientId=self._id
         )
-        self.simulate()
+        self._api.stepSimulation(self._id)
         obs = self._observe()
         # In the action's own precision, term by term.
         work = abs(a[0] * self._shoulder_speed) + abs(a[1] * self._elbow_speed)
