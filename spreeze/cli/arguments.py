@@ -98,11 +98,7 @@ class Parser(argparse.ArgumentParser):
         return known.get(title) or self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
-        line = " ".join(f"{message} (see {self.prog} --help)".split())
-        print_error(line)
-        if self._as_json:
-            emit({"error": line, "kind": UsageError.__name__})
-        sys.exit(2)
+        sys.exit(_report_error(UsageError(f"{message} (see {self.prog} --help)"), as_json=self._as_json))
 
     def flag(
         self,

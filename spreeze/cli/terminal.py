@@ -19,8 +19,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.formatting import DASH, clean, duration, number, percent, printable, size
-from spreeze.machine.output import BackgroundWriter, silence
+from spreeze.formatting import DASH, clean, duration, number, percent, printable, size, whole
+from spreeze.machine.output import BackgroundWriter, silence, write
 from spreeze.metrics import tuning_record
 from spreeze.metrics.snapshot import Snapshot
 
@@ -71,7 +71,7 @@ class PlainView:
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.first_error is not None and not self._error_shown:
             self._error_shown = True
-            self._line(f"ERROR in {snapshot.first_error[0]}: {snapshot.first_error[1]}")
+            self.note(f"ERROR in {snapshot.first_error[0]}: {snapshot.first_error[1]}")
         now_s = self._clock()
         self._last = snapshot
         if self._shown_s is None or now_s - self._shown_s >= _EVERY_S:
@@ -79,7 +79,7 @@ class PlainView:
             self.close()
 
     def note(self, text: str) -> None:
-        self._line(text)
+        write(self._stream, clean(text, 2000) + "\n")
 
     def leave(self) -> None:
         """Does nothing: its lines leave the terminal as it was."""
@@ -87,17 +87,8 @@ class PlainView:
     def close(self) -> None:
         """Prints the latest state if it has not been shown."""
         if self._last is not None:
-            self._line(plain_line(self._last))
+            self.note(plain_line(self._last))
             self._last = None
-
-    def _line(self, text: str) -> None:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        line = clean(text, 2000).encode(encoding, errors="replace").decode(encoding)
-        try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):  # closed pipe or file
-            silence(self._stream)
 
 
 class TerminalView:
@@ -215,7 +206,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
 
 
 def _health(snapshot: Snapshot) -> Text:
-    samplers = f"samplers {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
+    samplers = f"samplers {whole(snapshot.samplers_alive)}/{whole(snapshot.samplers_wanted)}"
     restarts = f"restarts {snapshot.restarts}"
     return Text.assemble(
         (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
@@ -230,13 +221,9 @@ def _health(snapshot: Snapshot) -> Text:
 def _active(snapshot: Snapshot) -> str:
     """Number of active samplers while the governor pauses others."""
     return (
-        f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
+        f"{number(snapshot.samplers_active)} of {whole(snapshot.samplers_wanted)} samplers active, other programs "
         f"keep {number(snapshot.external_cpu_cores)} cores"
     )
-
-
-def _count(value: int | None) -> str:
-    return DASH if value is None else str(value)
 
 
 def _rates(snapshot: Snapshot, inner: int) -> Table:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.errors import first_true
 from spreeze.types import Choices, EnvSpec, Mixed, rebuild
 
 _MAX_VALUES = 100_000_000
@@ -34,9 +35,8 @@ def spec_from(data: Any) -> EnvSpec:
     for name, size in sizes.items():
         if not 1 <= size <= (_MAX_VALUES if name != "max_episode_steps" else 2**63):
             raise ValueError(f"{name} = {size}: expected 1 to {_MAX_VALUES}")
-    for name, wrong in _contradictions(spec).items():
-        if wrong:
-            raise ValueError(f"{name} does not fit the other values of the environment")
+    if (wrong := first_true(_contradictions(spec))) is not None:
+        raise ValueError(f"{wrong} does not fit the other values of the environment")
     return spec
 
 
@@ -61,12 +61,13 @@ def _contradictions(spec: EnvSpec) -> dict[str, bool]:
 
 def _parts_fit(spec: EnvSpec) -> bool:
     """True if the parts of a nested action cover all of its columns, boxes before choices."""
-    parts, numbers = spec.action_parts, 0 if spec.box is None else len(spec.box.low)
+    parts, continuous = spec.action_parts, 0 if spec.box is None else len(spec.box.low)
     if not parts:
         return not isinstance(spec.action, Mixed)
     stops = [0, *(part.columns.stop for part in parts)]
     kinds_fit = all(
-        (part.start is None) == (part.columns.stop <= numbers) and len(part.start or ()) in (0, math.prod(part.shape))
+        (part.start is None) == (part.columns.stop <= continuous)
+        and len(part.start or ()) in (0, math.prod(part.shape))
         for part in parts
     )
     if not kinds_fit or sorted(stops) != sorted([*(part.begin for part in parts), spec.action_dim]):

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from spreeze.envs.action_spaces import action_of, row_of
+from spreeze.envs.make import closed_on_error
 from spreeze.envs.obs_flattening import MASK, leaves_of
 from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import EnvironmentError_
@@ -23,20 +24,16 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     def __init__(self, env_id: str, make: Callable[[int], Any]) -> None:
         self._env_id, self._make = env_id, make
         env = make(0)
-        space = getattr(env, "single_observation_space", env.observation_space)
-        self.observation_space = _as_vector(space) if isinstance(space, gymnasium.spaces.Dict) else space
-        if not isinstance(self.observation_space, gymnasium.spaces.Box):
-            env.close()
-            raise EnvironmentError_(
-                f"{env_id}: its observation space is a {type(space).__name__}; vector engines need a Box, or a "
-                "Dict of Box"
-            )
-        self.action_space = getattr(env, "single_action_space", env.action_space)
-        try:
+        with closed_on_error(env):
+            space = getattr(env, "single_observation_space", env.observation_space)
+            self.observation_space = _as_vector(space) if isinstance(space, gymnasium.spaces.Dict) else space
+            if not isinstance(self.observation_space, gymnasium.spaces.Box):
+                raise EnvironmentError_(
+                    f"{env_id}: its observation space is a {type(space).__name__}; vector engines need a Box, or a "
+                    "Dict of Box"
+                )
+            self.action_space = getattr(env, "single_action_space", env.action_space)
             self._action, self._parts = action_of(env_id, self.action_space)
-        except EnvironmentError_:
-            env.close()
-            raise
         limit, threshold = _limits(env)
         self.spec = gymnasium.envs.registration.EnvSpec(
             id=env_id, entry_point=f"{__name__}:SingleEnv", max_episode_steps=limit, reward_threshold=threshold
