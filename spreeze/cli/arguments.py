@@ -244,10 +244,8 @@ def build_parser() -> Parser:
     parser.flag("--callback", text=f"{text}gives it arguments", default=[], metavar="MODULE:CLASS")
     text = "transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX [ratio]"
     parser.flag("--samples-per-insert", text=text, shown="8:512; td3: 16:512", metavar="MIN:MAX")
-    text = (
-        "let the tuner measure this machine (up to 60 s, cached) and choose batch size, learner threads and samplers; "
-    )
-    parser.flag("--auto", text=f"{text}settings given here are kept", default=False)
+    text = "let the tuner measure this machine (up to 60 s, cached) and choose batch size, learner threads and "
+    parser.flag("--auto", text=f"{text}samplers; settings given here are kept", default=False)
     parser.flag("--fresh", text="with --auto: ignore the cached result", default=False)
     text = "settings from profiles/NAME.toml or a .toml file; `none`: no profile"
     parser.flag("--profile", text=text, shown="that of the environment", metavar="NAME|PATH")

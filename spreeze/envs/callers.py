@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
@@ -44,7 +45,7 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     values.
     """
     if isinstance(task, functools.partial):
-        call: functools.partial[Any] = task
+        call = _Call(task.func, task.args, task.keywords)
     elif isinstance(task, FunctionType) and task.__name__ == _LAMBDA:
         try:
             call = _call_in(task)
@@ -55,34 +56,38 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     else:
         return task, {}
     try:
-        arguments = _arguments(call)
+        arguments = call.arguments()
         for value in arguments.values():
             value_text(value)
     except (TypeError, ValueError, ConfigError) as error:
         raise UsageError(f"env = {_short(task)}: {error}; {_AT_TOP}") from None
     gymnasium = sys.modules.get("gymnasium")
-    if gymnasium is not None and call.func is gymnasium.make:
+    if gymnasium is not None and call.function is gymnasium.make:
         return arguments.pop("id"), arguments
-    return call.func, arguments
+    return call.function, arguments
 
 
-class _Call(functools.partial[Any]):
+@dataclass
+class _Call:
     """The call that a lambda makes."""
 
+    function: Any
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
 
-def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
-    """All arguments by name; a TypeError or ValueError if they do not fit, or one has no name."""
-    bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
-    arguments: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            arguments |= value
-        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
-            raise TypeError(f"argument {name} has no name")
-        else:
-            arguments[name] = value
-    return arguments
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name; a TypeError or ValueError if they do not fit, or one has no name."""
+        bound = inspect.signature(self.function).bind(*self.args, **self.keywords)
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                arguments |= value
+            elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+                raise TypeError(f"argument {name} has no name")
+            else:
+                arguments[name] = value
+        return arguments
 
 
 class _Recorder:
@@ -95,7 +100,7 @@ class _Recorder:
         return _recorder(getattr(self._value, name))
 
     def __call__(self, *args: Any, **keywords: Any) -> _Call:
-        return _Call(self._value, *args, **keywords)
+        return _Call(self._value, args, keywords)
 
 
 def _recorder(value: Any) -> Any:

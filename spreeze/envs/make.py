@@ -426,12 +426,10 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
     if of_module:
         kinds = {key: value for key, value in vars(sys.modules[import_module]).items() if isinstance(value, type)}
         names += [key for key, value in kinds.items() if getattr(value, "__module__", None) == import_module]
-    listed = (
-        f"it has {', '.join(names[:5])}"
-        if names
-        else "gymnasium.register has to be called when that module is imported"
-    )
-    hint = did_you_mean(name, names) or did_you_mean(name, known) or f"; {listed}"
+    hint = did_you_mean(name, names) or did_you_mean(name, known)
+    if not hint and names:
+        hint = f"; it has {', '.join(names[:5])}"
+    hint = hint or "; gymnasium.register has to be called when that module is imported"
     kind = "id, class or function" if of_module else "id"
     if is_script(import_module):
         hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
