@@ -113,11 +113,7 @@ class ActorCriticConfig(AlgorithmConfig):
         fixed=True,
     )
     random_shift: int = setting(
-        4,
-        "images: largest random shift of the images in a batch (DrQ-v2, arXiv 2107.09645); 0: no shift",
-        unit="pixels",
-        low=0,
-        high=64,
+        4, "images: largest random shift in a batch (DrQ-v2, arXiv 2107.09645); 0: none", unit="pixels", low=0, high=64
     )
 
     bc_updates: int = setting(
@@ -270,11 +266,7 @@ class OnPolicyConfig(Section):
     """Fewest env steps per environment in a rollout whose interval is not set."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (64, 64),
-        "number of units in each hidden layer, for policy and value network alike",
-        low=1,
-        high=4096,
-        fixed=True,
+        (64, 64), "number of units in each hidden layer of policy and value network", low=1, high=4096, fixed=True
     )
     network: str = _NETWORK
     activation: str = setting("tanh", "activation of networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)

@@ -114,11 +114,7 @@ class EnvConfig(Section):
         (), "key=value arguments of the environment (command line only)", fixed=True, command_line_only=True
     )
     normalize_obs: bool = setting(
-        False,
-        "normalise observations by their running mean and standard deviation",
-        read=always,
-        fixed=True,
-        shared=True,
+        False, "normalise observations by running mean and standard deviation", read=always, fixed=True, shared=True
     )
     image: bool | None = setting(
         None,
@@ -328,12 +324,7 @@ class LearnerConfig(Section):
     )
     gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as much as fits", read=_replay)
     updates_per_launch: int = setting(
-        1,
-        "with gpu_replay: updates in one CUDA graph; 0: use no CUDA graphs",
-        unit="updates",
-        low=0,
-        high=64,
-        read=_replay,
+        1, "with gpu_replay: updates in one CUDA graph; 0: no CUDA graphs", unit="updates", low=0, high=64, read=_replay
     )
     compile: bool = setting(False, "fuse kernels by torch.compile, in up to a minute; a GPU needs Triton", read=_replay)
     average_interval: int = setting(
@@ -397,10 +388,7 @@ class EvaluationConfig(Section):
         high=10**9,
     )
     keep_episodes: int = setting(
-        60,
-        "evaluations whose best, median and worst episodes can be viewed in the dashboard; 0: none",
-        low=0,
-        high=10_000,
+        60, "evaluations whose best, median and worst episodes the dashboard can show; 0: none", low=0, high=10_000
     )
     keep_episodes_mb: float = setting(100.0, "disk space of kept episodes", unit="MB", low=1, high=1e6)
 
@@ -533,7 +521,7 @@ class StopConfig(Section):
     )
     target_evaluations: int = setting(
         1,
-        "evaluations in a row that must reach target_return; 0: report it, do not stop",
+        "evaluations in a row that must reach target_return; 0: only report it",
         unit="evaluations",
         low=0,
         high=10**9,
