@@ -70,9 +70,8 @@ def _checked(downloaded: Path, accepted: Path, repository: str) -> dict[str, Any
     weights, spec = read_policy(accepted / POLICY)
     record = {"env_id": spec.env_id, "algo": weights.meta.get("algo"), **read_run(accepted), "state": "finished",
              "pulled_from": repository}  # fmt: skip
-    write_json(
-        accepted / "run.json", {key: value for key, value in record.items() if key not in ("pid", "host", "nonce")}
-    )
+    kept = {key: value for key, value in record.items() if key not in ("pid", "host", "nonce")}
+    write_json(accepted / "run.json", kept)
     final_return = read_json(accepted / "summary.json").get("eval_return_final")
     return {"env": clean(spec.env_id, 100), "algo": clean(record["algo"], 40), "import_module": spec.import_module,
             "return": final_return if isinstance(final_return, float) else None}  # fmt: skip

@@ -104,9 +104,7 @@ def _push(args: argparse.Namespace) -> int:
     name, run = check_repository(args.to, "--to"), find_run(args.run, Path(args.runs_dir))
     api = library().HfApi()
     if is_alive(run):
-        raise RunError(
-            f"{run.name} is still running: push it when it has ended (python -m spreeze runs stop {run.name})"
-        )
+        raise RunError(f"{run.name} is still running: push it after its end (python -m spreeze runs stop {run.name})")
     refuse_links(run)  # a link could point to any file, which would be sent
     with tempfile.TemporaryDirectory(prefix="spreeze-push-") as temporary:
         folder = Path(temporary)

@@ -200,9 +200,8 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
         text = f" {snapshot.time_left}"
         rows.append(_labelled("progress", _bar(snapshot.progress, inner - 10 - len(text), "cyan", ascii_only), text))
     rows += [Text(clean(event, 200), style="dim", overflow="ellipsis", no_wrap=True) for event in snapshot.events[-3:]]
-    return Panel(
-        Group(*rows), title=Text("spreeze"), width=inner + 4, border_style="red" if snapshot.first_error else ""
-    )
+    style = "red" if snapshot.first_error else ""
+    return Panel(Group(*rows), title=Text("spreeze"), width=inner + 4, border_style=style)
 
 
 def _health(snapshot: Snapshot) -> Text:

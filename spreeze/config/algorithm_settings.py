@@ -32,9 +32,7 @@ _NORMALIZE_RETURNS = setting(
 class AlgorithmConfig(Section):
     """Settings of all off-policy algorithms."""
 
-    hidden_sizes: tuple[int, ...] = setting(
-        (256, 256), "number of units in each hidden layer", low=1, high=4096, fixed=True
-    )
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "units of each hidden layer", low=1, high=4096, fixed=True)
     network: str = _NETWORK
     activation: str = setting("relu", "activation of all networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
     gamma: float = setting(0.99, "discount factor per env step", low=0.0, high=1.0)
@@ -95,7 +93,7 @@ class ActorCriticConfig(AlgorithmConfig):
     actor_lr: float = setting(1e-3, "learning rate of the actor (Adam)", low=0.0, high=1.0)
     critic_lr: float = setting(1e-3, "learning rate of the critics (Adam)", low=0.0, high=1.0)
     actor_hidden_sizes: tuple[int, ...] = setting(
-        (), "number of units in each hidden layer of the actor; empty: hidden_sizes", low=1, high=4096, fixed=True
+        (), "units of each hidden layer of the actor; empty: hidden_sizes", low=1, high=4096, fixed=True
     )
     actor_layer_norm: bool = setting(False, "layer normalisation in the actor (arXiv 1607.06450)", fixed=True)
     critic_layer_norm: bool = setting(False, "layer normalisation in the critics (arXiv 1607.06450)", fixed=True)
@@ -245,12 +243,10 @@ class DistributionalConfig(ReturnRange, ActorCriticConfig):
 class ActionValueConfig(AlgorithmConfig):
     """Settings of the algorithms that take the action of the highest value."""
 
-    hidden_sizes: tuple[int, ...] = setting(
-        (128, 128), "number of units in each hidden layer", low=1, high=4096, fixed=True
-    )
+    hidden_sizes: tuple[int, ...] = setting((128, 128), "units of each hidden layer", low=1, high=4096, fixed=True)
     lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
     n_step: int = setting(3, "n of n-step returns", unit="env steps", low=1, high=64)
-    max_grad_norm: float = setting(10.0, "gradients are clipped to this norm", low=1e-6, high=1e9)
+    max_grad_norm: float = setting(10.0, "clip gradients to this norm", low=1e-6, high=1e9)
     target_interval: int = setting(1, "updates per target update (tau = 1: a copy)", unit="updates", low=1, high=10**9)
     double: bool = setting(True, "double Q-learning (arXiv 1509.06461)")
     epsilon_start: float = setting(1.0, "initial probability of a random action", low=0.0, high=1.0)
@@ -266,13 +262,11 @@ class OnPolicyConfig(Section):
     """Fewest env steps per environment in a rollout whose interval is not set."""
 
     hidden_sizes: tuple[int, ...] = setting(
-        (64, 64), "number of units in each hidden layer of policy and value network", low=1, high=4096, fixed=True
+        (64, 64), "units of each hidden layer of policy and value network", low=1, high=4096, fixed=True
     )
     network: str = _NETWORK
     activation: str = setting("tanh", "activation of networks; convolutions: relu", choices=ACTIVATIONS, fixed=True)
-    layer_norm: bool = setting(
-        False, "layer normalisation in both networks (arXiv 1607.06450); not with images", fixed=True
-    )
+    layer_norm: bool = setting(False, "LayerNorm in both networks (arXiv 1607.06450); not with images", fixed=True)
     cnn: str = setting("nature", "shared trunk for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True)
     recurrent: str = setting(
         "none",
@@ -310,9 +304,7 @@ class OnPolicyConfig(Section):
     lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0.0, high=1e3)
-    max_grad_norm: float = setting(
-        0.5, "gradients are clipped to this norm (see separate_grad_norms)", low=1e-6, high=1e9
-    )
+    max_grad_norm: float = setting(0.5, "clip gradients to this norm (see separate_grad_norms)", low=1e-6, high=1e9)
     separate_grad_norms: bool = setting(
         True, "clip the gradients of policy and value network separately (with images they are one network)"
     )

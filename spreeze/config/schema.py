@@ -136,9 +136,7 @@ class ImageConfig(Section):
     full_actions: bool = setting(False, "Atari: use all 18 actions, not only those of the game")
     episodic_life: bool = setting(False, "Atari: end the episode when a life is lost, except in evaluation")
     clip_rewards: bool = setting(True, "Atari: train on the sign of rewards; reported returns are not clipped")
-    noop_max: int = setting(
-        30, "Atari: maximum number of random no-op frames after a reset", unit="frames", low=0, high=1000
-    )
+    noop_max: int = setting(30, "Atari: maximum of random no-op frames after a reset", unit="frames", low=0, high=1000)
     fire_reset: bool = setting(False, "Atari: press FIRE after a reset, in games that have this action")
     max_episode_frames: int = setting(
         108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=10**9
@@ -377,7 +375,7 @@ class EvaluationConfig(Section):
     episodes: int = setting(10, "episodes per evaluation, each from a fresh reset", low=1, high=10_000)
     seed: int = setting(10_000, "base seed of all evaluation episodes", low=0, high=2**31 - 1)
     cpu_share: float = setting(
-        0.15, "share of one core that the evaluator may use while all cores are busy", low=0.01, high=1.0
+        0.15, "fraction of a core that the evaluator may use while all are busy", low=0.01, high=1.0
     )
     interval_updates: int | None = setting(
         None,
@@ -404,7 +402,7 @@ class VisualizerConfig(Section):
     clip_interval_s: float = setting(120.0, "time between video clips", unit="s", low=1, high=1e6)
     clip_length_s: float = setting(10.0, "playing time of a clip", unit="s", low=0.5, high=600)
     cpu_share: float = setting(
-        0.10, "share of one core that the visualizer may use while all cores are busy", low=0.01, high=1.0
+        0.10, "fraction of a core that the visualizer may use while all are busy", low=0.01, high=1.0
     )
 
 

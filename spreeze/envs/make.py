@@ -146,9 +146,8 @@ def make_env(
             values["render_mode"] = render_mode
         if values.get("render_mode") == "rgb_array" and not has_display():
             _render_offscreen()
-        return _check_drawing(
-            _construct(registered, values, ImageConfig(**(options.get("image") or {})), picture), name, render_mode
-        )
+        env = _construct(registered, values, ImageConfig(**(options.get("image") or {})), picture)
+        return _check_drawing(env, name, render_mode)
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:

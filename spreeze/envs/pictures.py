@@ -174,9 +174,7 @@ def seen_as(spec: EnvSpec) -> str | None:
         return f"observation: treated as images: {text}"
     if spec.obs_layout:
         pairs = zip((source, *frames.more), frames.images, strict=True)
-        images = [
-            f"{path_text(part.path)} {part.shape} as {image[0]} x {image[1]} x {image[2]}" for part, image in pairs
-        ]
+        images = [f"{path_text(part.path)} {part.shape} as {' x '.join(map(str, image))}" for part, image in pairs]
         numbers = f" and {count} number{'s' * (count > 1)}" if (count := frames.vector_dim - spec.mask_dim) else ""
         return (
             f"observation: treated as {len(images)} image{'s' * (len(images) > 1)} ({', '.join(images)}; the last "

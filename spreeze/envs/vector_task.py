@@ -149,17 +149,16 @@ class VectorTask:
         """Observations of the environments ``indices``, followed by their masks if there are any."""
         if self._masked is None:
             return array
-        masks = [
-            self._mask(self._masked, infos, index, without is not None and bool(without[index])) for index in indices
-        ]
+        masks = [self._mask(self._masked, infos, index, without) for index in indices]
         return np.concatenate((array, np.stack(masks)), 1)
 
-    def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
+    def _mask(self, choice: Choices, infos: dict[str, Any], index: int, without: np.ndarray | None) -> np.ndarray:
         """The mask of one environment; Gymnasium's ``_action_mask`` marks those that gave one."""
         masks, given = infos.get(MASK), infos.get(f"_{MASK}")
         info = {} if masks is None or (given is not None and not given[index]) else {MASK: _mask_at(masks, index)}
         try:
-            return mask_of(info, choice, terminated=without, parts=self.spec.action_parts)
+            terminated = without is not None and bool(without[index])
+            return mask_of(info, choice, terminated=terminated, parts=self.spec.action_parts)
         except LeafError as error:
             raise BadTransition(error.name, f"{error.value} (environment {index})", self.spec.env_id) from None
 

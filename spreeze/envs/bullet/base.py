@@ -153,9 +153,7 @@ class Client:
 
     def set_joint(self, joint: BulletJoint, position: float) -> None:
         """Puts a joint at a position (rad or m), at rest, its motor off."""
-        self.api.resetJointState(
-            joint.body, joint.index, targetValue=position, targetVelocity=0, physicsClientId=self.id
-        )
+        self.api.resetJointState(joint.body, joint.index, position, targetVelocity=0, physicsClientId=self.id)
         self.motor_off(joint.body, joint.index)
 
     def push(self, joint: BulletJoint, torque: float) -> None:
