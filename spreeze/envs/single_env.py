@@ -56,9 +56,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         )
         return VectorTask(env, dataclasses.replace(spec, obs_dim=self._obs_dim + spec.mask_dim))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, unless the engine has just started one."""
         if seed is None:
             return self._shaped(self._task.restart())

@@ -100,9 +100,7 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
     def __init__(self, length: int = 20) -> None:
         self.length = length
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._side, self._position = 1 - 2 * int(self.np_random.integers(2)), 0
         return np.array([self._side, 0.0], np.float32), {}
@@ -214,9 +212,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         self._obs = np.zeros(obs_dim, np.float32)
         self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode; a seed also fixes all step times that follow."""
         super().reset(seed=seed)
         if seed is not None or not self._times.seeded:

@@ -83,9 +83,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             self._state_dim = state.size
             self._obs_dim += state.size
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._truncated = False
         obs, _ = self._env.reset(seed=seed, options=options)

@@ -197,9 +197,7 @@ class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
         self._saved: int | None = None
         """Number of the first episode's state in the server's memory."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode from the first one's state, with joints placed by the generator."""
         super().reset(seed=seed)
         first = self.client is None
