@@ -487,7 +487,7 @@ def main(argv: list[str]) -> int:
     replace_bytes(folder / _RESULT, json.dumps(result).encode())
     if job.second and "error" not in result:
         faulthandler.dump_traceback_later(2.0 * max(_SECOND_S, 2.0 * result["start_s"]), exit=True)
-        second = _second_env(task, result, tasks)
+        second = _second_env(task, tasks) if _needs_second(task, result) else {"alone": None}
         replace_bytes(folder / _SECOND, json.dumps(second).encode())
         while second["alone"] is not None and not (folder / _ENOUGH).exists():
             time.sleep(_POLL_S)
@@ -510,21 +510,21 @@ def _timed(arguments: dict[str, Any], steps: int, tasks: list[Task]) -> dict[str
     return dataclasses.asdict(measure(task, steps, before_bytes, start_s, drawn=is_drawn))
 
 
-def _second_env(arguments: dict[str, Any], first: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
-    """Tries a second environment beside the first one, unless several are known to work."""
-    if (
-        is_known_to_repeat(arguments["env_id"])
-        or first["start_s"] > _SLOWEST_TWICE_S
-        or memory_limits().usable_bytes < 2 * first["memory_bytes"]
-    ):
-        return {"alone": None}
+def _needs_second(arguments: dict[str, Any], first: dict[str, Any]) -> bool:
+    """False where several environments are known to work, or time or memory do not suffice to try."""
+    is_quick, free_bytes = first["start_s"] <= _SLOWEST_TWICE_S, memory_limits().usable_bytes
+    return is_quick and free_bytes >= 2 * first["memory_bytes"] and not is_known_to_repeat(arguments["env_id"])
+
+
+def _second_env(arguments: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
+    """Tries a second environment beside ``tasks[0]``, and appends it."""
     before_bytes = _memory_bytes()
     try:
         tasks.append(make_task(**{**arguments, "args": tasks[0].spec.args}))
         tasks[1].reset(seed=1)
         tasks[1].step(_Actions(tasks[1], 1).at(0))
     except Exception as error:
-        return {"alone": _text_of(error)}
+        return {"alone": _text_of(error), "further_env_bytes": None}
     return {"alone": None, "further_env_bytes": max(0, _memory_bytes() - before_bytes)}
 
 
@@ -569,16 +569,10 @@ class Checkup:
 
 def check_up(arguments: dict[str, Any]) -> Checkup:
     """Times steps and resets, measures a second environment's memory, and runs Gymnasium's checker."""
-    tasks, added_bytes, why_alone = [make_task(**arguments)], None, None
+    tasks = [make_task(**arguments)]
     try:
         steps_us, resets_us, mean_us, largest = _time(tasks[0])
-        before_bytes = _memory_bytes()
-        try:
-            tasks.append(make_task(**arguments))
-            tasks[1].reset(seed=1)
-            added_bytes = max(0, _memory_bytes() - before_bytes)
-        except Exception as error:
-            why_alone = _text_of(error)
+        second = _second_env(arguments, tasks)
     finally:
         close_in_time(*(task.close for task in tasks))
     p50, p99 = np.quantile(steps_us, [0.5, 0.99])
@@ -588,8 +582,7 @@ def check_up(arguments: dict[str, Any]) -> Checkup:
         step_us_p99=float(p99),
         step_us_max=float(max(steps_us)),
         reset_us_median=float(np.median(resets_us)),
-        further_env_bytes=added_bytes,
-        alone=why_alone,
+        **second,
         largest_observation=largest,
         notes=_gymnasium_findings(make_env(**arguments), tasks[0].spec),
     )
@@ -663,10 +656,7 @@ def _gymnasium_findings(env: Any, spec: EnvSpec) -> tuple[str, ...]:
 def plain_text(text: str) -> str | None:
     """A message of the checker without colours and file names, or our text for it, if there is one."""
     text = " ".join(re.sub(r"\x1b\[\d+m|WARN: ", "", text).split())
-    for pattern, replacement in _PLAIN_TEXTS:
-        if re.search(pattern, text):
-            return replacement
-    return text[:200]
+    return next((ours for pattern, ours in _PLAIN_TEXTS if re.search(pattern, text)), text[:200])
 
 
 def draw(task: Task) -> dict[str, Any]:
