@@ -223,14 +223,6 @@ def _runs_on_feet(height: Any, pitch: float, feet: Sequence[float]) -> float:
     return 1.0 if abs(pitch) < 1.0 and not (feet[1] or feet[2] or feet[4] or feet[5]) else -1.0
 
 
-def _above(limit: float, bonus: float) -> Alive:
-    def alive(height: Any, pitch: float, feet: Sequence[float]) -> float:
-        # Compared in the height's own precision: the Humanoid's is a float32.
-        return bonus if height > limit else -1.0
-
-    return alive
-
-
 _SIDES = ("right", "left")
 _HUMANOID_MOTORS: tuple[tuple[str, float], ...] = (
     *((f"abdomen_{axis}", 100.0) for axis in "zyx"),
@@ -272,7 +264,7 @@ ROBOTS: dict[str, Robot] = {
         file="ant.xml",
         obs_dim=28,
         power=2.5,
-        alive=_above(0.26, 1.0),
+        alive=lambda height, pitch, feet: 1.0 if height > 0.26 else -1.0,
         feet=("front_left_foot", "front_right_foot", "left_back_foot", "right_back_foot"),
     ),
     "Humanoid": Robot(
@@ -280,7 +272,7 @@ ROBOTS: dict[str, Robot] = {
         obs_dim=44,
         power=0.41,
         feet=("right_foot", "left_foot"),
-        alive=_above(0.78, 2.0),
+        alive=lambda height, pitch, feet: 2.0 if height > 0.78 else -1.0,  # in the height's own precision, a float32
         motor_power=_HUMANOID_MOTORS,
         motors=tuple(name for name, _ in _HUMANOID_MOTORS),
         single_torque=True,
