@@ -43,6 +43,8 @@ _KINDS = {
     "HumanoidEnv": _Kind(2, 2, False, forces=True),
 }
 """Class in Gymnasium -> properties that only its code has."""
+_STATE = ("qpos", "qvel", "ctrl", "qacc_warmstart", "xpos", "xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+"""Arrays of MuJoCo Warp that are read or written here."""
 _NAMES = [f"{name.removesuffix('Env')}-v5" for name in _KINDS]
 
 
@@ -90,19 +92,7 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         with warp.ScopedDevice(self._warp_device):
             self._model = mujoco_warp.put_model(task.model)
             self._data = mujoco_warp.make_data(task.model, nworld=num_envs, nconmax=nconmax, njmax=njmax)
-        names = (
-            "qpos",
-            "qvel",
-            "ctrl",
-            "qacc_warmstart",
-            "xpos",
-            "xipos",
-            "cinert",
-            "cvel",
-            "qfrc_actuator",
-            "cfrc_ext",
-        )
-        self._state: dict[str, Tensor] = {key: warp.to_torch(getattr(self._data, key)) for key in names}
+        self._state: dict[str, Tensor] = {key: warp.to_torch(getattr(self._data, key)) for key in _STATE}
         mass = torch.from_numpy(np.asarray(task.model.body_mass, np.float32)).to(self.device)
         self._mass_fraction = mass / mass.sum()
         self._generator = torch.Generator(self.device).manual_seed(seed)
