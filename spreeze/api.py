@@ -248,12 +248,7 @@ class Run:
         return tuple(self._reader.names())
 
     def metric(self, name: str) -> History:
-        """One metric over the whole run; empty before its first value.
-
-        Raises:
-            ConfigError: no metric of this name.
-            RunError: ``metrics.db`` is damaged.
-        """
+        """One metric over the whole run, perhaps empty; a ConfigError if unknown, a RunError if its file is damaged."""
         with self._reader.connected() as reader:
             known, series = reader.names(), reader.whole_series(name)
         unit, meaning = series.unit, series.meaning
@@ -380,10 +375,7 @@ class TrainedPolicy:
         return self._form(actions[0] if single else actions), state
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """Constructs an environment that is compatible with ``predict``.
-
-        Raises an EnvironmentError_ if it cannot be constructed, needs an import, or does not match the weights.
-        """
+        """Constructs an environment compatible with ``predict``; an EnvironmentError_ if none can be made that fits."""
         spec = self.spec
         _refuse_foreign(spec, self._import_module)
         with environment_errors(spec.env_id):
@@ -536,9 +528,6 @@ def _run_argument(run: Run | str | os.PathLike[str]) -> str:
     if not isinstance(run, str | os.PathLike):
         raise UsageError(f"run = {run!r}: expected a Run, the name or path of one, or 'latest'")
     return run if isinstance(run, str) else str(Path(run).absolute())
-
-
-# --- the process ---
 
 
 def _callback_flag(callback: Any) -> str:

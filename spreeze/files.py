@@ -92,10 +92,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Reads the whole content; a ValueError if it is larger than ``max_bytes``.
-
-    Not mapped, so that a file truncated in the meantime cannot kill the reader.
-    """
+    """Reads the whole content, not mapped, for a file may be truncated; a ValueError if above ``max_bytes``."""
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > max_bytes:

@@ -117,10 +117,7 @@ def too_slow(settings: Settings, names: Sequence[str], step_us: float | None, co
 
 
 def latest_level(curve: Sequence[EvaluationRow]) -> Level | None:
-    """The level of at most ten evaluations in the second half of a run's time, of a policy that has learned.
-
-    None if that is a single episode.
-    """
+    """The level of at most ten evaluations in a run's second half, by a policy that has learned; None if too few."""
     learned = [row for row in curve if row.updates] or [*curve]
     rows = [row for row in learned[-POLICIES:] if row.t >= curve[-1].t / 2.0]
     if len(rows) > 1:
@@ -163,12 +160,7 @@ class AlgorithmChoice:
         return str(algo)
 
     def best(self, names: Sequence[str], interrupts: Interrupts) -> ComparedAlgorithm:
-        """Trains the candidates in turn, and returns the best.
-
-        Raises:
-            RunError: all of them failed.
-            KeyboardInterrupt: the user asked to stop.
-        """
+        """Trains the candidates in turn; returns the best. A RunError if all fail, a KeyboardInterrupt on request."""
         rounds = rounds_of(self._settings, len(names))
         times = ", ".join(f"{end_s:.0f}" for end_s in rounds)
         self._say(

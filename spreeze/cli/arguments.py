@@ -349,11 +349,7 @@ _AMBIGUOUS = dict.fromkeys(("--n-envs", "--num-envs"), "--samplers (processes) a
 
 
 def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
-    """Translates flags of other libraries; ``note`` receives a line on each value that was changed or left out.
-
-    Raises:
-        UsageError: a flag of another library that can mean several things.
-    """
+    """Translates flags of other libraries, and tells ``note`` what changed; a UsageError for ambiguous ones."""
     words: list[str] = []
     if arguments and not arguments[0].startswith("-"):
         words.append("--env")

@@ -142,9 +142,6 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
     }
 
 
-# --- the command ---
-
-
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m spreeze bench",

@@ -273,9 +273,6 @@ def _summary(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --- weights files, also for ``play`` ---
-
-
 def pretrained_policies() -> dict[str, Path]:
     """The weights files that come with Spreeze, by name."""
     return {path.stem: path for path in sorted(_PRETRAINED.glob("*.safetensors"))}

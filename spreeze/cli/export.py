@@ -164,9 +164,6 @@ def _replaced_at_end(paths: list[Path]) -> Any:
                 path.unlink()
 
 
-# --- CSV ---
-
-
 def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     run = find_run(args.run, Path(args.runs_dir))
     out = Path(args.out or f"{run.name}.csv")
@@ -186,9 +183,6 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations"
     )
     return {"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts}, text
-
-
-# --- the example ---
 
 
 def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0) -> str:

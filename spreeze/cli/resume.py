@@ -51,9 +51,8 @@ def write_settings(run: Path, settings: Settings) -> None:
 def settings_of(run: Path, import_module: str | None = None) -> Settings:
     """Settings of an earlier session; ``import_module`` is that of the command line.
 
-    Raises:
-        RunError: the session ended before they were written, they cannot be read or are incomplete, or they are those
-            of another task than ``run.json`` or the newest checkpoint tells.
+    A RunError if the session ended before they were written, they cannot be read or are incomplete, or they are those
+    of another task than ``run.json`` or the newest checkpoint tells.
     """
     if source := read_run(run).get("pulled_from"):
         raise _refused(run, f"it was pulled from {source}, which has a policy but no checkpoint; start a new run")

@@ -189,14 +189,8 @@ def _run_sweep(
     return 1 if failed else 0
 
 
-# --- the plan ---
-
-
 def _continued(args: argparse.Namespace, runs_dir: Path) -> Sweep:
-    """The sweep to continue; only its number of parallel runs may change.
-
-    A finished run whose directory was deleted is done again.
-    """
+    """The sweep to continue, perhaps with more runs side by side; finished runs without a directory are done again."""
     _refuse_changes(args)
     sweep = read_sweep(runs_dir, args.resume)
     if args.side_by_side is not None:
@@ -344,9 +338,6 @@ def plan_text(sweep: Sweep, left: int) -> str:
     return "\n".join([text, *(f"  {setting}" for setting in settings if setting)])
 
 
-# --- the runs ---
-
-
 def _run_all(
     sweep: Sweep,
     left: Sequence[SweepRun],
@@ -388,9 +379,6 @@ def _run_all(
             f"{sweep_path(runs_dir, sweep.name)} cannot be written: {unwritten}; free some disk space, and "
             f"--resume {sweep.name} runs again what it does not name as finished"
         )
-
-
-# --- the table ---
 
 
 def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:

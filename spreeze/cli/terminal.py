@@ -42,10 +42,7 @@ def open_view(*, json_mode: bool = False) -> PlainView | TerminalView:
 
 
 class Screen(Console):
-    """A console for untrusted text: escape sequences and markup in it have no effect.
-
-    It falls silent when its pipe breaks; rich's ``Console`` would end the process.
-    """
+    """A console for untrusted text, without escape sequences and markup; unlike rich's, it survives a broken pipe."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)

@@ -303,10 +303,7 @@ def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
 
 
 def effect_notes(settings: Settings, *, tuned: bool) -> list[str]:
-    """One line for each reason why settings of the command line have no effect; empty if all have one.
-
-    ``tuned``: True if the tuner chooses the settings left open.
-    """
+    """A line for each reason why flags have no effect. ``tuned``: True if the tuner chooses the settings left open."""
     config, given = settings.config, {key for key, source in settings.sources.items() if source == USER}
     unread = without_effect(settings)
     of_tuner = [FLAG_OF.get(key, key) for key in marked("tuner") if key in given]
@@ -392,8 +389,5 @@ def toml_value(value: Any) -> str:
 
 
 def from_toml(text: str, source: str, import_module: str | None = None) -> Settings:
-    """Reads a text that ``to_toml`` wrote, without the sources of single values.
-
-    ``import_module`` is the argument of ``--import``; a module that the text names is not imported.
-    """
+    """Reads a text of ``to_toml``, without sources; ``import_module`` is that of ``--import``, never of the text."""
     return resolve([Layer(source=source, values=tomllib.loads(text))], import_module)

@@ -80,10 +80,7 @@ class DataFlow:
 
     @property
     def balanced(self) -> bool:
-        """True if the limiter keeps the samples per insert of mode serial.
-
-        The governor runs as many samplers as that needs.
-        """
+        """True if limiter and governor keep the samples per insert of mode serial."""
         return self.averages_parameters and self.lag is None
 
 

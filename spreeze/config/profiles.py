@@ -122,10 +122,7 @@ def reached_with(layer: Layer, env_id: str) -> str | None:
 
 
 def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
-    """The part of a profile that applies to this machine, and lines about the part that does not.
-
-    A profile without a machine in its ``[about]`` applies everywhere.
-    """
+    """The part of a profile that applies to this machine (all of it if it names none), and lines about the rest."""
     made_on = layer.about.get("machine_id")
     if made_on is None or made_on == machine_id:
         return layer, []

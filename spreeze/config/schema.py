@@ -708,10 +708,7 @@ def _class_of(section: str, config: Config | None) -> type[Section]:
 
 
 def active_settings(config: Config) -> tuple[str, ...]:
-    """The settings that the chosen mode and algorithm read, those of the algorithm first.
-
-    Settings that name the run, its task or its end are left out.
-    """
+    """The settings that mode and algorithm read, the algorithm's first; none that name run, task or end."""
     algo, data_flow, sections = config.run.algo, config.data_flow, config.sections()
     return tuple(
         f"{name}.{item.name}"

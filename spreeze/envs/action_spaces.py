@@ -19,11 +19,7 @@ Path = tuple[str | int, ...]
 
 
 def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ...]]:
-    """The specification of a space's actions as one row and, for a Dict or Tuple, of their parts.
-
-    Raises:
-        EnvironmentError_: no algorithm can handle the space; the message names it and supported ones.
-    """
+    """A space's actions as one row and, for a Dict or Tuple, their parts; an EnvironmentError_ if none can learn it."""
     what = f"{env_id}: action space {space_text(space)}"
     leaves = list(_leaves(space))
     for path, leaf in leaves:

@@ -28,6 +28,7 @@ from spreeze.types import FrameSpec, PictureSpec
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """Luma of red, green and blue (ITU-R BT.601)."""
+_TRIAL_FRAMES = 60
 
 
 class AreaResize:
@@ -66,10 +67,7 @@ def _area_weights(old: int, new: int) -> np.ndarray:
 
 
 class _Shrunk:
-    """One picture of an observation as an image [C, H, W].
-
-    Red, green and blue become grey unless ``image.grey`` is off; other channels stay planes of their own.
-    """
+    """One picture of an observation as an image [C, H, W]; only red, green and blue become grey (``image.grey``)."""
 
     def __init__(self, source: PictureSpec, options: ImageConfig, env_id: str) -> None:
         self._source, self._to_grey, self._env_id = source, options.grey and source.rgb, env_id
@@ -167,12 +165,6 @@ class ImageFrames(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         return values
 
 
-# --- Atari ---
-
-_FIRE = "FIRE"
-_TRIAL_FRAMES = 60
-
-
 def register() -> None:
     """Registers the ids with Gymnasium; limits ale-py's own messages to errors."""
     ale_py: Any = importlib.import_module("ale_py")
@@ -181,10 +173,7 @@ def register() -> None:
 
 
 def make_atari(name: str, options: ImageConfig, arguments: dict[str, Any]) -> AtariFrames:
-    """One game, with further ``arguments`` for its constructor, such as its mode.
-
-    The emulator's own frame skip is off, because ``AtariFrames`` processes the skipped frames.
-    """
+    """One game, with ``arguments`` for its constructor; ``AtariFrames``, not the emulator, skips frames."""
     env = gymnasium.make(
         name, disable_env_checker=True, frameskip=1, obs_type="grayscale", repeat_action_probability=0.0,
         full_action_space=options.full_actions, max_num_frames_per_episode=options.max_episode_frames, **arguments,
@@ -213,7 +202,8 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         )  # fmt: skip
         self.observation_space = gymnasium.spaces.Box(0, 255, self.frame_spec.shape, np.uint8)
         self._actions = list(ale.getLegalActionSet() if options.full_actions else ale.getMinimalActionSet())
-        self._fire = game.get_action_meanings().index(_FIRE) if _FIRE in game.get_action_meanings() else None
+        meanings = game.get_action_meanings()
+        self._fire = meanings.index("FIRE") if "FIRE" in meanings else None
         self._screen, self._before, self._first = (np.zeros((height, width), np.uint8) for _ in range(3))
         self._rng = np.random.default_rng()
         self._snapshot: Any = None

@@ -472,11 +472,7 @@ def _force_direct(entry_point: Any) -> None:
 
 
 def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> EnvSpec:
-    """Description of an environment for the rest of the system.
-
-    Raises:
-        EnvironmentError_: a space that no algorithm here can handle; the message names the space and supported ones.
-    """
+    """An environment's description; an EnvironmentError_ names a space that no algorithm here can handle."""
     if is_team("" if env.spec is None else env.spec.id):
         from spreeze.envs.team_env import describe_team
 

@@ -121,10 +121,7 @@ class DrawnPictures:
         """The largest value so far."""
 
     def __call__(self, drawn: Any) -> np.ndarray:
-        """Converts a picture [H, W], [H, W, C] or [C, H, W] with C = 1, 3 or 4, or the last of a list of pictures.
-
-        A ValueError for anything else.
-        """
+        """Converts a picture [H, W], [H, W, C] or [C, H, W], C = 1, 3 or 4, or a list's last; else a ValueError."""
         newest = drawn[-1] if isinstance(drawn, list) and drawn and isinstance(drawn[-1], np.ndarray) else drawn
         try:
             array = np.asarray(array_like(newest))

@@ -344,10 +344,7 @@ def _make_and_reset(make: Callable[[], Task]) -> Task:
 
 
 def _make_or_draw(make: Callable[[], Task], drawing: Callable[[], Task] | None) -> tuple[Task, bool]:
-    """Makes and resets a task; returns it, and True if ``drawing`` had to make it (with a ``render_mode``).
-
-    Some environments observe their own pictures.
-    """
+    """Makes and resets a task, with ``drawing`` if it observes its own pictures; returns it, and True if so."""
     try:
         return _make_and_reset(make), False
     except Exception as error:
@@ -365,10 +362,7 @@ def _make_or_draw(make: Callable[[], Task], drawing: Callable[[], Task] | None) 
 
 
 def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn: bool = False) -> Probe:
-    """Times the steps of a task that has been reset. ``before_bytes``: ``_memory_bytes`` before it was made.
-
-    ``drawn``: True if it can be reset only with a ``render_mode``.
-    """
+    """Times a task's steps after a reset. ``before_bytes``: memory before it was made; ``drawn``: by a render_mode."""
     import psutil
 
     from spreeze.envs.images import ImageFrames

@@ -81,10 +81,7 @@ class VectorTask:
         return self.reset()
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        """Steps all: ``actions`` float32 [N, A] in the environment's own unit, or the indices of choices.
-
-        A BadTransition if an observation or reward cannot be stored.
-        """
+        """Steps all with ``actions`` float32 [N, A], native or indices; a BadTransition for a bad result."""
         raw, reward, terminated, truncated, infos = self._on_host(self.env.step(self._on_device(self.native(actions))))
         with np.errstate(over="ignore", invalid="ignore"):  # overflows are found below
             reward = self._per_env("reward", np.asarray(reward, np.float32))

@@ -111,10 +111,7 @@ class Client:
         return int(bodies[-1])
 
     def load_model(self, file: str, root_name: str) -> Model:
-        """Loads one of Bullet's MJCF files; its part ``root_name`` defines the robot's pose.
-
-        The motors that Bullet starts in each joint are switched off.
-        """
+        """Loads one of Bullet's MJCF files, its motors off; the part ``root_name`` defines the robot's pose."""
         flags = self.api.URDF_USE_SELF_COLLISION | self.api.URDF_USE_SELF_COLLISION_EXCLUDE_ALL_PARENTS
         flags |= self.api.URDF_GOOGLEY_UNDEFINED_COLORS
         with zeroed_links():

@@ -44,9 +44,7 @@ class DeviceTask:
     def reset(self, seed: int | None = None) -> Tensor:
         """Starts an episode everywhere; returns the observations, float32 [N, O] (waits for the device once).
 
-        Raises:
-            BadTransition: an observation is not finite.
-            EnvironmentError_: the tensors are on another device.
+        A BadTransition if an observation is not finite, an EnvironmentError_ if tensors are on another device.
         """
         first, _ = self.env.reset(seed=seed)
         obs, self._ended = self._rows(first), ~self._all
