@@ -54,8 +54,8 @@ def write_bytes(
 def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
     """Replaces a file's content atomically: a reader sees all of the old content or all of the new.
 
-    The temporary name never becomes a ``Path``: Python 3.11 interns the parts of every ``Path`` for the life of the
-    process, which adds up to megabytes after some ten thousand names. After an OSError the old content is untouched.
+    After an OSError the old content is untouched. The temporary name never becomes a ``Path``, whose parts Python 3.11
+    keeps for the life of the process.
     """
     folder = os.path.dirname(path)
     temp = os.path.join(folder, temp_name())
@@ -71,10 +71,7 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False, mode:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the temporary files of a killed writer; only the folder's sole writer of files may call this.
-
-    Directories stay: they belong to another writer, such as unfinished checkpoints beside the best weights.
-    """
+    """Removes the temporary files of a killed writer, for the folder's sole writer; directories belong to others."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.name.startswith(TEMP_PREFIX) and not entry.is_dir(follow_symlinks=False):

@@ -276,12 +276,8 @@ def _add(parser: Parser, flag: str, key: str) -> None:
     text = f"{doc}{f' [{unit}]' if unit else ''}".replace("%", "%%")
     more: dict[str, Any] = {"type": kind, "choices": choices, "metavar": None if choices else item.name.upper()}
     if kind is tuple:
-        more = {"type": _names, "metavar": "NAME,NAME"}
+        more = {"type": lambda text: tuple(filter(None, map(str.strip, text.split(",")))), "metavar": "NAME,NAME"}
     parser.flag(flag, text=text, shown=str(default).replace("%", "%%"), dest=flag, group=group, **more)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def user_values(args: argparse.Namespace) -> Values:

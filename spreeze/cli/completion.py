@@ -83,13 +83,14 @@ def _commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argum
 
 
 def _values(action: argparse.Action, flag: str, runs_dir: Path) -> Iterable[str]:
+    end = ".sweep.json"
     known: dict[str, Callable[[], Iterable[str]]] = {
         "--env": known_ids,
         "--algo": lambda: ALGORITHMS,
         "--mode": modes,
         "--profile": lambda: (*profile_names(), NO_PROFILE),
-        "--set": _settings,
-        "--resume": lambda: (*_runs(runs_dir), *_sweeps(runs_dir)),
+        "--set": lambda: (f"{name}.{field}=" for name, kind in SECTIONS.items() for field in kind.__dataclass_fields__),
+        "--resume": lambda: (*_runs(runs_dir), *(path.name.removesuffix(end) for path in runs_dir.glob(f"*{end}"))),
         "--like": lambda: _runs(runs_dir),
     }
     return action.choices or known.get(flag, tuple)()
@@ -108,16 +109,8 @@ def _positional(parser: argparse.ArgumentParser, before: Sequence[str], runs_dir
     return ()
 
 
-def _settings() -> Iterable[str]:
-    return (f"{section}.{name}=" for section, part in SECTIONS.items() for name in part.__dataclass_fields__)
-
-
 def _runs(runs_dir: Path) -> Iterable[str]:
     from spreeze.cli.evaluate import pretrained_policies
 
     names = [path.name for path in list_runs(runs_dir)]
     return (*names, *(["latest"] if names else []), *pretrained_policies())
-
-
-def _sweeps(runs_dir: Path) -> Iterable[str]:
-    return (path.name.removesuffix(".sweep.json") for path in runs_dir.glob("*.sweep.json"))

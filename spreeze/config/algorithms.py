@@ -125,13 +125,13 @@ def implied_mode(row: AlgorithmRow) -> str:
     return (*at_once, *data_flows, DECLARED[0].name)[0]
 
 
-def _networks(import_module: str | None) -> dict[str, NetworkRow]:
-    return extended({}, import_module, "NETWORKS", NetworkRow)
-
-
 def find_network(name: str, import_module: str | None) -> NetworkRow | None:
     """The network of that name (see ``modes.find``); None for an empty one."""
-    return find(name, import_module, _networks, "network") if name else None
+
+    def table(module: str | None) -> dict[str, NetworkRow]:
+        return extended({}, module, "NETWORKS", NetworkRow)
+
+    return find(name, import_module, table, "network") if name else None
 
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:

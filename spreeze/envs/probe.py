@@ -585,8 +585,7 @@ def check_up(arguments: dict[str, Any]) -> Checkup:
 def _time(task: Task) -> tuple[list[float], list[float], float, float]:
     """Times of steps and resets in us, mean time of a step with resets spread over steps, and the largest observation.
 
-    Steps in which another program took the core are left out, unless hardly any others remain: they measure the machine
-    rather than the environment.
+    Steps in which another program took the core are left out, unless hardly any others remain.
     """
     steps_us: list[float] = []
     quiet_us: list[float] = []

@@ -21,9 +21,6 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from gymnasium.wrappers import TransformObservation
 
 SYNTHETIC_ID = "spreeze/Synthetic-v0"
-LAWS = ("constant", "exponential", "gamma")
-COSTS = ("sleep", "spin")
-ACTIONS = ("box", "discrete")
 _AHEAD = 1024
 _SIDE, _STEPS = 40, 10
 
@@ -180,7 +177,9 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         Raises:
             ValueError: an unknown law, cost or kind, or a number out of range.
         """
-        for name, kind, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
+        laws, kinds = ("constant", "exponential", "gamma"), ("box", "discrete")
+        texts = (("law", law, laws), ("cost", cost, ("sleep", "spin")), ("action_kind", action_kind, kinds))
+        for name, kind, known in texts:
             if kind not in known:
                 raise ValueError(f"{name} = {kind!r}: must be one of: {', '.join(known)}")
         minima = {

@@ -39,11 +39,7 @@ _MIN = -FLOAT32_MAX
 
 
 class ActionScaling:
-    """Maps [-1, 1] to the bounds of boxes and clips there; choices stay indices.
-
-    Terms that depend only on the bounds are computed once: each call of NumPy costs five microseconds in a process that
-    has just slept.
-    """
+    """Maps [-1, 1] to the bounds of boxes and clips there, with few calls of NumPy; choices stay indices."""
 
     def __init__(self, spec: EnvSpec, *, bounded: bool = False) -> None:
         """``bounded``: the policy's actions lie in [-1, 1], so that bounds of -1 and 1 need no clipping."""

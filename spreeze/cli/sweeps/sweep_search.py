@@ -205,10 +205,7 @@ def fraction_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
 
 
 def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: float = 1.0) -> float | None:
-    """Mean return over the fifth of a run that ends where it is, or was at ``until``; None without evaluation.
-
-    It is a fraction of the run, not a number of evaluations, of which a busy machine has fewer.
-    """
+    """Mean return over the fifth of a run that ends where it is, or was at ``until``; None without evaluation."""
     done = [row for row in evaluations if fraction_done(row, stop) <= until]
     if not done:
         return None
@@ -435,10 +432,7 @@ class SettingSearch:
 
 
 def return_front(runs: Sequence[SweepRun], runs_dir: Path) -> list[FrontPoint]:
-    """Pareto front of return against time over all evaluations of all runs, pruned ones too.
-
-    A return is the mean of ``comparison.HELD`` evaluations in a row, so that one lucky one is no point.
-    """
+    """Pareto front of return (mean of ``HELD`` evaluations in a row) against time over all runs, pruned ones too."""
     points = []
     for run in runs:
         with contextlib.suppress(RunError):
@@ -552,13 +546,9 @@ def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
     keys = [axis.key for axis in axes] + [text.partition("=")[0].strip() for text in fixed]
     if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
         raise ConfigError(f"--set {twice[0]}: set twice; give it once")
-    return axes or [_around(key, config) for key in _usual(config) if key not in keys], fixed
-
-
-def _usual(config: Config) -> list[str]:
-    algo = config.run.algo
-    keys = [f"{algo}.{name}" for name in _USUAL if 0.0 < getattr(config.own, name, 0.0) < 1.0]
-    return keys + (["learner.batch_size"] if config.on_policy is None else [])
+    usual = [f"{config.run.algo}.{name}" for name in _USUAL if 0.0 < getattr(config.own, name, 0.0) < 1.0]
+    usual += ["learner.batch_size"] if config.on_policy is None else []
+    return axes or [_around(key, config) for key in usual if key not in keys], fixed
 
 
 def _field(key: str, config: Config) -> tuple[Any, type, Any]:
