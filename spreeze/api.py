@@ -513,7 +513,6 @@ def _in_python_terms(text: str) -> str:
 
 
 def _part(obs: Any, index: int) -> Any:
-    """Observation ``index`` of a nested structure of stacked arrays."""
     if isinstance(obs, Mapping):
         return {key: _part(value, index) for key, value in obs.items()}
     if isinstance(obs, tuple):

@@ -41,6 +41,38 @@ _NEEDED_FIRST = (
     "--seconds", "--env-steps", "--target-return", "--resume",
 )  # fmt: skip
 """Flags that ``--help`` of a command of ``train`` shows; ``--help-all`` shows every one."""
+_SAME = dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps"), "--env-steps") | {
+    "--algorithm": "--algo",
+    "--env-id": "--env",
+    "--buffer-size": "--replay-capacity",
+    "--gym-packages": "--import",
+}
+"""Flags of other libraries, and ours of the same meaning."""
+_SETTINGS = {
+    "--gamma": "gamma",
+    "--tau": "tau",
+    "--lr": "lr",
+    "--learning-rate": "lr",
+    "--ent-coef": "entropy_coef",
+    "--clip-range": "clip",
+    "--gae-lambda": "gae_lambda",
+    "--n-epochs": "epochs",
+}
+"""Flags that mean a setting of the algorithm."""
+_AMBIGUOUS = dict.fromkeys(("--n-envs", "--num-envs"), "--samplers (processes) and --envs-per-sampler") | {
+    "--steps": "--env-steps, or --updates for gradient steps",
+    "--n-steps": "--sync-interval (env steps of each environment in a rollout), or --set ALGO.n_step for returns",
+    "--learning-starts": "--set replay.learning_starts=N",
+    "--tensorboard-log": "--log tensorboard",
+    "--track": "--log wandb",
+    "--env-kwargs": "--env-arg KEY=VALUE for each",
+    "--hyperparams": "--set ALGO.NAME=VALUE for each",
+    "--policy": "--set ALGO.hidden_sizes=[64,64]; the kind of network follows from the observations",
+    "--eval-episodes": "--set evaluation.episodes=N",
+    "--save-freq": "--set learner.checkpoint_interval_s=S",
+    "--eval-freq": "--set evaluation.cpu_share=S; evaluations follow each other as that share of a core allows",
+}
+"""Flags that may mean several things or take their values in another form, and what to type."""
 
 
 class _HelpAll(argparse.Action):
@@ -308,40 +340,6 @@ def parse_band(text: str) -> tuple[float, float]:
         return float(low or 0.0), float(high or 1e9)
     except ValueError:
         raise ConfigError(f"--samples-per-insert {text!r}: expected MIN:MAX, for example 8:512") from None
-
-
-_SAME = dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps"), "--env-steps") | {
-    "--algorithm": "--algo",
-    "--env-id": "--env",
-    "--buffer-size": "--replay-capacity",
-    "--gym-packages": "--import",
-}
-"""Flags of other libraries, and ours of the same meaning."""
-_SETTINGS = {
-    "--gamma": "gamma",
-    "--tau": "tau",
-    "--lr": "lr",
-    "--learning-rate": "lr",
-    "--ent-coef": "entropy_coef",
-    "--clip-range": "clip",
-    "--gae-lambda": "gae_lambda",
-    "--n-epochs": "epochs",
-}
-"""Flags that mean a setting of the algorithm."""
-_AMBIGUOUS = dict.fromkeys(("--n-envs", "--num-envs"), "--samplers (processes) and --envs-per-sampler") | {
-    "--steps": "--env-steps, or --updates for gradient steps",
-    "--n-steps": "--sync-interval (env steps of each environment in a rollout), or --set ALGO.n_step for returns",
-    "--learning-starts": "--set replay.learning_starts=N",
-    "--tensorboard-log": "--log tensorboard",
-    "--track": "--log wandb",
-    "--env-kwargs": "--env-arg KEY=VALUE for each",
-    "--hyperparams": "--set ALGO.NAME=VALUE for each",
-    "--policy": "--set ALGO.hidden_sizes=[64,64]; the kind of network follows from the observations",
-    "--eval-episodes": "--set evaluation.episodes=N",
-    "--save-freq": "--set learner.checkpoint_interval_s=S",
-    "--eval-freq": "--set evaluation.cpu_share=S; evaluations follow each other as that share of a core allows",
-}
-"""Flags that may mean several things or take their values in another form, and what to type."""
 
 
 def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:

@@ -73,6 +73,16 @@ _SLOW_RESET = 50.0  # ratio of median reset time to median step time above which
 _LARGE_OBSERVATION = 1e6
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
 """A clock difference or round trip above these, or a bandwidth below, is reported."""
+_PACKAGE_OF = {MUJOCO_ID: "'gymnasium[mujoco]'", FALLBACK_ID: "gymnasium"}
+"""Packages that the default tasks without Bullet need."""
+PROCESS_BYTES = 450 * 2**20
+"""Rough resident memory of a learner with Torch; all other processes together take about as much."""
+_DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)  # rows of the default task, Walker2DBulletEnv-v0
+_TORCH = (
+    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available() "
+    "and torch.cuda.device_count()]))"
+)
+_ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 
 
 def check_env(
@@ -248,16 +258,6 @@ def _host_checks(name: str, host: dict[str, Any], ours: dict[str, Any]) -> list[
     return checks
 
 
-PROCESS_BYTES = 450 * 2**20
-"""Rough resident memory of a learner with Torch; all other processes together take about as much."""
-_DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)  # rows of the default task, Walker2DBulletEnv-v0
-_TORCH = (
-    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available() "
-    "and torch.cuda.device_count()]))"
-)
-_ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
-
-
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
     hint = "the Bullet tasks need Python 3.11; MuJoCo is used by default instead" if version[:2] > (3, 11) else None
@@ -293,10 +293,6 @@ def check_packages() -> Check:
     if missing:
         return Check("libraries", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return _finding("libraries", ", ".join(installed))
-
-
-_PACKAGE_OF = {MUJOCO_ID: "'gymnasium[mujoco]'", FALLBACK_ID: "gymnasium"}
-"""Packages that the default tasks without Bullet need."""
 
 
 def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:

@@ -12,7 +12,7 @@ import keyword
 import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,21 @@ from spreeze.types import POLICY_FORMATS, ActionPart, Choices, EnvSpec, FrameSpe
 OBSERVATIONS = 1000
 """Number of observations that the check compares."""
 _CSV = "csv"
+_OPEN = {
+    "onnx": "session = onnxruntime.InferenceSession(file)",
+    "torch": "policy = torch.export.load(file).module()",
+    "numpy": "policy = dict(np.load(file))",
+}
+_ACT = {
+    "onnx": 'session.run(None, {"obs": x})[0][0]',
+    "torch": "policy(torch.from_numpy(x)).numpy()[0]",
+    "numpy": "run(policy, x)[0]",
+}
+_ACT_WITH_STATE = {
+    "onnx": 'session.run(None, {"obs": x, "state": state})',
+    "torch": "(part.numpy() for part in policy(torch.from_numpy(x), torch.from_numpy(state)))",
+    "numpy": "run_with_state(policy, x, state)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,7 +146,6 @@ def _check_text(check: agreement.Agreement | None, spec: EnvSpec) -> str:
 
 
 def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
-    """Metadata of an exported file: run, algorithm and version that it came from."""
     return {
         "spreeze": __version__,
         "run": name,
@@ -241,23 +255,6 @@ def c_example(spec: EnvSpec, file_name: str, state_dim: int) -> str:
             return 0;
         }}
     """)
-
-
-_OPEN = {
-    "onnx": "session = onnxruntime.InferenceSession(file)",
-    "torch": "policy = torch.export.load(file).module()",
-    "numpy": "policy = dict(np.load(file))",
-}
-_ACT = {
-    "onnx": 'session.run(None, {"obs": x})[0][0]',
-    "torch": "policy(torch.from_numpy(x)).numpy()[0]",
-    "numpy": "run(policy, x)[0]",
-}
-_ACT_WITH_STATE = {
-    "onnx": 'session.run(None, {"obs": x, "state": state})',
-    "torch": "(part.numpy() for part in policy(torch.from_numpy(x), torch.from_numpy(state)))",
-    "numpy": "run_with_state(policy, x, state)",
-}
 
 
 def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
@@ -463,10 +460,7 @@ def _structure(spec: EnvSpec) -> str:
             columns = f"({columns}.astype(np.int64) + {list(part.start)})"
         return f"{columns}.astype({part.dtype!r}).reshape({part.shape}){'' if part.shape else '[()]'}"
 
-    def constant(text: str) -> Callable[[Any], str]:
-        return lambda _: text
-
-    return code(nested([(part.path, constant(part_code(part))) for part in spec.action_parts])(None))
+    return code(nested([(part.path, lambda _, part=part: part_code(part)) for part in spec.action_parts])(None))
 
 
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:

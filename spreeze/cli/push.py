@@ -35,6 +35,15 @@ CARD = "README.md"
 FILES = (CARD, CURVE, POLICY, "run.json", "config.toml", "summary.json", "eval.csv", CLIP)
 """All files that ``push`` sends and ``pull`` accepts; paths as in the directory of a run."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PUBLIC = (
+    "format", "state", "env_id", "algo", "mode", "wiring", "seed", "exit_reason", "versions", "machine", "started",
+    "wall_s", "env_steps", "updates", "eval_best", "eval_final", "episodes",
+)  # fmt: skip
+"""Fields of ``run.json`` that are sent; the command, process and host are not."""
+_PRIVATE = ("run_dir", "reasons")
+_LOCAL_PATHS = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
+"""Settings that are directories and files of this machine."""
+_MAX_CLIP_BYTES = 20_000_000
 
 
 def check_repository(name: str, flag: str) -> str:
@@ -68,17 +77,6 @@ def hub_errors(doing: str) -> Iterator[None]:
     except Exception as error:
         remedy = "log in with: hf auth login (or set HF_TOKEN), and check name and network"
         raise HubError(f"{doing} failed: {type(error).__name__}: {clean(error, 300)}; {remedy}") from None
-
-
-_PUBLIC = (
-    "format", "state", "env_id", "algo", "mode", "wiring", "seed", "exit_reason", "versions", "machine", "started",
-    "wall_s", "env_steps", "updates", "eval_best", "eval_final", "episodes",
-)  # fmt: skip
-"""Fields of ``run.json`` that are sent; the command, process and host are not."""
-_PRIVATE = ("run_dir", "reasons")
-_LOCAL_PATHS = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
-"""Settings that are directories and files of this machine."""
-_MAX_CLIP_BYTES = 20_000_000
 
 
 def build_parser() -> Parser:

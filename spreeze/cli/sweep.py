@@ -238,7 +238,6 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
 
 def _common(args: argparse.Namespace) -> list[str]:
-    """Flags of ``spreeze.train`` that all runs have."""
     profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
     if profile is not None and profile.endswith(".toml"):
         profile = str(Path(profile).resolve())

@@ -487,8 +487,6 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
 
 
 def _closing(document: dict[str, Any], import_module: str | None) -> str:
-    """The results of a run, and how to watch and to continue it."""
-
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
         return "-" if value is None else format(value, form)

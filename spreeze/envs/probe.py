@@ -76,6 +76,21 @@ _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
 _RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
 """Files with which child and parent signal each other."""
+_CHECKUP_TIMING_S = 2.0
+_DRAWN = 4096
+_RESETS = 5
+_PLAIN_TEXTS: tuple[tuple[str, str | None], ...] = (
+    (r"symmetric and normalized|alternative render modes|action space.*infinity|[Bb]ox .*(infinity|precision)", None),
+    (r"render_modes|render mode|render_fps", None),
+    (
+        r"observation.*not (contained|within)|not within the observation space",
+        "an observation lies outside the observation space",
+    ),
+    (r"[Dd]eterministic", "two resets with the same seed differ: evaluations are not reproducible"),
+    (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations are not reproducible"),
+    (r"obs.*dtype|dtype.*obs", "observations have another dtype than their space and are converted at each step"),
+)
+"""Pattern of a message of Gymnasium's checker, and the doctor's text for it; None: irrelevant here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -524,23 +539,6 @@ def _second_env(arguments: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
 
 def _text_of(error: Exception, limit: int = 300) -> str:
     return one_line(error, limit) if isinstance(error, EnvironmentError_) else described(error, limit)
-
-
-_CHECKUP_TIMING_S = 2.0
-_DRAWN = 4096
-_RESETS = 5
-_PLAIN_TEXTS: tuple[tuple[str, str | None], ...] = (
-    (r"symmetric and normalized|alternative render modes|action space.*infinity|[Bb]ox .*(infinity|precision)", None),
-    (r"render_modes|render mode|render_fps", None),
-    (
-        r"observation.*not (contained|within)|not within the observation space",
-        "an observation lies outside the observation space",
-    ),
-    (r"[Dd]eterministic", "two resets with the same seed differ: evaluations are not reproducible"),
-    (r"np_random.*not|seed.*(not|does)", "reset ignores its seed: evaluations are not reproducible"),
-    (r"obs.*dtype|dtype.*obs", "observations have another dtype than their space and are converted at each step"),
-)
-"""Pattern of a message of Gymnasium's checker, and the doctor's text for it; None: irrelevant here."""
 
 
 @dataclass(frozen=True, kw_only=True)
