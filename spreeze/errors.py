@@ -96,8 +96,7 @@ def described(error: BaseException, limit: int = 300) -> str:
     """An exception in one line: its class, its message, and the line of user code that raised it.
 
     The location is ``file:line``, relative to the import folder. The source line follows if the message has less than
-    two words: ``AssertionError (my_env.py:9: assert speed < 5)``. An error raised by this package alone has no
-    location.
+    two words: ``AssertionError (my_env.py:9: assert speed < 5)``. Errors of this package have none.
     """
     try:
         text = " ".join(str(error).split())

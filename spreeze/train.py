@@ -1,7 +1,6 @@
 """``python -m spreeze.train``, the main command; implemented in ``spreeze.cli.train``.
 
-Called from Python, the module is the function ``spreeze.api.train``: importing it takes that function's place in the
-package.
+Called from Python, the module is the function ``spreeze.api.train``, whose place in the package it takes.
 """
 
 import os

@@ -202,8 +202,7 @@ def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0) -> str:
     """A program that plays the exported file with Gymnasium and the file's own engine only.
 
-    ``state_dim`` is the length of the policy's state; 0 without memory. A ConfigError if the environment's module has
-    an invalid name.
+    ``state_dim`` is the length of the policy's state; 0 without memory. A ConfigError for an invalid name of a module.
     """
     prefix, _, plain_id = spec.env_id.rpartition(":")
     family = FAMILIES.get(prefix)

@@ -38,8 +38,7 @@ def write_settings(run: Path, settings: Settings) -> None:
     """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
 
     Its last line says how many settings there are, because a file that was cut at the end of a line is valid TOML.
-    Values that a resumed run keeps also keep their sources. After an OSError the settings of the earlier session are
-    untouched.
+    Values that a resumed run keeps also keep their sources. After an OSError the earlier settings are untouched.
     """
     before = sources_in(run)
     kept = {key: before.get(key, source) if source == RESUMED else source for key, source in settings.sources.items()}

@@ -37,8 +37,7 @@ class AlgorithmRow:
     team: Maker = ""
     """An ``OffPolicyAlgorithm`` for several agents, each with one of n actions, that share one reward."""
     on_policy: Maker = ""
-    """An ``OnPolicyAlgorithm``: it learns from data that its own policy has just collected; fits every single-agent
-    task."""
+    """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected; for a single agent."""
     preferred: bool = False
     """True: the default for environments that it fits, before all others in ``ALGORITHMS``."""
     images: bool = False

@@ -1,7 +1,6 @@
 """Merges profiles (TOML), flags and ``--set`` into one checked configuration.
 
-Each value keeps its source (default, profile, tuner, user), and the resolved configuration is written to the run
-directory.
+Each value keeps its source (default, profile, tuner, user), also in the ``config.toml`` of a run.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class Layer:
     of_algorithm: dict[str, Values] = field(default_factory=dict)
     """Values of a profile for one algorithm alone."""
     choice: dict[str, Any] | None = None
-    """Algorithm, mode and perhaps learners, which apply only together: none does if another layer sets a different
-    algorithm or mode."""
+    """Algorithm, mode and perhaps learners; none applies if another layer sets a different algorithm or mode."""
 
     def without(self, section: str, name: str) -> Layer:
         """This layer without one setting."""

@@ -1,7 +1,6 @@
 """Sections of a configuration: frozen dataclasses whose fields have a meaning, unit and range, checked when built.
 
-Also parses values that a user writes as text: ``--env-arg``, ``--set``, and the arguments that ``spreeze.train`` hands
-to its process.
+Also parses values that a user writes as text: ``--env-arg``, ``--set``, and the arguments of ``spreeze.train``.
 """
 
 from __future__ import annotations

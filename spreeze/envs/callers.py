@@ -41,8 +41,7 @@ def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     """The class, function or id from which a partial or lambda makes the environment, and the arguments.
 
     Any other task is returned unchanged, without arguments. So is a lambda that does more, if it is defined at the top
-    of its module: ``make = lambda: ...``. A UsageError if it does more than call one class or function with plain
-    values.
+    of its module: ``make = lambda: ...``. A UsageError if it does more than one call with plain values.
     """
     if isinstance(task, functools.partial):
         call = _Call(task.func, task.args, task.keywords)

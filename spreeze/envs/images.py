@@ -184,8 +184,7 @@ def make_atari(name: str, options: ImageConfig, arguments: dict[str, Any]) -> At
 class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
     """Frames [1, size, size] of a game, one for each ``frame_skip`` frames of the emulator.
 
-    After the first reset the emulator is stepped directly: Gymnasium's step would fetch a picture of
-    every skipped frame.
+    After the first reset the emulator is stepped directly: Gymnasium's step would fetch each skipped picture.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], options: ImageConfig) -> None:

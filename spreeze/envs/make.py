@@ -1,7 +1,6 @@
 """Constructs environments by id and derives their ``EnvSpec``.
 
-Gymnasium is imported inside the functions: that takes a quarter of a second, and the supervisor needs only the default
-id.
+Gymnasium is imported inside the functions: the supervisor, which needs only the default id, starts faster.
 """
 
 from __future__ import annotations
@@ -444,8 +443,7 @@ def _force_direct(entry_point: Any) -> None:
     """Gives each Bullet environment its own client.
 
     ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this machine. The
-    replacement also loads models from zeroed memory, and caches bound functions, which saves about a sixth of a
-    Walker2D step.
+    replacement also loads models from zeroed memory, and caches bound functions: a sixth of a Walker2D step.
     """
     if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
         return

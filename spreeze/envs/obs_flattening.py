@@ -3,8 +3,7 @@
 Dict entries are laid out in the order of their sorted keys, Tuple entries by index, both depth first. A Box is
 flattened in C order, a Discrete(n) is a one-hot of n values, a MultiDiscrete the concatenated one-hots of its
 components, a MultiBinary its bits. ``gymnasium.spaces.flatten`` has the same order, except for a Dict built from an
-OrderedDict or from keywords, where it keeps the order of insertion. Parts that are text, such as MiniGrid's mission,
-are left out.
+OrderedDict or from keywords, where it keeps the order of insertion. Texts, such as MiniGrid's mission, are left out.
 
 An action mask, ``info["action_mask"]``, follows the observation as K values of 0 and 1. So observations are stored,
 sent and replayed together with their masks, and replay has the mask of both states. The networks see it, too.
@@ -158,8 +157,7 @@ def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[Action
 def joined_mask(mask: Any, choice: Choices | None, parts: tuple[ActionPart, ...]) -> Any:
     """Flags [K] of a mask with the structure of the action, as for Gymnasium's ``sample``; other masks are unchanged.
 
-    A part without a mask, or with None, allows all options. A MultiBinary has two flags per bit, or its bits, with 2
-    for any value.
+    A part without a mask, or with None, allows all options. A MultiBinary has two flags per bit, or its bits (2: any).
     """
     if choice is None or not parts or not isinstance(mask, dict | tuple):
         return mask

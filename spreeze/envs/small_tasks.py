@@ -136,8 +136,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
     """A contextual bandit in noise: the observation [O] is standard normal and new at each step.
 
     With box actions [A] the reward is ``1 - mean((a - tanh(W o))^2)``, with discrete ones it is 1 for the largest of
-    ``W o``, else 0; ``task_seed`` determines W. So the task can be learned, and the optimal return is known:
-    ``episode_steps``.
+    ``W o``, else 0; ``task_seed`` determines W. The optimal return is ``episode_steps``.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}  # type: ignore[misc]

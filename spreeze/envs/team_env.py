@@ -1,8 +1,7 @@
 """Tasks of several agents: a parallel environment of PettingZoo, stepped by one agent that acts for the whole team.
 
 ``mpe2:NAME`` is an environment of the package mpe2, ``lbf:ID`` one of lbforaging (extra ``multiagent``);
-``parallel:MODULE`` is made by ``parallel_env()`` of the ``--import`` module. SMAC is not supported: it needs the binary
-of StarCraft II.
+``parallel:MODULE`` is made by ``parallel_env()`` of the ``--import`` module. SMAC is not supported: it needs StarCraft.
 
 *Layout.* An observation is ``obs of each agent | state`` (see ``types.TeamSpec``). The state is the result of
 ``state()``, left out if it only repeats the observations, as in mpe2. An action is one index per agent.

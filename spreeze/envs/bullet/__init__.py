@@ -1,7 +1,6 @@
 """The Bullet tasks of pybullet-envs-gymnasium 0.6.0, bit for bit, at about twice its speed.
 
-That package queries Bullet for one number at a time; these tasks query in batches. Nothing here imports Bullet before a
-task is made.
+That package queries Bullet for one number at a time; these query in batches. Bullet is imported with the first task.
 
 They are more reproducible than the package alone: Bullet's MJCF reader never initialises a link's transform (valgrind's
 memcheck reports it), so previous memory contents determine the link's position until the first reset, the order of the
