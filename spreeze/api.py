@@ -403,9 +403,7 @@ class TrainedPolicy:
         if not self.spec.action_mask or choice is None:
             raise UsageError(f"action_mask: {self.spec.env_id} gives none; remove it")
         if mask is None:
-            raise UsageError(
-                f"{self.spec.env_id} masks actions: pass action_mask=info['action_mask'] from reset() or step()"
-            )
+            raise UsageError(f"{self.spec.env_id} masks actions: pass action_mask=info['action_mask'] of reset or step")
         try:
             masks = np.atleast_2d(np.asarray(joined_mask(mask, choice, self.spec.action_parts), np.float32))
         except (TypeError, ValueError):
@@ -622,9 +620,7 @@ def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> Spr
     text = document.get("error")
     if text is None:
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return SpreezeError(
-            f"the training ended without a result ({ending}): {lines[-1] if lines else 'it said nothing'}"
-        )
+        return SpreezeError(f"the training ended without a result ({ending}): {lines[-1] if lines else 'no output'}")
     kind = getattr(errors, str(document.get("kind")), None)
     if isinstance(kind, type) and issubclass(kind, SpreezeError) and kind is not errors.BadTransition:
         return kind(_in_python_terms(text))

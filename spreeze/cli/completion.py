@@ -42,9 +42,7 @@ _INSTALL = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     lines = "; ".join(_INSTALL.values())
-    parser = Parser(
-        prog="python -m spreeze completion", description="Print the script of a shell's completion.", epilog=lines
-    )
+    parser = Parser(prog="python -m spreeze completion", description="Print a shell's completion script.", epilog=lines)
     parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
     shell = parser.parse_args(argv).shell
     say(f"# {_INSTALL[shell]}\n{_SCRIPTS[shell] % COMPLETION_VARIABLE}")

@@ -121,9 +121,7 @@ def _stop(args: argparse.Namespace) -> int:
             left_bytes = read_run(path).get("checkpoint_left_bytes")
             writes = isinstance(left_bytes, int) and left_bytes > 0
             phase = f"still writes its last checkpoint, {size(left_bytes)} left," if writes else "still runs"
-            raise RunError(
-                f"{path.name} {phase} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
-            )
+            raise RunError(f"{path.name} {phase} after {args.timeout:g} s (--timeout); runs stop --force kills it")
         time.sleep(0.1)
     return _done(args, path, state_of(path))
 
@@ -143,9 +141,7 @@ def _leave_free(args: argparse.Namespace) -> int:
     path = find_live_run(args.run, Path(args.runs_dir))
     share = TuningConfig(leave_free=args.share).leave_free  # rejects a value out of range
     if read_run(path).get("leave_free") is None:
-        raise RunError(
-            f"{path.name}: this run has no CPU governor (because of its mode or --no-governor), so nothing changes"
-        )
+        raise RunError(f"{path.name}: this run has no CPU governor (its mode, or --no-governor): nothing changes")
     send_request(path, "leave-free", repr(share))
     return _done(args, path, f"{percent(share)} of the usable cores are left free for other programs")
 

@@ -63,9 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m spreeze sweep", description="Train every combination of settings with several seeds."
-    )
+    parser = Parser(prog="python -m spreeze sweep", description="Train each combination of settings with many seeds.")
     parser.flag("--env", text="environment", shown="as in train", metavar="ID")
     parser.add_import()
     parser.flag("--algo", text="algorithm", shown="from environment and mode", metavar="NAME")

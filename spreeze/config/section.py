@@ -179,9 +179,7 @@ def literal_or_text(text: str) -> Any:
     except ValueError:
         pass
     if raw.lower() in _WORDS:
-        raise ConfigError(
-            f"{raw} is a string, and thus true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for the string"
-        )
+        raise ConfigError(f"{raw} is a string, thus true: write {_WORDS[raw.lower()]}, or '\"{raw}\"' for the string")
     if raw[:1] in _BRACKETS and raw:
         how = "close its quote" if raw[0] in "\"'" else "quote the strings in it"
         raise ConfigError(

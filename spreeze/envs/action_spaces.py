@@ -54,9 +54,7 @@ def _flat(what: str, space: Any) -> Box | Choices:
     if not isinstance(space, spaces.Box):
         raise EnvironmentError_(f"{what} is not supported; wrap it as a {_KINDS}, or a Dict or Tuple of these")
     if not np.issubdtype(space.dtype, np.floating):
-        raise EnvironmentError_(
-            f"{what} has an integer dtype, which is not supported; wrap it as Discrete or MultiDiscrete"
-        )
+        raise EnvironmentError_(f"{what} has an integer dtype, not supported; wrap it as Discrete or MultiDiscrete")
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     if not low.size:
         raise EnvironmentError_(f"{what} is empty")

@@ -72,9 +72,7 @@ def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) 
     known = gymnasium.registry.get(name)
     if known is None or known.vector_entry_point is None:
         reason = "is not registered" if known is None else "has no vector environment of its own"
-        raise EnvironmentError_(
-            f"vector:{name}: '{name}' {reason}; use --env {name}, of which each sampler steps several"
-        )
+        raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}: each sampler steps several")
     return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
 
 
@@ -127,9 +125,7 @@ def mpe2(name: str, import_module: str | None, render_mode: str | None, args: di
         raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
     if _RIVALS.match(name):
         teams = ", ".join(other for other in known if not _RIVALS.match(other))
-        raise EnvironmentError_(
-            f"mpe2:{name}: its agents compete, but a team must share one reward; use one of {teams}"
-        )
+        raise EnvironmentError_(f"mpe2:{name}: its agents compete, but a team must share one reward; use {teams}")
     return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 
 

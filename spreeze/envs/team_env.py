@@ -35,7 +35,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def __init__(self, env_id: str, env: Any) -> None:
         """An EnvironmentError_ if the spaces of the agents cannot be learned, or if they have action masks."""
         self._env, self._agents = env, tuple(env.possible_agents)
-        self._flatten = []
+        self._flatten: list[Flattener] = []
         for agent in self._agents:
             space, what = env.observation_space(agent), f"{env_id}: observation space of {agent}"
             self._flatten.append(Flattener(leaves_of(space, what)))
