@@ -266,12 +266,8 @@ class Run:
         rows = self._reader.evaluations()
         columns = dict(zip(EvaluationRow._fields, zip(*rows, strict=True), strict=True)) if rows else {}
         counts = ("env_steps", "updates", "episodes")
-        return Evaluations(
-            **{
-                name: np.array(columns.get(name, ()), np.int64 if name in counts else np.float64)
-                for name in Evaluations.__dataclass_fields__
-            }
-        )
+        kinds = {name: np.int64 if name in counts else np.float64 for name in Evaluations.__dataclass_fields__}
+        return Evaluations(**{name: np.array(columns.get(name, ()), kind) for name, kind in kinds.items()})
 
     def policy(self, which: str = "best", *, seed: int | None = None) -> TrainedPolicy:
         """The policy of this run; arguments and errors as ``load_policy``."""

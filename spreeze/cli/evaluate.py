@@ -89,12 +89,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    targets, robust = tuple(args.target), args.centre == "iqm"
     rules = comparison.Rules(
-        policies=args.policies,
-        targets=tuple(args.target),
-        limit_s=args.limit_s,
-        resamples=args.resamples,
-        robust=args.centre == "iqm",
+        policies=args.policies, targets=targets, limit_s=args.limit_s, resamples=args.resamples, robust=robust
     )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     report = comparison.report_of(paths, args.by, rules)

@@ -26,9 +26,7 @@ def tune_parser() -> Parser:
     """The flags of ``spreeze.train`` and two more."""
     parser = build_parser()
     parser.prog = "python -m spreeze tune"
-    parser.description = (
-        "Benchmark this machine with an environment to choose batch size, learner threads, device and samplers."
-    )
+    parser.description = "Benchmark this machine with a task to choose batch size, threads, device and samplers."
     parser.epilog = "Takes the flags of train; settings given here are kept, the others are tuned."
     parser.flag("--out", text="also write the result to this file", shown="cache only", metavar="FILE")
     text = "tune only samplers and environments, as --cluster does on hosts without a learner"

@@ -224,9 +224,7 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
         settings = resolve(layers)
     elif source := next((layer.source for layer in layers if _choice_layers(layer, layers)), None):
         run = settings.config.run
-        reason = (
-            f"algorithm {run.algo} in mode {run.mode}: {source} sets them for this environment; override with --algo"
-        )
+        reason = f"algorithm {run.algo} in mode {run.mode}: {source} sets them for this environment; --algo overrides"
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     algorithm = settings.config.on_policy or settings.config.algorithm
     find_network(algorithm.network, spec.import_module)

@@ -117,15 +117,15 @@ class Mode:
 _SAMPLERS = PipelineBox(title="Samplers", split="sampler", items=("samplers_active", "env_steps_per_s"))
 
 
-def _stages(title: str, *items: str, learner: tuple[str, ...]) -> tuple[PipelineBox, ...]:
-    """Samplers, a buffer of that title, and a learner that shows ``learner`` beside its updates/s."""
-    learner_box = PipelineBox(title="Learner", split="learner", items=("updates_per_s", *learner))
+def _stages(title: str, *items: str, also: tuple[str, ...]) -> tuple[PipelineBox, ...]:
+    """Samplers, a buffer of that title, and a learner that shows ``also`` beside its updates/s."""
+    learner_box = PipelineBox(title="Learner", split="learner", items=("updates_per_s", *also))
     return (_SAMPLERS, PipelineBox(title=title, items=items), learner_box)
 
 
-REPLAY_STAGES = _stages("Replay", "replay_fill", "samples_per_insert", "transition_age", learner=("policy_lag",))
-BALANCED_STAGES = _stages("Replay", "replay_fill", "samples_per_insert_now", "staleness", learner=("policy_lag",))
-ROLLOUT_STAGES = _stages("Storages", "samples_per_insert", "policy_lag", learner=("update_frames_per_s",))
+REPLAY_STAGES = _stages("Replay", "replay_fill", "samples_per_insert", "transition_age", also=("policy_lag",))
+BALANCED_STAGES = _stages("Replay", "replay_fill", "samples_per_insert_now", "staleness", also=("policy_lag",))
+ROLLOUT_STAGES = _stages("Storages", "samples_per_insert", "policy_lag", also=("update_frames_per_s",))
 BUFFER_STAGES = _stages(
     "Circular buffer",
     "samples_per_insert",

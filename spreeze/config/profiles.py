@@ -155,9 +155,7 @@ def export_path(name_or_path: str) -> Path:
     """The path to write a profile to; a ConfigError if it exists or cannot be written."""
     path = _path(name_or_path)
     if name_or_path == NO_PROFILE:
-        raise ConfigError(
-            f"--export {NO_PROFILE}: --profile {NO_PROFILE} is reserved for no profile; choose another name"
-        )
+        raise ConfigError(f"--export {NO_PROFILE}: --profile {NO_PROFILE} is reserved for no profile; use another name")
     if not path.parent.is_dir():
         raise ConfigError(f"--export {name_or_path}: no such directory {path.parent}")
     if path.exists():

@@ -104,10 +104,7 @@ class EnvConfig(Section):
         default_text="Walker2DBulletEnv-v0; Walker2d-v5 without Bullet; Pendulum-v1 without MuJoCo",
     )
     import_module: str | None = setting(
-        None,
-        "Python module or script that registers your environments, algorithms or networks",
-        flag="--import",
-        command_line_only=True,
+        None, "module or script of your environments, algorithms or networks", flag="--import", command_line_only=True
     )
     plain: bool = setting(False, "use the pybullet package's own tasks, not Spreeze's faster ones", flag="--plain-env")
     args: tuple[str, ...] = setting(
@@ -316,9 +313,7 @@ class LearnerConfig(Section):
         read=_replay,
     )
     overlap: bool = setting(
-        False,
-        "update the actor with the previous critics, so that actor and critics train in parallel on two devices",
-        read=_replay,
+        False, "update the actor with the previous critics, so that both train in parallel on two devices", read=_replay
     )
     gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as much as fits", read=_replay)
     updates_per_launch: int = setting(
@@ -584,10 +579,8 @@ class Config:
 
     def sections(self) -> dict[str, Section]:
         """Name -> section, in order; of the algorithms only the chosen one."""
-        return {
-            self.run.algo if item.name == "own" else item.name: getattr(self, item.name)
-            for item in dataclasses.fields(self)
-        }
+        names = [item.name for item in dataclasses.fields(self)]
+        return {self.run.algo if name == "own" else name: getattr(self, name) for name in names}
 
     @property
     def mode(self) -> Mode:

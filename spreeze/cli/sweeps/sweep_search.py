@@ -189,9 +189,8 @@ def _claimed(runs_dir: Path, sweep: Sweep, *, named: bool) -> str:
 
 def _plan_text(sweep: Sweep, axes: Sequence[Axis]) -> str:
     plan = sweep.search or {}
-    lines = [
-        f"search {sweep.name}: {plan['trials']} trials of {len(plan['seeds'])} seed(s), {sweep.side_by_side} at a time"
-    ]
+    trials = f"{plan['trials']} trials of {len(plan['seeds'])} seed(s)"
+    lines = [f"search {sweep.name}: {trials}, {sweep.side_by_side} at a time"]
     for axis in axes:
         scale = f", by the logarithm of {'1 - it' if axis.complement else 'it'}" if axis.by_logarithm else ""
         lines.append(f"  {axis.key}: {', '.join(axis.choices) or f'{axis.low:g} to {axis.high:g}{scale}'}")

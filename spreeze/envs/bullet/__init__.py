@@ -75,11 +75,7 @@ def register() -> None:
     for task, (steps, threshold) in _EPISODES.items():
         if fast_id(task) not in gymnasium.registry:
             gymnasium.register(
-                id=fast_id(task),
-                entry_point=_ENTRY,
-                max_episode_steps=steps,
-                reward_threshold=threshold,
-                kwargs={"task": task},
+                fast_id(task), _ENTRY, max_episode_steps=steps, reward_threshold=threshold, kwargs={"task": task}
             )
 
 

@@ -48,13 +48,8 @@ class _Cart(BulletTask):
     def _advance(self, action: np.ndarray) -> np.ndarray:
         """Pushes the cart for one env step; returns the observation."""
         (value,) = clipped(np.asarray(action))
-        self._api.setJointMotorControl2(
-            self._body,
-            self._joint_ids[0],
-            self._api.TORQUE_CONTROL,
-            force=self._force * value,
-            physicsClientId=self._id,
-        )
+        slider, torque = self._joint_ids[0], self._api.TORQUE_CONTROL
+        self._api.setJointMotorControl2(self._body, slider, torque, force=self._force * value, physicsClientId=self._id)
         self._api.stepSimulation(self._id)
         return self._observe()
 
