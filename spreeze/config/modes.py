@@ -127,11 +127,7 @@ REPLAY_STAGES = _stages("Replay", "replay_fill", "samples_per_insert", "transiti
 BALANCED_STAGES = _stages("Replay", "replay_fill", "samples_per_insert_now", "staleness", also=("policy_lag",))
 ROLLOUT_STAGES = _stages("Storages", "samples_per_insert", "policy_lag", also=("update_frames_per_s",))
 BUFFER_STAGES = _stages(
-    "Circular buffer",
-    "samples_per_insert",
-    "rollout_uses",
-    "rollouts_dropped",
-    learner=("policy_lag", "target_updates"),
+    "Circular buffer", "samples_per_insert", "rollout_uses", "rollouts_dropped", also=("policy_lag", "target_updates")
 )
 GOSSIP_STAGES = (
     _SAMPLERS,
