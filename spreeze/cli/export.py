@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import functools
 import importlib.util
 import io
 import json
@@ -453,13 +454,13 @@ def _structure(spec: EnvSpec) -> str:
             return "{" + ", ".join(f"{key!r}: {code(part)}" for key, part in value.items()) + "}"
         return f"({', '.join(map(code, value))},)" if isinstance(value, tuple) else str(value)
 
-    def part_code(part: ActionPart) -> str:
+    def part_code(part: ActionPart, _: Any) -> str:
         columns = f"action[{part.begin}:{part.columns.stop}]"
         if spec.box is not None and part.start is not None:  # else the file has the environment's own numbers
             columns = f"({columns}.astype(np.int64) + {list(part.start)})"
         return f"{columns}.astype({part.dtype!r}).reshape({part.shape}){'' if part.shape else '[()]'}"
 
-    return code(nested([(part.path, lambda _, part=part: part_code(part)) for part in spec.action_parts])(None))
+    return code(nested([(part.path, functools.partial(part_code, part)) for part in spec.action_parts])(None))
 
 
 def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
