@@ -201,7 +201,6 @@ def _value(tuning: TuningView, key: str) -> str:
 
 
 def _reasons(tuning: TuningView) -> None:
-    """Every choice with its reason, then the tuner's notes and limits."""
     if tuning.choice:
         st.markdown("**Chosen settings and reasons**")
         rows = [(components.title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
@@ -337,7 +336,6 @@ def _score(row: MeasuredRow, objective: str) -> float:
 
 
 def _part(tuning: TuningView, row: MeasuredRow, key: str) -> str:
-    """A setting of a row in words, such as ``2 samplers``."""
     value, label = row.setting.get(key), tuning.label(key)
     return f"{setting_text(value)} {label.removesuffix('s') if value == 1 else label}"
 
@@ -370,7 +368,6 @@ def _figure(x: str, y: str) -> go.Figure:
 
 
 def _with_room_for_legend(chart: go.Figure) -> go.Figure:
-    """Adds height for the legend, so that the axes keep theirs."""
     entries = sum(trace.showlegend is not False for trace in chart.data)
     return chart.update_layout(height=290 + 20 * entries)
 

@@ -155,7 +155,6 @@ class _Sweep(NamedTuple):
 
 
 def _sweeps() -> dict[str, _Sweep]:
-    """``sweep NAME`` -> the content of its file."""
     found = {}
     for path in sorted(runs_dir().glob("*.sweep.json")):
         record = read_json(path)
@@ -172,7 +171,6 @@ def _sweeps() -> dict[str, _Sweep]:
 
 
 def _read(names: list[str]) -> dict[Path, Curve]:
-    """The chosen runs that have an evaluation."""
     found, without = dict[Path, Curve](), list[str]()
     for name in names:
         try:
@@ -209,7 +207,6 @@ def _tuned_or_fixed(path: Path) -> str:
 
 
 def _metrics(paths: list[Path]) -> list[str]:
-    """Greedy return, and the metrics of the Live page that any of the runs has."""
     known = {name for path in paths for name in MetricsReader(path / "metrics.db").names()}
     names = [metric.name for metric in charted_metrics() if metric.name in known and metric.name != "eval_return"]
     return [_GREEDY, *names]
@@ -225,7 +222,6 @@ def _series(path: Path, name: str, axis: str) -> Line:
 
 
 def _lines(curves: Mapping[Path, Curve], metric: str, axis: str) -> dict[str, list[Line]]:
-    """Task and group -> the line of each of its runs."""
     lines: dict[str, list[Line]] = {}
     for path, curve in curves.items():
         line = comparison.returns(curve.evaluations, axis) if metric == _GREEDY else _series(path, metric, axis)
@@ -503,7 +499,6 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
 
 
 def _circumstances(path: Path) -> dict[str, str]:
-    """Machine and versions of a run."""
     run = read_run(path)
     versions = run.get("versions") or {}
     known = {"machine": run.get("machine")} | {f"version of {name}": value for name, value in versions.items()}

@@ -196,7 +196,6 @@ def setting_input(config: Config, key: str, form: str, known: Any = None, blank:
 
 
 def _value_text(value: Any) -> str:
-    """A value as the page shows it: switches as on or off, lists with commas."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -531,7 +531,6 @@ def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _error_text(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of a failed verb's error output, in one line."""
     return clean(done.stderr[-_MAX_ERROR_TEXT:]) or f"exit code {done.returncode}"
 
 

@@ -168,7 +168,6 @@ def episode(request: Request) -> dict[str, Any]:
 
 
 def _change(path: Path, recording: Recording) -> dict[str, Any] | None:
-    """The change since the evaluation before; None where there is none, or its numbers are damaged."""
     with contextlib.suppress(RunError):
         if found := return_change(path, recording):
             return {"title": clean(found.title, 300), "sentences": [clean(text, 300) for text in found.sentences]}
@@ -220,7 +219,6 @@ def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
 
 
 def _gamma(path: Path) -> float | None:
-    """The discount factor of a run's algorithm; None if unknown."""
     found = read_config(path).get(str(read_run(path).get("algo")), {}).get("gamma")
     return finite_number(found, 1.0, 0.0)
 

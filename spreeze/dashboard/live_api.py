@@ -356,7 +356,6 @@ def _alert(run: Mapping[str, Any], events: Sequence[Event], *, live: bool) -> li
 
 
 def _health(run: Mapping[str, Any], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
-    """Label, value, level, sentence and chart of each judgement on how healthy the learning is."""
     found = []
     for judgement in judgements({name: point.value for name, point in latest.items()}, run.get("env_id")):
         label, value, level, sentence, metric = judgement
@@ -423,7 +422,6 @@ def texts(
 
 
 def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bool) -> str:
-    """Text in place of the agent's picture while there is none."""
     if serial:
         text = "This mode draws no picture during training."
     elif config.get("visualizer", {}).get("enabled") is False:
@@ -441,7 +439,6 @@ def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
 
 
 def _progress(shown: Snapshot) -> str:
-    """Share of a live run that is done, and the time left, if known."""
     ends = shown.state not in LIVE_STATES or shown.state == "stopping"
     return DASH if ends else shown.time_left or DASH
 
@@ -529,7 +526,6 @@ def _note(
 
 
 def _why_ended(reason: str | None, error: object) -> str:
-    """The reason for the end of a run, and the next steps."""
     if error:
         return f"Ended by a failure: {clean(error, 600)} Next: read its errors (Logs)."
     if reason is None:
@@ -554,7 +550,6 @@ def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:
 
 
 def _processes(values: Mapping[str, float]) -> list[list[Any]]:
-    """Name, cores and memory of each process of a live run."""
     uses = {name.partition("/")[2]: use for name, use in values.items() if name.startswith("process_cpu_use/")}
     return [
         [clean(name, 40), round(use, 3), size(values.get(f"process_memory_bytes/{name}"))]

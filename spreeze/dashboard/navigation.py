@@ -101,7 +101,6 @@ def sidebar() -> Callable[[], None]:
 
 
 def _show_state(box: DeltaGenerator, name: str) -> None:
-    """State, task and algorithm of a run."""
     with contextlib.suppress(RunError):  # it may have been deleted
         facts = row(run_path(name, runs_dir()))
         box.markdown(

@@ -444,7 +444,6 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
 
 @lru_cache(500)
 def _curve_of(path: Path, wall_s: float | None) -> tuple[float, ...]:
-    """Mean returns of some evaluations, oldest first."""
     try:
         found = [record.return_mean for record in MetricsReader(path / "metrics.db").evaluations()]
     except RunError:

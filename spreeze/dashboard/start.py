@@ -184,7 +184,6 @@ def form(folder: Path) -> None:
 
 
 def _welcome(folder: Path) -> None:
-    """Introduction for a new user."""
     st.markdown(
         "# A reinforcement-learning trainer that tunes itself to your desktop\n"
         "Choose an environment and press Start: Spreeze benchmarks this machine, chooses batch size, threads "
@@ -313,7 +312,6 @@ def _reasons(
 
 
 def _tables() -> tuple[dict[str, Mode], dict[str, AlgorithmRow]]:
-    """Modes and algorithms, including those of the ``--import`` module."""
     try:
         return modes(control.imported()), rows(control.imported())
     except SpreezeError as error:
@@ -377,7 +375,6 @@ def _own_environment(env_id: str) -> _Own:
 
 
 def _profile(env_id: str) -> str | None:
-    """The profile that was chosen in place of the task's own."""
     known = task_profile(env_id)
     usual = f"the task's own ({known.source.removeprefix('profile ')})" if known is not None else "none"
     # Not None: the box would then show that nothing is chosen.
@@ -426,7 +423,6 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
 
 
 def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) -> None:
-    """Starts a run, or a sweep if its flags are given."""
     st.session_state["follow"] = True  # first, because another click may interrupt this callback
     st.session_state[_OPEN] = False
     if sweep:

@@ -184,7 +184,6 @@ def memory_limits(root: str | Path = "/") -> MemoryFacts:
 
 
 def _power_source() -> PowerSource | None:
-    """``battery`` or ``mains``; None on a machine without a battery."""
     with contextlib.suppress(OSError, AttributeError):
         battery = psutil.sensors_battery()
         if battery is not None and battery.power_plugged is not None:
@@ -218,7 +217,6 @@ def _cpu_model(base: Path) -> str | None:
 
 
 def _read(path: Path) -> str | None:
-    """A small file's text, stripped, or None."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

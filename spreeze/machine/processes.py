@@ -187,7 +187,6 @@ def _limit_of(nonce: str) -> int:
 
 
 def _marks_by_limit() -> bool:
-    """True if ``mark`` works: no such limit is set on this process."""
     return resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
 
 

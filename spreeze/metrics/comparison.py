@@ -730,7 +730,6 @@ def _seconds_text(seconds: float) -> str:
 
 
 def _remarks(found: Report) -> list[str]:
-    """Caveats below the tables."""
     remarks = []
     short = [run for run in found.runs if run.policies < found.rules.policies]
     if short:

@@ -32,7 +32,6 @@ from spreeze.run_directory import read_config, read_run, state_of
 
 
 def _minute(started: object) -> str:
-    """An ISO date without seconds."""
     return clean(started, 40)[:16].replace("T", " ")
 
 
@@ -268,7 +267,6 @@ def _over_time(runs: Sequence[_Run], names: Iterable[str], *, from_zero: bool = 
 
 
 def _task(runs: Sequence[_Run]) -> str:
-    """Success rates and the numbers of ``info``."""
     names = dict.fromkeys(name for run in runs for name in MetricsReader(run.path / "metrics.db").names())
     rates = _over_time(runs, (name for name in ("eval_success_rate", "success_rate") if name in names))
     numbers = _over_time(runs, (name for name in names if name.startswith(f"{INFO}/")), from_zero=False)
@@ -288,7 +286,6 @@ def _rates(runs: Sequence[_Run]) -> str:
 
 
 def _health(run: _Run) -> str:
-    """Judgements on the newest metrics, if any of them is known."""
     latest = MetricsReader(run.path / "metrics.db").latest()
     found = judgements({name: point.value for name, point in latest.items()}, run.state.get("env_id"))
     if all(judgement.level is Health.UNKNOWN for judgement in found):
@@ -316,7 +313,6 @@ def _differences(runs: Sequence[_Run], also: Sequence[str]) -> str:
 
 
 def _details(run: _Run, *, alone: bool) -> str:
-    """Section of one run: tuner, settings, machine, events."""
     parts = [
         _section("The tuner", *_tuner(run.path)),
         _section("Settings", *_settings(run.path)),

@@ -242,7 +242,6 @@ def prune(run_dir: Path, most: int, most_bytes: float) -> None:
 
 @lru_cache(4096)
 def _return_mean(path: Path) -> float:
-    """The mean return of a recording's evaluation; 0 where it cannot be read."""
     with contextlib.suppress(*_DAMAGE, RunError), _arrays(path) as arrays:
         return finite_number(json.loads(arrays["facts"].tobytes()).get("return_mean")) or 0.0
     return 0.0

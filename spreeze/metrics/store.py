@@ -306,7 +306,6 @@ class MetricsReader:
             raise RunError(f"{self._path} cannot be read: {clean(error)}; see the log of the run") from None
 
     def _raw(self, query: Query) -> RawValues:
-        """The raw values; within ``connected``, those that its calls share."""
         return RawValues(query) if self._shared is None else self._shared[1]
 
     def _open(self) -> sqlite3.Connection:

@@ -52,8 +52,6 @@ _INSERT_EVALUATION = "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 
 class _Rollup:
-    """All open buckets of one width."""
-
     def __init__(self, table: str, width_s: float) -> None:
         self.insert = f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         self._width_s = width_s
@@ -309,7 +307,6 @@ class MetricsWriter:
         self._bound_pending()
 
     def _recovered(self) -> None:
-        """Reports the end of a reported trouble, with the number of rows lost."""
         if self._trouble_reported and self._trouble_since_s is not None:
             lost, took_s = self.rows_dropped - self._lost_before, time.monotonic() - self._trouble_since_s
             cost = f"{lost:,} rows of them were lost" if lost else "none of them was lost"
@@ -368,7 +365,6 @@ _REMEDIES = {
 
 
 def _code(error: Exception) -> int | None:
-    """SQLite's primary error code."""
     found = getattr(error, "sqlite_errorcode", None)
     return None if found is None else int(found) & 0xFF
 

@@ -24,172 +24,159 @@ if TYPE_CHECKING:
     from spreeze.tuner.search import Search
 
 _MAX_RUNNERS = 3
-_ROOM = 2.0  # The upper bound is this many times the measured value, so that chance does not slow the learner.
+_HEADROOM = 2.0  # The upper bound is this many times the measured value, so that chance does not slow the learner.
 
 
-class Explanation:
-    """Explains the results of a search; measures nothing."""
+def choices_of(search: Search) -> dict[str, Choice]:
+    """Every knob's choice, in display order; limits and notes on them are added to those of the search."""
+    problem, chosen = search.problem, search.chosen.setting
+    knobs = {knob.name: knob for knob in problem.knobs}
+    if search.fell_back:
+        return {name: _unmeasured(search, knobs[name]) for name in problem.configured}
+    choices = {name: _choice(search, knobs[name]) for name in problem.configured if name in chosen}
+    if (plan := problem.memory_plan) is None:
+        return choices
+    high = _upper_bound(search)
+    _note_ratios(search, high)
+    choices |= {ENVS: plan.envs_per_sampler, CAPACITY: plan.capacity, RATIO_MAX: high}
+    return {name: choices[name] for name in problem.configured if name in choices}
 
-    def __init__(self, search: Search) -> None:
-        self._search = search
 
-    def choices(self) -> dict[str, Choice]:
-        """Every knob's choice, in display order; limits and notes on them are added to those of the search."""
-        search = self._search
-        problem, chosen = search.problem, search.chosen.setting
-        by_name = {knob.name: knob for knob in problem.knobs}
-        if search.fell_back:
-            return {name: self._unmeasured(by_name[name]) for name in problem.configured}
-        found = {name: self._choice(by_name[name]) for name in problem.configured if name in chosen}
-        if (plan := problem.memory_plan) is None:
-            return found
-        high = self._upper_bound()
-        self._note_ratios(high)
-        found |= {ENVS: plan.envs_per_sampler, CAPACITY: plan.capacity, RATIO_MAX: high}
-        return {name: found[name] for name in problem.configured if name in found}
+def _unmeasured(search: Search, knob: Knob) -> Choice:
+    problem, value = search.problem, search.chosen.setting[knob.name]
+    if knob.name in problem.pins:
+        return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
+    if knob.name == CAPACITY and problem.memory_plan is not None:
+        return problem.memory_plan.capacity
+    origin = "as configured" if value == problem.configured[knob.name] else "as without the tuner"
+    return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
 
-    def _unmeasured(self, knob: Knob) -> Choice:
-        """The value of a knob for which nothing could be measured."""
-        search = self._search
-        problem, value = search.problem, search.chosen.setting[knob.name]
-        if knob.name in problem.pins:
-            return Choice(value, f"{knob.text(value)}: {problem.pinned_by(knob.name)}", pinned=True)
-        if knob.name == CAPACITY and problem.memory_plan is not None:
-            return problem.memory_plan.capacity
-        origin = "as configured" if value == problem.configured[knob.name] else "as without the tuner"
-        return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
 
-    def _choice(self, knob: Knob) -> Choice:
-        search = self._search
-        problem, chosen = search.problem, search.chosen
-        value = chosen.setting[knob.name]
-        runners = (
-            search.runners.get(knob.name, ()) if knob.varied_last or not search.expected else self._next_best(knob)
+def _choice(search: Search, knob: Knob) -> Choice:
+    problem, chosen = search.problem, search.chosen
+    value = chosen.setting[knob.name]
+    measured = knob.varied_last or not search.expected
+    runners = search.runners.get(knob.name, ()) if measured else _next_best(search, knob)
+    text, remark = knob.text(value), knob.remark(problem, chosen.setting)
+    if knob.figures:
+        text += ": " + knob.figures.format(
+            updates_per_s=chosen.updates_per_s * chosen.in_a_run,
+            env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
         )
-        text, remark = knob.text(value), knob.remark(problem, chosen.setting)
-        if knob.figures:
-            text += ": " + knob.figures.format(
-                updates_per_s=chosen.updates_per_s * chosen.in_a_run,
-                env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
-            )
-        if knob.name in problem.pins:
-            return Choice(value, text + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
-        parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
-        if knob.name == RATIO and value != problem.configured[RATIO]:
-            parts = [self._gain()]
-        if knob.name == BATCH and problem.objective != "return":
-            parts = []
-        parts += [remark] if remark else []
-        reason = f"{text}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else text
-        return Choice(value, reason, runners_up=runners)
+    if knob.name in problem.pins:
+        return Choice(value, text + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
+    parts = [] if knob.trial == FACTS else [_why(search, knob, runners)]
+    if knob.name == RATIO and value != problem.configured[RATIO]:
+        parts = [_gain(search)]
+    if knob.name == BATCH and problem.objective != "return":
+        parts = []
+    parts += [remark] if remark else []
+    reason = f"{text}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else text
+    return Choice(value, reason, runners_up=runners)
 
-    def _why(self, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
-        search = self._search
-        others = ", ".join(
-            f"{100 * share:.0f} % at {f'{value:g}' if isinstance(value, float) else value}" for value, share in runners
+
+def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
+    others = ", ".join(
+        f"{100 * score:.0f} % at {f'{value:g}' if isinstance(value, float) else value}" for value, score in runners
+    )
+    if search.expected and not knob.varied_last:
+        others = f"score relative to this, measured or else by a model of the measurements: {others}"
+    elif others:
+        others = f"score relative to this, measured in turns: {others}"
+    problem, value = search.problem, search.chosen.setting[knob.name]
+    as_configured = value == problem.configured[knob.name]
+    if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:
+        return "no single change was better"
+    if not runners:
+        return "as configured" if as_configured else "nothing else is possible"
+    if as_configured and knob.name in search.learned and runners[0][1] > 1.0 + model.TIE:
+        why = "other programs were active" if search.busy() else "the gain of others is within the measured spread"
+        return f"as configured: {why} ({others})"
+    if as_configured:
+        return f"as configured; none is clearly better ({others})"
+    if runners[0][1] > 1.0 + model.TIE:
+        return f"{'best measured' if search.measured else 'others could not be measured'} ({others})"
+    simpler = knob.tie(problem, knob.name, value) <= knob.tie(problem, knob.name, runners[0][0])
+    return f"best score{'; ties prefer the simpler setting' if simpler else ''} ({others})"
+
+
+def _next_best(search: Search, knob: Knob) -> tuple[tuple[Any, float], ...]:
+    """Other values of one knob with their scores over that of the choice, measured or expected, best first.
+
+    For knobs that are measured on the learner alone, the best setting with that value; for others, the choice with only
+    this value changed.
+    """
+    centre, name = search.centre, knob.name
+    chosen = search.forecast(centre).score
+    if chosen <= 0.0:
+        return ()
+    fixed = [other.name for other in search.problem.knobs if other.name in centre and other.trial != FACTS]
+    fixed = [] if knob.trial == LEARNER else [other for other in fixed if other != name]
+    measured_best, expected_best = dict[Any, float](), dict[Any, float]()
+    for setting, forecast in search.expected.items():
+        if setting[name] != centre[name] and all(setting[other] == centre[other] for other in fixed):
+            gain, _ = search.gain_over(search.checked, centre, setting)
+            best, score = (measured_best, 1.0 + gain) if gain > -1.0 else (expected_best, forecast.score / chosen)
+            best[setting[name]] = max(best.get(setting[name], 0.0), score)
+    return best_runners((expected_best | measured_best).items())
+
+
+def _gain(search: Search) -> str:
+    """Effect of the chosen lower bound of samples per insert; as measured, if both values were."""
+    configured = search.problem.configured[RATIO]
+    settings = (search.centre, search.centre.replace(RATIO, configured))
+    rows = {row.setting: (row.updates, row.env_steps) for row in search.results if row.trial == JOINT and row.ran}
+    known = all(setting in rows for setting in settings)
+    if not known:
+        rows = {setting: search.forecast(setting)[2:4] for setting in settings}
+    (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
+    return (
+        f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
+        f"{_percent(env_steps, env_steps_before)} against {configured:g}"
+    )
+
+
+def _upper_bound(search: Search) -> Choice:
+    """Samples per insert above which the learner waits; raised if it would wait at the measured rates."""
+    problem, setting = search.problem, search.chosen.setting
+    batch, configured = setting[BATCH], max(problem.configured[RATIO_MAX], setting[RATIO])
+    text = "the learner waits above {:.6g} samples per insert: "
+    if RATIO_MAX in problem.pins:
+        high = problem.pin(RATIO_MAX)
+        return Choice(high, text.format(high) + problem.pinned_by(RATIO_MAX), pinned=True)
+    if problem.balanced:
+        return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
+    rates = search.chosen if search.measured else search.forecast(search.centre)
+    ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
+    measured = [row for row in search.results if row.trial == JOINT and row.setting == setting and row.ran][-1:]
+    if search.busy() and _HEADROOM * ratio > configured:
+        return Choice(configured, text.format(configured) + "as configured, because other programs were active")
+    if _HEADROOM * ratio <= configured * (1.0 + spread_of(measured or search.swept)):
+        return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
+    bound = model.ratio_bound(problem, batch)
+    high = float(round(max(configured, min(_HEADROOM * ratio, bound))))
+    if high >= bound > configured:
+        search.limits.append(
+            f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
+            "updates per env step, and waits above"
         )
-        if search.expected and not knob.varied_last:
-            others = f"score relative to this, measured or else by a model of the measurements: {others}"
-        elif others:
-            others = f"score relative to this, measured in turns: {others}"
-        problem, value = search.problem, search.chosen.setting[knob.name]
-        as_configured = value == problem.configured[knob.name]
-        if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:
-            return "no single change was better"
-        if not runners:
-            return "as configured" if as_configured else "nothing else is possible"
-        if as_configured and knob.name in search.learned and runners[0][1] > 1.0 + model.TIE:
-            why = "other programs were active" if search.busy() else "the gain of others is within the measured spread"
-            return f"as configured: {why} ({others})"
-        if as_configured:
-            return f"as configured; none is clearly better ({others})"
-        if runners[0][1] > 1.0 + model.TIE:
-            return f"{'best measured' if search.measured else 'others could not be measured'} ({others})"
-        simpler = knob.tie(problem, knob.name, value) <= knob.tie(problem, knob.name, runners[0][0])
-        return f"best score{'; ties prefer the simpler setting' if simpler else ''} ({others})"
+    return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would limit it")
 
-    def _next_best(self, knob: Knob) -> tuple[tuple[Any, float], ...]:
-        """Other values of one knob with their scores over that of the choice, measured or expected, best first.
 
-        For knobs that are measured on the learner alone, the best setting with that value; for others, the choice with
-        only this value changed.
-        """
-        search = self._search
-        centre, name = search.centre, knob.name
-        chosen = search.forecast(centre).score
-        measured = [other.name for other in search.problem.knobs if other.name in centre and other.trial != FACTS]
-        measured_best, expected_best = dict[Any, float](), dict[Any, float]()
-        for setting, score in search.expected.items():
-            if (
-                chosen > 0.0
-                and setting[name] != centre[name]
-                and (
-                    knob.trial == LEARNER or all(setting[other] == centre[other] for other in measured if other != name)
-                )
-            ):
-                measured_gain, _ = search.gain_over(search.checked, centre, setting)
-                known = measured_gain > -1.0
-                best, share = (measured_best, 1.0 + measured_gain) if known else (expected_best, score.score / chosen)
-                best[setting[name]] = max(best.get(setting[name], 0.0), share)
-        return best_runners((expected_best | measured_best).items())
-
-    def _gain(self) -> str:
-        """Effect of the chosen lower bound of samples per insert; as measured, if both values were."""
-        search = self._search
-        configured = search.problem.configured[RATIO]
-        settings = (search.centre, search.centre.replace(RATIO, configured))
-        rows = {row.setting: (row.updates, row.env_steps) for row in search.results if row.trial == JOINT and row.ran}
-        known = all(setting in rows for setting in settings)
-        if not known:
-            rows = {setting: search.forecast(setting)[2:4] for setting in settings}
-        (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
-        return (
-            f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
-            f"{_percent(env_steps, env_steps_before)} against {configured:g}"
+def _note_ratios(search: Search, high: Choice) -> None:
+    low, configured = search.chosen.setting[RATIO], search.problem.configured
+    if search.problem.balanced:
+        return  # the mode keeps the ratio, and reports that
+    if RATIO not in search.problem.pins and low != configured[RATIO]:
+        search.notes.append(
+            f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({_gain(search)}): "
+            f"each transition is drawn at least {low:g} times on average"
         )
-
-    def _upper_bound(self) -> Choice:
-        """Samples per insert above which the learner waits; raised if it would wait at the measured rates."""
-        search = self._search
-        problem, setting = search.problem, search.chosen.setting
-        batch, configured = setting[BATCH], max(problem.configured[RATIO_MAX], setting[RATIO])
-        text = "the learner waits above {:.6g} samples per insert: "
-        if RATIO_MAX in problem.pins:
-            high = problem.pin(RATIO_MAX)
-            return Choice(high, text.format(high) + problem.pinned_by(RATIO_MAX), pinned=True)
-        if problem.balanced:
-            return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
-        rates = search.chosen if search.measured else search.forecast(search.centre)
-        ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-        measured = [row for row in search.results if row.trial == JOINT and row.setting == setting and row.ran][-1:]
-        if search.busy() and _ROOM * ratio > configured:
-            return Choice(configured, text.format(configured) + "as configured, because other programs were active")
-        if _ROOM * ratio <= configured * (1.0 + spread_of(measured or search.swept)):
-            return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
-        bound = model.ratio_bound(problem, batch)
-        high = float(round(max(configured, min(_ROOM * ratio, bound))))
-        if high >= bound > configured:
-            search.limits.append(
-                f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
-                "updates per env step, and waits above"
-            )
-        return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would limit it")
-
-    def _note_ratios(self, high: Choice) -> None:
-        search = self._search
-        low, configured = search.chosen.setting[RATIO], search.problem.configured
-        if search.problem.balanced:
-            return  # the mode keeps the ratio, and reports that
-        if RATIO not in search.problem.pins and low != configured[RATIO]:
-            search.notes.append(
-                f"samples per insert at least {low:g} instead of {configured[RATIO]:g} ({self._gain()}): "
-                f"each transition is drawn at least {low:g} times on average"
-            )
-        if not high.pinned and high.value > configured[RATIO_MAX]:
-            search.notes.append(
-                f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
-                f"{high.value / search.chosen.setting[BATCH]:.1f} updates per env step"
-            )
+    if not high.pinned and high.value > configured[RATIO_MAX]:
+        search.notes.append(
+            f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
+            f"{high.value / search.chosen.setting[BATCH]:.1f} updates per env step"
+        )
 
 
 def best_runners(scored: Iterable[tuple[Any, float]]) -> tuple[tuple[Any, float], ...]:

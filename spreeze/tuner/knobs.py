@@ -67,8 +67,7 @@ def check_pins(problem: TuningProblem) -> None:
     Raises:
         ConfigError: with the limit that it breaks.
     """
-    device, precision = problem.pin(DEVICE), problem.pin(PRECISION)
-    names = [one.name for one in problem.devices]
+    device, precision, names = problem.pin(DEVICE), problem.pin(PRECISION), [one.name for one in problem.devices]
     if device is not None and device not in names:
         raise ConfigError(f"{DEVICE} = {device!r}: this machine offers {', '.join(names)}")
     if not _devices(problem):
@@ -100,11 +99,8 @@ def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
 
 def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
     """Kinds of learner worth trying: each device with the fewest threads, then with more."""
-    kinds = [
-        LearnerKind(device.name, device.precision, count)
-        for device in _devices(problem)
-        for count in _threads(problem, Setting({DEVICE: device.name}))
-    ]
+    pairs = [(device, _threads(problem, Setting({DEVICE: device.name}))) for device in _devices(problem)]
+    kinds = [LearnerKind(device.name, device.precision, count) for device, counts in pairs for count in counts]
     return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MAX_KINDS]
 
 
@@ -116,13 +112,13 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     """
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
-    most, configured = memory_plan(problem).batch_size, problem.configured[BATCH]
+    high, configured = memory_plan(problem).batch_size, problem.configured[BATCH]
     if problem.objective in ("sampling", "updates"):
-        return [min(configured, most)]
-    ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
+        return [min(configured, high)]
+    ladder = {2**power for power in range(int(math.log2(max(1, high))) + 1)} | {configured}
     # A profile with a smaller batch was made for its task.
-    least = min(MIN_BATCH, configured) if problem.objective == "return" else _MIN_FITTED_BATCH
-    return sorted(batch for batch in ladder if least <= batch <= most) or [most]
+    low = min(MIN_BATCH, configured) if problem.objective == "return" else _MIN_FITTED_BATCH
+    return sorted(batch for batch in ladder if low <= batch <= high) or [high]
 
 
 def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
@@ -160,18 +156,15 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
     """
     if problem.pin(SAMPLERS) is not None:
         return [problem.pin(SAMPLERS)]
-    most = most_samplers(problem, setting[THREADS])
+    high = most_samplers(problem, setting[THREADS])
     physical = int(problem.physical_cores or problem.usable_cores) - setting[THREADS]
-    return sorted(
-        {count for count in (*_LADDER, physical, most) if 1 <= count <= most and not (most * 0.85 < count < most)}
-    )
+    return sorted({count for count in (*_LADDER, physical, high) if 1 <= count <= 0.85 * high or count == high})
 
 
 def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
     """Numbers of samplers to measure, at most eight: the fewest, the most, then those between."""
     counts = sampler_counts(problem, setting)
-    last = len(counts) - 1
-    steps = sorted({counts[round(last * one / (_MAX_MEASURED - 1))] for one in range(_MAX_MEASURED)})
+    steps = sorted({counts[round((len(counts) - 1) * i / (_MAX_MEASURED - 1))] for i in range(_MAX_MEASURED)})
     return [*steps[:1], *steps[1:][-1:], *steps[1:-1]]
 
 
@@ -188,9 +181,9 @@ def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
     start = min(problem.configured[RATIO], bound)
     if problem.objective == "paper" or start <= 0.0:
         return [start]
-    most = min(bound, UPDATES_PER_STEP_BOUND * setting[BATCH]) / 2.0
+    high = min(bound, UPDATES_PER_STEP_BOUND * setting[BATCH]) / 2.0
     steps = [start * _RATIO_STEP**power for power in range(-2, 5)]
-    return [one for one in steps if one == start or 0.5 <= one <= most]
+    return [ratio for ratio in steps if ratio == start or 0.5 <= ratio <= high]
 
 
 def _moved(problem: TuningProblem, name: str, value: float) -> float:
@@ -231,8 +224,8 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
         envs = Choice(envs.value // 2, f"{envs.value // 2} environments per sampler: limited by memory")
     group = _group_bytes(problem, count, envs.value)
     if group > free:
-        room, learner = size(problem.memory_bytes), size(problem.learner_bytes)
-        bound = f"{room} of memory available, of which the learner needs {learner}"
+        available, learner = size(problem.memory_bytes), size(problem.learner_bytes)
+        bound = f"{available} of memory available, of which the learner needs {learner}"
         if not {SAMPLERS, ENVS} & problem.pins:
             raise ConfigError(f"not even one sampler fits: it needs {size(group)}; {bound}; free some memory")
         raise ConfigError(
@@ -249,12 +242,12 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
             f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts "
             f"after {starts}, {count * envs.value} environments); free some memory or shared memory, or set fewer"
         )
-    most = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
-    most = problem.pin(SAMPLERS) or max(1, min(most, _MAX_SAMPLERS))
+    fitting = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
+    samplers = problem.pin(SAMPLERS) or max(1, min(fitting, _MAX_SAMPLERS))
     return MemoryPlan(
         capacity=choice,
         envs_per_sampler=envs,
-        samplers=max(count, min(most, capacity // (2 * envs.value))),
+        samplers=max(count, min(samplers, capacity // (2 * envs.value))),
         batch_size=pinned or max(capacity // _BATCHES_IN_REPLAY, 1),
         limits=tuple(limits),
     )
@@ -262,17 +255,17 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
 
 def as_configured(problem: TuningProblem) -> Setting:
     """Setting of a run without the tuner, as far as memory allows."""
-    found, memory_plan = dict(problem.configured), problem.memory_plan
-    if memory_plan is not None:
-        found[CAPACITY] = memory_plan.capacity.value
-        found[SAMPLERS] = problem.pin(SAMPLERS) or min(found[SAMPLERS] or problem.samplers, memory_plan.samplers)
-        least = memory_plan.envs_per_sampler.value
-        most = memory_plan.samplers * _group_bytes(problem, 1, least)
-        while found[ENVS] > least and _group_bytes(problem, found[SAMPLERS], found[ENVS]) > most:
-            found[ENVS] //= 2
-    elif SAMPLERS not in found:
+    values, plan = dict(problem.configured), problem.memory_plan
+    if plan is not None:
+        values[CAPACITY] = plan.capacity.value
+        values[SAMPLERS] = problem.pin(SAMPLERS) or min(values[SAMPLERS] or problem.samplers, plan.samplers)
+        envs = plan.envs_per_sampler.value
+        max_bytes = plan.samplers * _group_bytes(problem, 1, envs)
+        while values[ENVS] > envs and _group_bytes(problem, values[SAMPLERS], values[ENVS]) > max_bytes:
+            values[ENVS] //= 2
+    elif SAMPLERS not in values:
         return fit_rollout(problem, problem.configured) or problem.configured
-    return Setting(found)
+    return Setting(values)
 
 
 def _group_bytes(problem: TuningProblem, samplers: int, envs: int) -> int:
@@ -281,23 +274,24 @@ def _group_bytes(problem: TuningProblem, samplers: int, envs: int) -> int:
 
 def _envs_per_sampler(problem: TuningProblem) -> Choice:
     """Enough environments that one batched inference costs little beside their steps."""
-    text, step = "{} environments per sampler: {}", problem.step_us
-    if problem.pin(ENVS) is not None:
-        return Choice(problem.pin(ENVS), text.format(problem.pin(ENVS), problem.pinned_by(ENVS)), pinned=True)
-    if problem.balanced:
-        count = problem.configured[ENVS]
-        return Choice(count, text.format(count, "as configured: enough for one update per env step"))
-    if problem.one_call:
-        return Choice(32, text.format(32, "the engine steps all of them in one call"))
-    if step is None or step <= 0.0:
-        return Choice(8, text.format(8, "step time not known"))
-    if step > _SLOW_STEP_US:
-        return Choice(4, text.format(4, f"a step takes {step:.0f} us, inference is negligible"))
-    if problem.objective == "return" and {device.name for device in problem.devices} == {"cpu"}:
+    pinned, step = problem.pin(ENVS), problem.step_us
+    if pinned is not None:
+        count, why = pinned, problem.pinned_by(ENVS)
+    elif problem.balanced:
+        count, why = problem.configured[ENVS], "as configured: enough for one update per env step"
+    elif problem.one_call:
+        count, why = 32, "the engine steps all of them in one call"
+    elif step is None or step <= 0.0:
+        count, why = 8, "step time not known"
+    elif step > _SLOW_STEP_US:
+        count, why = 4, f"a step takes {step:.0f} us, inference is negligible"
+    elif problem.objective == "return" and {device.name for device in problem.devices} == {"cpu"}:
         # More would spread the first env steps, which are random, over more beginnings of episodes.
-        return Choice(8, text.format(8, f"a step takes {step:.0f} us, more than a learner on the processor needs"))
-    count = next((count for count in (8, 16) if _INFERENCE_US / (count * step) <= _INFERENCE_SHARE), 32)
-    return Choice(count, text.format(count, f"a step takes {step:.0f} us, inference is batched"))
+        count, why = 8, f"a step takes {step:.0f} us, more than a learner on the processor needs"
+    else:
+        count = next((count for count in (8, 16) if _INFERENCE_US / (count * step) <= _INFERENCE_SHARE), 32)
+        why = f"a step takes {step:.0f} us, inference is batched"
+    return Choice(count, f"{count} environments per sampler: {why}", pinned=pinned is not None)
 
 
 def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
@@ -306,17 +300,17 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
     name, bound = "memory", left if pinned else int(left * _REPLAY_SHARE)
     if problem.shared_memory_bytes is not None and problem.shared_memory_bytes * HEADROOM < bound:
         name, bound = "shared memory", int(problem.shared_memory_bytes * HEADROOM)
-    most, text = max(bound, 0) // row, "replay of {} transitions: {}"
-    if pinned and wanted > most:
+    fitting, text = max(bound, 0) // row, "replay of {} transitions: {}"
+    if pinned and wanted > fitting:
         raise ConfigError(
             f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves {size(max(bound, 0))}; at "
-            f"most {most} transitions fit"
+            f"most {fitting} transitions fit"
         )
     if pinned:
         return Choice(wanted, text.format(wanted, problem.pinned_by(CAPACITY)), pinned=True)
-    if wanted <= most:
+    if wanted <= fitting:
         return Choice(wanted, text.format(wanted, f"as configured, {size(wanted * row)}"))
-    rounded = most - most % 1000 if most >= 10_000 else most
+    rounded = fitting - fitting % 1000 if fitting >= 10_000 else fitting
     limits.append(f"replay capacity {rounded} instead of {wanted}: {name} has no more room")
     return Choice(rounded, text.format(rounded, f"{size(rounded * row)}, as {name} allows"))
 
@@ -337,12 +331,12 @@ def _rollout_envs(setting: Setting) -> int:
 
 def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
     """The setting with the interval that keeps the configured rows; None if none does, or memory is too small."""
-    samplers, each = setting[ROLLOUT_SAMPLERS], setting[ROLLOUT_ENVS]
-    configured_workers = setting.get(INFERENCE_WORKERS)
-    workers = None if configured_workers is None else min(configured_workers, samplers)
-    if min(samplers, each) < 1 or (workers != configured_workers and INFERENCE_WORKERS in problem.pins):
+    samplers, learners = setting[ROLLOUT_SAMPLERS], setting.get(LEARNERS, 1)
+    wanted_workers = setting.get(INFERENCE_WORKERS)
+    workers = None if wanted_workers is None else min(wanted_workers, samplers)
+    if workers != wanted_workers and INFERENCE_WORKERS in problem.pins:
         return None
-    if samplers % setting.get(LEARNERS, 1):
+    if min(samplers, setting[ROLLOUT_ENVS]) < 1 or samplers % learners:
         return None
     configured, name = problem.configured, problem.full_name(MINIBATCHES)  # A2C has none
     rows, envs = rollout_rows(configured), _rollout_envs(setting)
@@ -357,20 +351,18 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         if name in problem.pins:
             return None
         minibatches = max(count for count in range(1, minibatches + 1) if (envs * interval) % count == 0)
-    learner_bytes = problem.learner_bytes * setting.get(LEARNERS, 1)
-    if _group_bytes(problem, samplers, each) + learner_bytes > HEADROOM * problem.memory_bytes:
+    used_bytes = _group_bytes(problem, samplers, setting[ROLLOUT_ENVS]) + problem.learner_bytes * learners
+    if used_bytes > HEADROOM * problem.memory_bytes:
         return None
-    found = {**setting, INTERVAL: interval, **({name: minibatches} if name else {})}
-    return Setting(found if workers is None else {**found, INFERENCE_WORKERS: workers})
+    values = {**setting, INTERVAL: interval, **({name: minibatches} if name else {})}
+    return Setting(values if workers is None else {**values, INFERENCE_WORKERS: workers})
 
 
 def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """Setting with fewer environments per sampler if so many would make a rollout too short."""
-    found = fit_rollout(problem, setting)
-    while found is None and setting[ROLLOUT_ENVS] > 1 and ROLLOUT_ENVS not in problem.pins:
-        setting = setting.replace(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2)
-        found = fit_rollout(problem, setting)
-    return found
+    fitted = fit_rollout(problem, setting)
+    if fitted is not None or setting[ROLLOUT_ENVS] <= 1 or ROLLOUT_ENVS in problem.pins:
+        return fitted
+    return _fit_fewer(problem, setting.replace(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2))
 
 
 def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
@@ -379,13 +371,22 @@ def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
     return _fit_fewer(problem, setting)
 
 
+def _whole_cores(problem: TuningProblem) -> int:
+    return max(1, math.floor(problem.cores + 1e-9))
+
+
+def _shared(problem: TuningProblem, cores: int, *factors: int) -> list[int]:
+    """Multiples of the cores, for environments that wait most of their time."""
+    return [cores * factor for factor in factors if factor <= _sharing(problem)]
+
+
 def _samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
-    cores, learners = max(1, math.floor(problem.cores + 1e-9)), current.get(LEARNERS, 1)
-    more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
-    found = (
-        (learners, 2 * learners, 4 * learners) if learners > 1 else (cores, cores - 1, cores + 1, 2 * cores, cores // 2)
-    )
-    return [count for count in (*found, *more) if count <= max(cores, learners) or not _keeps_free(problem)]
+    cores, learners = _whole_cores(problem), current.get(LEARNERS, 1)
+    counts = [learners, 2 * learners, 4 * learners]
+    if learners == 1:
+        counts = [cores, cores - 1, cores + 1, 2 * cores, cores // 2]
+    counts += _shared(problem, cores, 4, 8)
+    return [count for count in counts if count <= max(cores, learners) or not _keeps_free(problem)]
 
 
 def _keeps_free(problem: TuningProblem) -> bool:
@@ -395,10 +396,9 @@ def _keeps_free(problem: TuningProblem) -> bool:
 
 def learner_counts(problem: TuningProblem, current: Setting) -> Iterable[int]:
     """Numbers of learners that mix: at least two, around what the cores hold, more where environments wait."""
-    cores = max(2, math.floor(problem.cores + 1e-9))
-    more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
-    most = cores if _keeps_free(problem) else MAX_LEARNERS
-    return [count for count in (cores, 2 * cores, cores // 2, *more) if 2 <= count <= most]
+    cores = max(2, _whole_cores(problem))
+    counts = [cores, 2 * cores, cores // 2, *_shared(problem, cores, 4, 8)]
+    return [count for count in counts if 2 <= count <= (cores if _keeps_free(problem) else MAX_LEARNERS)]
 
 
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
@@ -568,9 +568,9 @@ def ordered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
 
 
 def _host_samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
-    cores = max(1, math.floor(problem.cores + 1e-9))
-    more = [cores * many for many in (2, 4, 8) if many <= _sharing(problem)]
-    return [count for count in (cores, cores - 1, cores + 1, cores // 2, *more) if 1 <= count <= _MAX_HOST_SAMPLERS]
+    cores = _whole_cores(problem)
+    counts = [cores, cores - 1, cores + 1, cores // 2, *_shared(problem, cores, 2, 4, 8)]
+    return [count for count in counts if 1 <= count <= _MAX_HOST_SAMPLERS]
 
 
 def fit_host(problem: TuningProblem, setting: Setting) -> Setting | None:
@@ -600,27 +600,26 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
     Raises:
         ConfigError: a declared knob is not a ``Knob``, names no setting, or is not declared.
     """
-    own, named = _declared_by(config.env.import_module), knob_names(config.data_flow)
-    table = {knob.name: knob for knob in (*KNOBS, *own)}
+    declared, named = _declared_by(config.env.import_module), knob_names(config.data_flow)
+    table = {knob.name: knob for knob in (*KNOBS, *declared)}
     if unknown := [name for name in named if name not in table]:
         raise ConfigError(
             f"--mode {config.run.mode}: unknown knob {unknown[0]}; declare it in KNOBS of the --import module, or "
             f"use one of {', '.join(table)}"
         )
-    names = [*named, *(knob.name for knob in own if named and knob.name not in named)]
-    found = ((table[name], _full_name(name, config)) for name in names)
-    replays = config.on_policy is None
+    names = [*named, *(knob.name for knob in declared if named and knob.name not in named)]
+    modelled = _MODELLED if config.on_policy is None else {knob.name for knob in KNOBS}
     return tuple(
-        dataclasses.replace(knob, name=name, varied_last=knob in own or (replays and knob.name not in _MODELLED))
-        for knob, name in found
-        if name is not None
+        dataclasses.replace(table[short], name=name, varied_last=table[short] in declared or short not in modelled)
+        for short in names
+        if (name := _full_name(short, config)) is not None
     )
 
 
 def _declared_by(module: str | None) -> tuple[Knob, ...]:
     """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
-    found = tuple(declared_by(module, "KNOBS")) if module is not None else ()
-    for knob in found:
+    knobs = tuple(declared_by(module, "KNOBS")) if module is not None else ()
+    for knob in knobs:
         if not isinstance(knob, Knob) or knob.name in {one.name for one in KNOBS}:
             raise ConfigError(
                 f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
@@ -632,4 +631,4 @@ def _declared_by(module: str | None) -> tuple[Knob, ...]:
                 f"--import {module}: knob {knob.name!r} is not a setting; expected SECTION.FIELD, for example "
                 "learner.batch_size"
             )
-    return found
+    return knobs

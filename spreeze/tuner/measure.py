@@ -222,7 +222,6 @@ def starts_slowly(device: str) -> bool:
 
 
 def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
-    """True if a smaller batch of the same kind of learner already took too long."""
     setting = candidate.setting
     return any(
         other.updates_per_s

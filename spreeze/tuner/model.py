@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from spreeze.config.algorithm_settings import serial_ratio
 from spreeze.config.schema import Config
+from spreeze.metrics import median
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
@@ -135,8 +135,7 @@ def ratio_bound(problem: TuningProblem, batch_size: int) -> float:
         return serial_ratio(batch_size, problem.configured[RATIO], problem.configured[RATIO_MAX])
     if problem.pin(RATIO_MAX) is not None:
         return float(problem.pin(RATIO_MAX))
-    least = problem.configured[RATIO_MAX], UPDATES_PER_STEP_BOUND * batch_size, problem.pin(RATIO) or 0.0
-    return float(max(least))
+    return float(max(problem.configured[RATIO_MAX], UPDATES_PER_STEP_BOUND * batch_size, problem.pin(RATIO) or 0.0))
 
 
 def worth(
@@ -168,11 +167,11 @@ def measured_worth(problem: TuningProblem, result: TrialResult) -> Scored:
 
 def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
     """The best setting; among those within ``TIE`` of it the one that the knobs prefer, in their order."""
-    found = list(scored)
-    best = max(one.score for one in found)
-    knobs = [knob for knob in problem.knobs if knob.name in found[0].setting]
+    candidates = list(scored)
+    best = max(one.score for one in candidates)
+    knobs = [knob for knob in problem.knobs if knob.name in candidates[0].setting]
     return min(
-        (one for one in found if one.score >= best * (1.0 - TIE)),
+        (one for one in candidates if one.score >= best * (1.0 - TIE)),
         key=lambda one: tuple(knob.tie(problem, knob.name, one.setting[knob.name]) for knob in knobs),
     )
 
@@ -267,25 +266,22 @@ def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], resul
     guess = math.log(1e6 / problem.step_us if problem.step_us else 1000.0)
     even = Sharing(problem.cores, physical, costs, (0.0,), (0.0,), (guess,))
     points = []
-    for one in results:
-        busy, alone = one.setting[SAMPLERS] + one.setting[THREADS], costs[kind_of(one.setting)]
-        speed, updates_alone = even.speed(busy), 1.0 / alone.update_s(one.setting[BATCH])
-        learner, sampler = one.updates / (updates_alone * speed), one.env_steps / (one.setting[SAMPLERS] * speed)
+    for result in results:
+        setting = result.setting
+        busy, cost = setting[SAMPLERS] + setting[THREADS], costs[kind_of(setting)]
+        updates_alone, speed = 1.0 / cost.update_s(setting[BATCH]), even.speed(busy)
+        learner, sampler = result.updates / (updates_alone * speed), result.env_steps / (setting[SAMPLERS] * speed)
         points.append((float(busy), math.log(learner), math.log(sampler)))
     return Sharing(problem.cores, physical, costs, *zip(*sorted(points), strict=True)) if points else even
 
 
-def gains(problem: TuningProblem, results: Iterable[TrialResult], current: TrialResult) -> dict[Setting, float]:
-    """Each other setting's score over that of ``here``: the median over their turns.
+def gain(problem: TuningProblem, other: TrialResult, current: TrialResult) -> float:
+    """The other setting's score over the current one's: the median over their turns; 0 if no turn counts.
 
     Load on a shared machine slows all settings of a turn, so a ratio scatters less than either score.
     """
-    own, found = _turn_scores(problem, current), {}
-    for result in results:
-        ratios = [a / b for a, b in zip(_turn_scores(problem, result), own, strict=False) if a > 0.0 and b > 0.0]
-        if ratios and result.setting != current.setting:
-            found[result.setting] = statistics.median(ratios)
-    return found
+    turns = zip(_turn_scores(problem, other), _turn_scores(problem, current), strict=False)
+    return median([score / base for score, base in turns if score > 0.0 and base > 0.0])
 
 
 def _turn_scores(problem: TuningProblem, result: TrialResult) -> list[float]:

@@ -484,7 +484,6 @@ def cache_key(facts: dict[str, Any]) -> str:
 
 
 def _changed_s(path: Path) -> float | None:
-    """Time at which a file was last written; None without one."""
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return None

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs, model
-from spreeze.tuner.explanation import Explanation, best_runners
+from spreeze.tuner.explanation import best_runners, choices_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import Cost, LearnerKind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
@@ -38,8 +38,8 @@ from spreeze.tuner.problem import (
     spread_of,
 )
 
-LEARNER_SHARE, SWEEP_SHARE = 0.45, 0.5
-"""Share of the budget for learners alone, and share of what is left then for the number of samplers."""
+_LEARNER_FRACTION, _SWEEP_FRACTION = 0.45, 0.5
+"""Fraction of the budget for learners alone, and fraction of what is left then for the number of samplers."""
 MAX_UPDATE_S = 1.0
 """A batch whose update takes longer is never chosen."""
 _MAX_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
@@ -100,19 +100,19 @@ class Rounds:
     def __init__(self) -> None:
         self._rounds: list[dict[Setting, TrialResult]] = []
 
-    def add(self, found: Iterable[TrialResult]) -> None:
-        self._rounds.append({row.setting: row for row in found})
+    def add(self, rows: Iterable[TrialResult]) -> None:
+        self._rounds.append({row.setting: row for row in rows})
 
     def newest(self) -> dict[Setting, TrialResult]:
         """The newest row of each setting, one that ran before one that failed."""
         rows: dict[Setting, TrialResult] = {}
-        for found in self._rounds:
-            rows |= {setting: row for setting, row in found.items() if row.ran or setting not in rows}
+        for latest in self._rounds:
+            rows |= {setting: row for setting, row in latest.items() if row.ran or setting not in rows}
         return rows
 
     def pair(self, current: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
         """Rows of both settings out of the newest round in which both ran; None without one."""
-        pairs = [(found[current], found[other]) for found in self._rounds if current in found and other in found]
+        pairs = [(rows[current], rows[other]) for rows in self._rounds if current in rows and other in rows]
         return next((pair for pair in reversed(pairs) if pair[0].ran and pair[1].ran), None)
 
 
@@ -198,17 +198,14 @@ class Search:
     # --- scores of rows ---
 
     def _repeat_scattered(
-        self,
-        measure: Callable[[Sequence[Setting], float], list[TrialResult]],
-        found: list[TrialResult],
-        within_s: float,
+        self, measure: Callable[[Sequence[Setting], float], list[TrialResult]], rows: list[TrialResult], within_s: float
     ) -> list[TrialResult]:
         """The rows; scattered ones are measured once more as far as time allows."""
-        scattered = [row.setting for row in found if row.ran and not is_steady(row)]
+        scattered = [row.setting for row in rows if row.ran and not is_steady(row)]
         if not scattered or within_s < _CLIMB_S:
-            return found
+            return rows
         repeats = {row.setting: row for row in measure(scattered, within_s) if row.ran}
-        pairs = [(row, repeats.get(row.setting, row)) for row in found]
+        pairs = [(row, repeats.get(row.setting, row)) for row in rows]
         return [new if spread_of([new]) <= spread_of([old]) else old for old, new in pairs]
 
     def _changes_learning(self, current: Setting, other: Setting) -> bool:
@@ -217,45 +214,43 @@ class Search:
             other[name] not in (current[name], learned) for name, learned in self.learned.items() if name in other
         )
 
-    def _is_clearly_better(self, rounds: Rounds, current: Setting, other: Setting, least_gain: float) -> bool:
+    def _is_clearly_better(self, rounds: Rounds, current: Setting, other: Setting, min_gain: float) -> bool:
         """True if another setting is clearly better than ``current``, as measured in the same turns.
 
         Values that affect learning change only for a gain above the spread of both rows, without other load.
         """
         gain, spread = self.gain_over(rounds, current, other)
         if self._changes_learning(current, other):
-            return gain > max(least_gain, spread) and not self.busy()
-        return gain > least_gain and spread <= _MAX_SPREAD
+            return gain > max(min_gain, spread) and not self.busy()
+        return gain > min_gain and spread <= _MAX_SPREAD
 
     def gain_over(self, rounds: Rounds, current: Setting, other: Setting) -> tuple[float, float]:
         """(gain, spread of the rows) of another setting, both as shares; infinitely bad if not measured together."""
         pair = rounds.pair(current, other)
         if pair is None:
             return -math.inf, math.inf
-        share = model.gains(self.problem, pair[1:], pair[0]).get(other, 0.0)
-        return share - 1.0, spread_of(pair)
+        return model.gain(self.problem, pair[1], pair[0]) - 1.0, spread_of(pair)
 
-    def _doubtful(self, rounds: Rounds, current: Setting, least_gain: float) -> list[Setting]:
+    def _doubtful(self, rounds: Rounds, current: Setting, min_gain: float) -> list[Setting]:
         """Settings for which another round may decide: rows scatter too much, or by more than the gain."""
-        found = []
+        doubtful = []
         for other in rounds.newest():
             gain, spread = self.gain_over(rounds, current, other)
-            if self._changes_learning(other, current) and gain > -1.0:
+            changes, reverts = self._changes_learning(current, other), self._changes_learning(other, current)
+            if reverts and gain > -1.0:
                 gain = 1.0 / (1.0 + gain) - 1.0  # of what is there
-            unclear = least_gain < gain <= spread and (
-                self._changes_learning(current, other) or self._changes_learning(other, current)
-            )
+            unclear = min_gain < gain <= spread and (changes or reverts)
             if other != current and rounds.pair(current, other) and (spread > _MAX_SPREAD or unclear):
-                found.append(other)
-        return found
+                doubtful.append(other)
+        return doubtful
 
-    def _best_of(self, rounds: Rounds, current: Setting, least_gain: float, expected: Setting | None = None) -> Setting:
+    def _best_of(self, rounds: Rounds, current: Setting, min_gain: float, expected: Setting | None = None) -> Setting:
         """The setting to continue with: another one only for a clear gain; the knobs decide ties."""
         better = [
             Scored(other, 1.0 + self.gain_over(rounds, current, other)[0])
             for other in rounds.newest()
             if other != current
-            and self._is_clearly_better(rounds, current, other, 0.0 if other == expected else least_gain)
+            and self._is_clearly_better(rounds, current, other, 0.0 if other == expected else min_gain)
         ]
         return model.pick(self.problem, better).setting if better else current
 
@@ -268,20 +263,20 @@ class Search:
             ConfigError: a pinned value cannot run.
             WorkerError: nothing could.
         """
-        until_s = self.measure.seconds_left() * (1.0 - LEARNER_SHARE)
+        until_s = self.measure.seconds_left() * (1.0 - _LEARNER_FRACTION)
         self.ladder, kinds = knobs.batch_sizes(self.problem), knobs.learner_kinds(self.problem)
         plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
         self._climb(plain, until_s)
         scores = [(self._score(row), row.setting[DEVICE]) for row in self._rows()]
-        least = _THREADS_HELP * max(scores)[0]  # there are some: the first setting is measured in any case
-        near = {device for score, device in scores if score >= least}
+        best, _ = max(scores)  # there are some: the first setting is measured in any case
+        near = {device for score, device in scores if score >= _THREADS_HELP * best}
         self._climb([kind for kind in kinds if kind not in plain and kind.device in near], until_s)
         self.limits += [f"out of time before {kind} could be tried" for kind in kinds if kind not in self.rates]
         self._settle_learners(until_s)
         self.costs: dict[LearnerKind, Cost] = {}
-        for kind, found in self.rates.items():
-            steady = [row for row in found if is_steady(row)]
-            ran = [(row.setting[BATCH], 1.0 / row.updates) for row in steady or found if row.updates > 0]
+        for kind, rows in self.rates.items():
+            steady = [row for row in rows if is_steady(row)]
+            ran = [(row.setting[BATCH], 1.0 / row.updates) for row in steady or rows if row.updates > 0]
             if ran:
                 self.costs[kind] = model.fit_cost(ran)
                 self.sizes[kind] = self._sizes_that_ran(kind)
@@ -305,7 +300,6 @@ class Search:
                     self.rates.setdefault(kind_of(rate.setting), []).append(rate)
 
     def _rows(self) -> list[TrialResult]:
-        """Learners measured alone."""
         return [row for rates in self.rates.values() for row in rates]
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
@@ -332,7 +326,7 @@ class Search:
         if not rows or rows[-1].setting[BATCH] < largest or any(row.updates <= 0 for row in rows):
             return False
         fastest = rows[-1].updates
-        others = [row for other, found in self.rates.items() if other.device == kind.device for row in found]
+        others = [row for other, rates in self.rates.items() if other.device == kind.device for row in rates]
         if any(row.setting[BATCH] == largest and row.updates > fastest for row in others):
             return False
         if self.problem.objective == "paper":
@@ -342,14 +336,14 @@ class Search:
 
     def _sizes_that_ran(self, kind: LearnerKind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
-        room = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
+        free = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
         ran: list[int] = []
         for rate in sorted(self.rates[kind], key=lambda row: row.setting[BATCH]):
             batch = rate.setting[BATCH]
             if rate.updates <= 0:
                 self.limits.append(f"batch {batch} with {kind}: {rate.failure or 'no updates'}")
                 break
-            if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * knobs.HEADROOM:
+            if free is not None and (rate.memory_bytes or 0) > free * knobs.HEADROOM:
                 self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind.device}")
                 break
             ran.append(batch)
@@ -357,19 +351,18 @@ class Search:
 
     def _bound_sizes(self) -> None:
         """Leaves out slow updates; for ``paper`` all but the batch of its rule on the fastest kind."""
-        sizes = {kind: found for kind, found in self.sizes.items() if found}
+        sizes = {kind: batches for kind, batches in self.sizes.items() if batches}
         if not sizes:
-            self._raise_nothing_ran(
-                self._rows(), (BATCH, DEVICE, PRECISION, THREADS), "no batch size could be measured"
-            )
+            names = (BATCH, DEVICE, PRECISION, THREADS)
+            self._raise_nothing_ran(self._rows(), names, "no batch size could be measured")
         quick = {
-            kind: [batch for batch in found if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
-            for kind, found in sizes.items()
+            kind: [batch for batch in batches if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
+            for kind, batches in sizes.items()
         }
         if not any(quick.values()):
             self.limits.append(f"every measured batch size takes longer than {MAX_UPDATE_S:g} s per update")
-            quick = {kind: found[:1] for kind, found in sizes.items()}
-        self.sizes = {kind: found for kind, found in quick.items() if found}
+            quick = {kind: batches[:1] for kind, batches in sizes.items()}
+        self.sizes = {kind: batches for kind, batches in quick.items() if batches}
         if self.problem.objective == "paper":
             self._keep_paper_batch()
 
@@ -395,8 +388,8 @@ class Search:
         objective, configured = self.problem.objective, self.problem.configured[BATCH]
         scored = [
             (model.learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
-            for position, (kind, found) in enumerate(self.sizes.items())
-            for batch in found
+            for position, (kind, batches) in enumerate(self.sizes.items())
+            for batch in batches
         ]
         near = [entry for entry in scored if entry[0] >= max(scored)[0] * (1.0 - model.TIE)]
         _, _, kind, batch = min(near, key=lambda entry: (entry[3] != configured, entry[3], entry[1]))
@@ -423,15 +416,14 @@ class Search:
             NothingMeasured: nothing could for lack of time or because of other load.
         """
         problem, first = self.problem, self.first
-        base = Setting(
-            {**first, **self.varied_last, ENVS: knobs.memory_plan(problem).envs_per_sampler.value, RATIO: 0.0}
-        )
+        envs = knobs.memory_plan(problem).envs_per_sampler.value
+        base = Setting({**first, **self.varied_last, ENVS: envs, RATIO: 0.0})
         sweep = self._joint(
             [base.replace(SAMPLERS, count) for count in knobs.sampler_ladder(problem, first)],
-            max(self.measure.seconds_left() * SWEEP_SHARE, 1.0),
+            max(self.measure.seconds_left() * _SWEEP_FRACTION, 1.0),
         )
         if any(row.ran and not is_steady(row) for row in sweep) and self.measure.seconds_left() >= _AGAIN_S:
-            sweep = self._repeat_scattered(self._joint, sweep, self.measure.seconds_left() * SWEEP_SHARE)
+            sweep = self._repeat_scattered(self._joint, sweep, self.measure.seconds_left() * _SWEEP_FRACTION)
         good = [result for result in sweep if is_steady(result)]
         scattered = [row for row in sweep if row.ran and not is_steady(row)]
         if scattered and not good:
@@ -446,19 +438,13 @@ class Search:
         for kind, sizes in self.sizes.items():
             for batch in sizes:
                 setting = Setting({**base, **learner_setting(kind, batch)})
-                counts, ratios = knobs.sampler_counts(problem, setting), knobs.ratios(problem, setting)
-                settings += [
-                    Setting({**setting, SAMPLERS: count, RATIO: ratio}) for count in counts for ratio in ratios
-                ]
+                pairs = itertools.product(knobs.sampler_counts(problem, setting), knobs.ratios(problem, setting))
+                settings += [Setting({**setting, SAMPLERS: count, RATIO: ratio}) for count, ratio in pairs]
         # Never more busy threads than ran together.
         busy = max((row.setting[SAMPLERS] for row in good), default=1) + first[THREADS]
         failed = min((row.setting[SAMPLERS] for row in sweep if row.failure), default=math.inf)
-        pin = problem.pin(SAMPLERS)
-        settings = [
-            setting
-            for setting in settings
-            if setting[SAMPLERS] + setting[THREADS] <= busy or setting[SAMPLERS] in (1, pin)
-        ]
+        always = (1, problem.pin(SAMPLERS))
+        settings = [one for one in settings if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in always]
         settings = [setting for setting in settings if setting[SAMPLERS] < failed] or settings
         self.limits += [f"{row.setting[SAMPLERS]} samplers: {row.failure}" for row in sweep if row.failure]
         if not sweep:
@@ -467,7 +453,7 @@ class Search:
         for name, value in self.learned.items():
             if name in (BATCH, RATIO):
                 values = {setting[name] for setting in settings}
-                self.learned[name] = min(values, key=lambda found: (_log_distance(found, value), found))
+                self.learned[name] = min(values, key=lambda one: (_log_distance(one, value), one))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
         """The best forecast; batch size and ratio change only for a gain above the noise of the measurements.
@@ -506,13 +492,12 @@ class Search:
             NothingMeasured: all of them failed, and other programs may be the cause.
         """
         problem, expected = self.problem, list(self.expected.values())
-        within_s = self.measure.seconds_left() / (
-            1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
-        )
-        most = max((row.setting[SAMPLERS] for row in self.results if row.trial == JOINT and row.ran), default=1)
+        phases = 1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
+        within_s = self.measure.seconds_left() / phases
+        max_samplers = max((row.setting[SAMPLERS] for row in self.results if row.trial == JOINT and row.ran), default=1)
         if within_s < _MIN_S:
             self.limits.append("out of time before the neighbours of the choice were measured")
-            expected = [scored for scored in expected if scored.setting[SAMPLERS] <= most] or expected
+            expected = [scored for scored in expected if scored.setting[SAMPLERS] <= max_samplers] or expected
             self.chosen = self._pick(expected)
             self.centre = self.chosen.setting
             return
@@ -532,21 +517,20 @@ class Search:
             # Settings that do not affect learning, with no more samplers than those that failed and those that ran.
             candidates = unmoved or expected
             untried = [scored for scored in candidates if scored.setting not in rows] or candidates
-            least = min(plain.setting[SAMPLERS], most)
-            fewer = [scored for scored in untried if scored.setting[SAMPLERS] <= least]
+            fewer = [
+                scored for scored in untried if scored.setting[SAMPLERS] <= min(plain.setting[SAMPLERS], max_samplers)
+            ]
             self.chosen = model.pick(problem, fewer or untried)
             why = next((f": {row.failure}" for row in rows.values() if row.failure), "")
             self.doubts.append(f"the expected best could not be measured{why}")
         self.centre = self.chosen.setting
         if self.centre != before.setting:
             new, old = setting_text(problem, self.centre), setting_text(problem, before.setting)
-            found = rows.get(before.setting)
-            better = f"{new} in place of {old}"
-            if found is not None and found.ran and self.centre == plain.setting:
-                better += ", with a gain within the measured spread"
-            elif found is not None and found.ran:
-                better = f"{new} measured better than {old}"
-            self.notes.append(f"checked with its neighbours: {better}")
+            row, text = rows.get(before.setting), f"{new} in place of {old}"
+            if row is not None and row.ran:
+                within_spread = f"{text}, with a gain within the measured spread"
+                text = within_spread if self.centre == plain.setting else f"{new} measured better than {old}"
+            self.notes.append(f"checked with its neighbours: {text}")
 
     def _compare(
         self,
@@ -554,7 +538,7 @@ class Search:
         measure_settings: Callable[[Sequence[Setting], float], list[TrialResult]],
         settings: Sequence[Setting],
         within_s: float,
-        least_gain: float,
+        min_gain: float,
         expected: Setting | None = None,
     ) -> tuple[Rounds, TrialResult | None]:
         """Measures settings in the same turns; returns the rounds and the best row, None if no row is usable.
@@ -566,7 +550,7 @@ class Search:
         before = max((row.env_steps for row in self.results if row.setting == current and row.ran), default=0.0)
         end_s = self.measure.seconds_left() - within_s
         rounds.add(measure_settings(settings, within_s))
-        doubtful, left_s = self._doubtful(rounds, current, least_gain), self.measure.seconds_left() - end_s
+        doubtful, left_s = self._doubtful(rounds, current, min_gain), self.measure.seconds_left() - end_s
         if doubtful and left_s >= _AGAIN_S:
             again = f"{len(doubtful)} of the {len(settings)} settings that were compared last"
             self.notes.append(f"{again} were measured again, because rates varied")
@@ -583,15 +567,13 @@ class Search:
         failed = [row for row in rows.values() if not row.ran]
         self.limits += [f"{setting_text(self.problem, row.setting)}: {row.failure or 'no updates'}" for row in failed]
         good = {setting: row for setting, row in rows.items() if row.ran}
-        best: TrialResult | None
+        best: TrialResult | None = None
         if current in good:
-            best = good[self._best_of(rounds, current, least_gain, expected)]
-        elif self.problem.objective == ROLLOUT and current in rows and rows[current].starved:
-            best = None  # a setting that got no processor time may be the best
-        else:
-            left = [row for row in good.values() if not self._changes_learning(current, row.setting)] or [
-                row for row in good.values() if is_steady(row) and not self.busy()
-            ]
+            best = good[self._best_of(rounds, current, min_gain, expected)]
+        # A setting that got no processor time may be the best.
+        elif self.problem.objective != ROLLOUT or current not in rows or not rows[current].starved:
+            left = [row for row in good.values() if not self._changes_learning(current, row.setting)]
+            left = left or [row for row in good.values() if is_steady(row) and not self.busy()]
             best = max(left, key=self._score, default=None)
         if best is not None and not is_steady(best):
             self.doubts.append(f"rates of the choice vary by {_typical([best])}")
@@ -602,32 +584,27 @@ class Search:
 
         The model distinguishes kinds least well.
         """
-        kind, found = kind_of(current.setting), []
+        kind, candidates = kind_of(current.setting), []
         for name in (BATCH, SAMPLERS, RATIO):
-            at, values = current.setting[name], {setting[name] for setting in self.expected if kind_of(setting) == kind}
-            lower, higher = (
-                sorted(value for value in values if value < at),
-                sorted(value for value in values if value > at),
-            )
-            for value in (*lower[-1:], *higher[:1]):
+            values = sorted({setting[name] for setting in self.expected if kind_of(setting) == kind})
+            at = values.index(current.setting[name])
+            for value in (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2]):
                 setting = current.setting.replace(name, value)
                 if name == BATCH and self.problem.balanced:
                     setting = setting.replace(RATIO, model.ratio_bound(self.problem, value))
-                found.append((setting, _PROMISING))
-        best = {
-            kind_of(scored.setting): scored for scored in sorted(self.expected.values(), key=lambda each: each.score)
-        }
-        found += [(scored.setting, _PROMISING_RIVAL) for other, scored in best.items() if other != kind]
-        known = [
-            (self.expected[setting], share * current.score) for setting, share in found if setting in self.expected
-        ]
-        promising = [scored for scored, least in known if scored.score >= least]
-        # A bound that does not bind changes nothing.
+                candidates.append((setting, _PROMISING))
+        ascending = sorted(self.expected.values(), key=lambda scored: scored.score)
+        best = {kind_of(scored.setting): scored.setting for scored in ascending}
+        candidates += [(setting, _PROMISING_RIVAL) for other, setting in best.items() if other != kind]
         same = current.setting.without(RATIO)
         promising = [
-            scored for scored in promising if scored.setting.without(RATIO) != same or scored[2:] != current[2:]
+            scored
+            for setting, fraction in candidates
+            if (scored := self.expected.get(setting)) is not None
+            and scored.score >= fraction * current.score
+            and (setting.without(RATIO) != same or scored[2:] != current[2:])  # a bound that does not bind is no change
         ]
-        return [scored.setting for scored in sorted(promising, key=lambda each: -each.score)[:_MAX_NEIGHBOURS]]
+        return [scored.setting for scored in sorted(promising, key=lambda scored: -scored.score)[:_MAX_NEIGHBOURS]]
 
     # --- everything running, one knob after the other ---
 
@@ -670,10 +647,8 @@ class Search:
             what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
             raise NothingMeasured(what) if all(row.starved for row in failed) else WorkerError(what)
         if self.problem.objective == ROLLOUT and not self.measured:
-            current = self.chosen.setting
-            why = next(
-                (row.failure for row in self.results if row.setting == current and row.failure), "no time was left"
-            )
+            failures = [row.failure for row in self.results if row.setting == self.chosen.setting and row.failure]
+            why = failures[0] if failures else "no time was left"
             raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
     def _first_steps(self, rollout: Sequence[Knob]) -> bool:
@@ -707,8 +682,8 @@ class Search:
             return None
         measure = self._measure_alone if knob.trial == LEARNER else self._joint
         same_rollouts = knob.varied_last or knob.name in (SAMPLERS, ENVS, INFERENCE_WORKERS)
-        least_gain = _MIN_GAIN if same_rollouts else _ROLLOUT_GAIN
-        rounds, best = self._compare(knob.column, measure, [current, *wanted], within_s, least_gain)
+        min_gain = _MIN_GAIN if same_rollouts else _ROLLOUT_GAIN
+        rounds, best = self._compare(knob.column, measure, [current, *wanted], within_s, min_gain)
         if best is not None:
             self._note_runners(knob, current, wanted, rounds, best)
         return best
@@ -716,15 +691,13 @@ class Search:
     def _note_runners(
         self, knob: Knob, current: Setting, others: Sequence[Setting], rounds: Rounds, best: TrialResult
     ) -> None:
-        """Keeps the scores of a knob's values, relative to the best."""
-        rows = rounds.newest()
+        rows, chosen = rounds.newest(), best.setting[knob.name]
         if current not in rows or not rows[current].ran:
             return
-        shares = {setting: 1.0 + self.gain_over(rounds, current, setting)[0] for setting in [current, *others]}
-        shares = {setting: share for setting, share in shares.items() if share > 0.0} | {current: 1.0}
-        top = shares.get(best.setting, 1.0)
-        runners = [(setting[knob.name], share / top) for setting, share in shares.items() if setting != best.setting]
-        self.runners[knob.name] = best_runners([runner for runner in runners if runner[0] != best.setting[knob.name]])
+        gains = {setting: self.gain_over(rounds, current, setting)[0] for setting in others}
+        scores = {current: 1.0} | {setting: 1.0 + gain for setting, gain in gains.items() if gain > -1.0}
+        values = [(setting[knob.name], score / scores.get(best.setting, 1.0)) for setting, score in scores.items()]
+        self.runners[knob.name] = best_runners([(value, score) for value, score in values if value != chosen])
 
     # --- the result ---
 
@@ -736,8 +709,8 @@ class Search:
 
     def conclude(self) -> None:
         """Gives every choice its reason, and adds notes."""
-        problem, chosen, explanation = self.problem, self.chosen.setting, Explanation(self)
-        self.choices = explanation.choices()
+        problem, chosen = self.problem, self.chosen.setting
+        self.choices = choices_of(self)
         if self.fell_back:
             return
         if problem.memory_plan is not None:
@@ -785,7 +758,6 @@ class Search:
 
 
 def _log_distance(value: float, other: float) -> float:
-    """Distance of two positive values by their logarithms."""
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
 
 

@@ -167,7 +167,6 @@ class Windows(abc.ABC):
         return AWAKE(), self.run.counters()
 
     def _pass_time(self, seconds: float) -> None:
-        """Waits while watching the workers."""
         end = AWAKE() + seconds
         while (left := end - AWAKE()) > 0:
             self._watch(min(left, _WATCH_S))
@@ -240,7 +239,6 @@ class Trial(contextlib.ExitStack, Windows):
             raise TrialFailed(str(error), starved=not isinstance(error, ConfigError)) from None
 
     def _late(self) -> str | None:
-        """Workers that have not started yet; None once all have."""
         late, least = list[str](), self._kind.rounds
         swaps = [data.swaps for data in self.run.data if data.swaps is not None]
         if self._kind.learns and swaps:
@@ -272,7 +270,6 @@ class Trial(contextlib.ExitStack, Windows):
         return self.run.counters()[self._kind.learns] if swaps is None else swaps
 
     def _prepare(self, setting: Setting) -> None:
-        """Sets the running workers to one of the settings that share them."""
         if self._kind.shares:
             self.run.status.header[status_table.ACTIVE_SAMPLERS] = setting[SAMPLERS]
             for data in self.run.data:
@@ -317,7 +314,6 @@ class Trial(contextlib.ExitStack, Windows):
         self._workers.signal_all(signal.SIGSTOP)
 
     def _watch(self, seconds: float) -> None:
-        """Waits, then checks workers and memory and for a stop request; raises as ``measure`` does."""
         self._workers.wait(seconds)
         if self._interrupts.stop_requested:
             raise KeyboardInterrupt
@@ -347,7 +343,6 @@ class Trial(contextlib.ExitStack, Windows):
         return TrialFailed(why, starved=all(text.startswith(_FROM_OUTSIDE) for text in faults))
 
     def _why(self) -> str:
-        """The first error that a worker reported."""
         return ": ".join(self._workers.first_error) if self._workers.first_error else "no worker reported an error"
 
     def _pids(self) -> Iterable[int]:
@@ -377,7 +372,6 @@ _ALONE: dict[str, Any] = {"learning_starts": 1, "save": False, "demonstrations":
 
 
 def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) -> RunPlan:
-    """The plan with the settings of a trial and the values that make it a trial."""
     own, values = setting.layer().values, values | {"visualizer": {"enabled": False}}
     merged = {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)}
     settings = plan.settings.with_layer(Layer("tuner", merged))
