@@ -68,11 +68,7 @@ def page_token(folder: Path, *, token_required: bool = True) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Atomically replaces a file that only its owner can read.
-
-    Raises:
-        OSError: disk full, no permission, or the folder is a symbolic link.
-    """
+    """Atomically replaces a file that only its owner can read; an OSError if it cannot, or the folder is a link."""
     _make_private_folder(path.parent)
     replace_bytes(path, text.encode(), mode=0o600)
 

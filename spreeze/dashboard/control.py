@@ -250,12 +250,7 @@ def sweep_command(flags: Sequence[str], folder: Path) -> str:
 
 
 def start(request: Request, folder: Path) -> str:
-    """Starts a run and returns its name at once.
-
-    Raises:
-        RunError: a run is alive, for example after a double click.
-        ResourceError: the process could not be started.
-    """
+    """Starts a run, returns its name at once; a RunError if one is alive, a ResourceError if none can be started."""
     with one_at_a_time(folder):
         _check_none_alive(folder)
         algo = "compare" if request.compares else request.algo
@@ -265,12 +260,7 @@ def start(request: Request, folder: Path) -> str:
 
 
 def start_sweep(flags: Sequence[str], folder: Path) -> str:
-    """Starts ``spreeze sweep`` with these flags, and returns its name at once.
-
-    Raises:
-        RunError: a run is alive.
-        ResourceError: the process could not be started.
-    """
+    """Starts ``spreeze sweep`` with these flags, and returns its name at once; errors as ``start``."""
     with one_at_a_time(folder):
         _check_none_alive(folder)
         names = names_from(time.strftime("sweep-%Y%m%d-%H%M%S"))
@@ -282,9 +272,7 @@ def start_sweep(flags: Sequence[str], folder: Path) -> str:
 def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
     """Continues a run that has ended; ``trusted`` is the module that it may import.
 
-    Raises:
-        RunError: a run is alive, this is the recorded sample, its settings import other code, or a link in it leads
-            outside.
+    A RunError if a run is alive, this is the recorded sample, its settings import other code, or a link leads outside.
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording; start your own run")
@@ -345,11 +333,7 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
 
 
 def stop(name: str, folder: Path) -> None:
-    """Requests a run or a launch to end, as Ctrl-C would.
-
-    Raises:
-        RunError: it is not running.
-    """
+    """Requests a run or a launch to end, as Ctrl-C would; a RunError if it is not running."""
     launch = launching(folder)
     if launch is not None and launch.name == name:
         with contextlib.suppress(ProcessLookupError):
@@ -427,11 +411,7 @@ def report_html(
 
 
 def delete(path: Path, folder: Path) -> None:
-    """Deletes a run that has ended.
-
-    Raises:
-        RunError: it is alive, is not in the runs directory, or cannot be deleted; then some of it may be gone.
-    """
+    """Deletes a run that has ended; a RunError if it is alive, elsewhere, or cannot be deleted, then perhaps in part."""
     if path.parent != folder or path.is_symlink() or not (path / "run.json").is_file():
         raise RunError(f"{path.name} is no run in {folder}: nothing was deleted")
     if is_alive(path):
@@ -451,12 +431,9 @@ def _check_none_alive(folder: Path) -> None:
 
 
 def module_of_run(path: Path) -> str | None:
-    """The module that a run needs; None if it needs none.
+    """The module that a run needs, or None; a RunError if its settings name what is no module or no environment.
 
     A run directory may come from anywhere, so a click alone must not import the module that it names.
-
-    Raises:
-        RunError: its settings name something that is no module or no environment.
     """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
@@ -477,11 +454,7 @@ def module_to_trust(path: Path) -> str | None:
 
 
 def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Doctor's findings on an environment: (name, ok or warn or fail, text with remedy). The module is imported.
-
-    Raises:
-        RunError: the doctor itself failed.
-    """
+    """Doctor's findings on an environment: (name, ok or warn or fail, text with remedy). The module is imported."""
     return [
         (clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
         for check in doctor(*env_flags(env_id, module, args))["checks"]
@@ -501,11 +474,7 @@ def env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[st
 
 
 def doctor(*flags: str) -> dict[str, Any]:
-    """The doctor's JSON document, from a child process, because the dashboard itself never loads Torch.
-
-    Raises:
-        RunError: the doctor itself failed.
-    """
+    """The doctor's JSON document, from a child process, because the dashboard never loads Torch; else a RunError."""
     done = _spreeze("doctor", *flags, "--json")
     with contextlib.suppress(ValueError):
         if "checks" in (document := json.loads(done.stdout)):

@@ -72,11 +72,7 @@ class RunRow:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Serialises starts, and the choice of a token, among all tabs and servers of one runs directory.
-
-    Raises:
-        ResourceError: the folder cannot be written to.
-    """
+    """Serialises starts and the choice of a token among all tabs and servers; a ResourceError if it cannot."""
     try:
         (folder / LAUNCHES).mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(folder / LAUNCHES / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -103,8 +99,7 @@ def run_names(folder: Path) -> list[str]:
 def run_path(name: str, folder: Path) -> Path:
     """The directory of a run named by a page or a request.
 
-    Raises:
-        RunError: no such run, one of a newer version, or a name that leads out of the runs directory.
+    A RunError if there is none, it is of a newer version, or its name leads out of the runs directory.
     """
     if name == SAMPLE_NAME:
         return SAMPLE

@@ -57,11 +57,7 @@ class Siblings:
         self._postponed: dict[int, tuple[int, int]] = {}  # process id -> (round at which it is due, rounds until then)
 
     def find(self, ours: Collection[int]) -> Found:
-        """The current siblings; ``ours`` are the calling run's processes.
-
-        Raises:
-            OSError: the system does not list processes.
-        """
+        """The siblings; ``ours`` are the calling run's processes. An OSError if the system does not list processes."""
         self._round += 1
         before, self._postponed = self._postponed, {}
         found = Found(set(), set())

@@ -244,13 +244,10 @@ def _id_list(text: str) -> set[int]:
 
 
 def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:
-    """The learner's device, or the actor's and the critics', each as ``cpu`` or ``cuda:N``.
+    """The learner's device, or the actor's and the critics', each as ``cpu`` or ``cuda:N``; else a ConfigError.
 
     ``text`` is ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``split``, or two devices as ACTOR+CRITICS; ``num_gpus`` GPUs
     are usable, and ``gpu_reason`` explains why there are no more.
-
-    Raises:
-        ConfigError: ``text`` is none of these, or names a GPU that does not exist.
     """
     if text == "auto":
         return ("cuda:0",) if num_gpus else ("cpu",)

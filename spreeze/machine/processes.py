@@ -298,12 +298,9 @@ class OutOfTime(BaseException):
 def time_limit(
     limit_s: float, *, every_s: float | None = None, on_wait: Callable[[float], object] = lambda waited_s: None
 ) -> Iterator[None]:
-    """Interrupts the main thread's block after ``limit_s``; code in C is interrupted when it returns.
+    """Raises OutOfTime in the main thread's block after ``limit_s``; code in C is interrupted when it returns.
 
     ``on_wait`` is called every ``every_s`` in the meantime, with the seconds so far. Other threads have no limit.
-
-    Raises:
-        OutOfTime: the limit has passed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -474,11 +474,7 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 def read_curve(path: Path) -> Curve | None:
-    """Reads a run of any mode from its directory; None while it has no evaluation.
-
-    Raises:
-        RunError: the run's metrics cannot be read.
-    """
+    """A run of any mode; None while it has no evaluation, a RunError if its metrics cannot be read."""
     evaluations = MetricsReader(path / "metrics.db").evaluations()
     return curve_of(path, evaluations) if evaluations else None
 

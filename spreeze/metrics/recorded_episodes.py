@@ -60,11 +60,7 @@ class EvaluationKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> EvaluationKey:
-        """The key with this ID.
-
-        Raises:
-            RunError: it is not an ID; only an ID is safe as part of a path.
-        """
+        """The key with this ID; a RunError if it is none: only an ID is safe as part of a path."""
         found = _NAME.fullmatch(text)
         if found is None:
             raise RunError(f"'{text[:40]}' names no recorded evaluation; expected the form e1000-200-100-0")
@@ -108,11 +104,7 @@ class Recording:
     episodes: tuple[RecordedEpisode, ...]
 
     def of_kind(self, kind: str) -> RecordedEpisode:
-        """The best, median or worst episode.
-
-        Raises:
-            RunError: there is none.
-        """
+        """The best, median or worst episode; a RunError if there is none."""
         for episode in self.episodes:
             if kind in episode.kinds:
                 return episode
@@ -144,11 +136,7 @@ def packed(recording: Recording) -> bytes:
 
 
 def read_recording(run_dir: Path, key: EvaluationKey) -> Recording:
-    """The recording of an evaluation.
-
-    Raises:
-        RunError: there is none, or it is damaged, too large, or of a newer version.
-    """
+    """The recording of an evaluation; a RunError if there is none, or it is damaged, too large, or newer."""
     path = run_dir / FOLDER / f"{key.id}.npz"
     try:
         with _arrays(path) as arrays:
@@ -264,11 +252,7 @@ def frame_record(step: int, data: bytes) -> bytes:
 
 
 def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
-    """The file of an episode's pictures, which may not exist yet.
-
-    Raises:
-        RunError: an unknown kind.
-    """
+    """The file of an episode's pictures, which may not exist yet; a RunError for an unknown kind."""
     if kind not in KINDS:
         raise RunError(f"kind of episode '{kind[:20]}': expected {', '.join(KINDS)}")
     return run_dir / FOLDER / f"{key.id}-{kind}{FRAMES}"

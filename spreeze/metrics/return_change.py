@@ -37,11 +37,7 @@ class ReturnChange(NamedTuple):
 
 
 def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABLE) -> ReturnChange | None:
-    """Compares a recorded evaluation with the one before it; None without one.
-
-    Raises:
-        RunError: the metrics are damaged or take too long to read.
-    """
+    """Compares a recorded evaluation with the one before, None without one; a RunError if metrics cannot be read."""
     with MetricsReader(run_dir / "metrics.db").connected() as reader:
         rows = reader.evaluations()
         index = next((i for i, row in enumerate(rows) if _is_of(row, recording.key)), 0)

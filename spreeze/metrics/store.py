@@ -184,8 +184,7 @@ class MetricsReader:
     def series(self, name: str, since: float = 0.0, max_points: int = 1000) -> Series:
         """A series from ``since`` (seconds since the run started) on, in at most ``max_points`` buckets.
 
-        Raises:
-            RunError: the file is damaged or takes too long to read.
+        A RunError, here and below, if the file is damaged or takes too long to read.
         """
         with self._session() as query:
             found = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
@@ -196,7 +195,7 @@ class MetricsReader:
             return _bucketed((name, str(unit), str(meaning)), rows, max_points)
 
     def whole_series(self, name: str) -> Series:
-        """Returns a series in full: roll-ups, then all raw points; errors as ``series``."""
+        """A series in full: roll-ups, then all raw points."""
         with self.connected() as reader:
             found = reader.series(name, max_points=_MAX_ROWS)
             points = np.array(reader.tail([name], -1.0, _MAX_ROWS).get(name, []), np.float64).reshape(-1, 3)

@@ -454,11 +454,7 @@ class MetricTable:
         """role -> names of its float64 slots, in order, if it has any. Times (in seconds) and counts are cumulative."""
 
     def extend(self, metrics: Iterable[Metric]) -> None:
-        """Adds rows of an imported module; rows that are already there are ignored. Slots keep their indices.
-
-        Raises:
-            ValueError: another row has that name.
-        """
+        """Adds rows of an imported module; a ValueError if another row has the name. Slots keep their indices."""
         more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)), self._posted)
         self.metrics, self._by_name = more.metrics, more._by_name
         for role, slots in more.slots.items():

@@ -116,8 +116,7 @@ class MetricsWriter:
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
         """Stores the values of one time in one transaction; None and values that are not finite are left out.
 
-        Raises:
-            KeyError: a name is not in the table of metrics; nothing is stored.
+        A KeyError if a name is not in the table of metrics; nothing is stored then.
         """
         for name in values:
             if name not in self._series:

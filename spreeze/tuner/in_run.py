@@ -72,11 +72,7 @@ def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
 
 
 def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
-    """The setting with which the run begins, and the most samplers that may be chosen.
-
-    Raises:
-        ConfigError: the pinned values do not fit into memory.
-    """
+    """The setting with which the run begins, and the most samplers to choose; a ConfigError if pins do not fit."""
     problem = dataclasses.replace(problem, memory_plan=find_memory_plan(problem))
     assert problem.memory_plan is not None
     first = as_configured(problem).replace(ENVS, problem.memory_plan.envs_per_sampler.value)

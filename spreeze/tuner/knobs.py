@@ -62,11 +62,7 @@ _ROWS_OFF = 0.25  # A rollout's rows may differ by this share from the configure
 
 
 def check_pins(problem: TuningProblem) -> None:
-    """Rejects pins that are invalid without any measurement.
-
-    Raises:
-        ConfigError: with the limit that it breaks.
-    """
+    """Raises a ConfigError, with the limit that it breaks, for a pin that is invalid without any measurement."""
     device, precision, names = problem.pin(DEVICE), problem.pin(PRECISION), [one.name for one in problem.devices]
     if device is not None and device not in names:
         raise ConfigError(f"{DEVICE} = {device!r}: this machine offers {', '.join(names)}")
@@ -212,11 +208,7 @@ def memory_plan(problem: TuningProblem) -> MemoryPlan:
 
 
 def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
-    """Divides memory between learner, replay and samplers.
-
-    Raises:
-        ConfigError: the pinned values do not fit, or nothing does; the message names the limit.
-    """
+    """Divides memory between learner, replay and samplers; a ConfigError, which names the limit, if they do not fit."""
     limits: list[str] = []
     free = int(problem.memory_bytes * HEADROOM) - problem.learner_bytes
     envs, count = _envs_per_sampler(problem), problem.pin(SAMPLERS) or 1
@@ -595,11 +587,7 @@ def host_knobs() -> tuple[Knob, ...]:
 
 
 def knobs_of(config: Config) -> tuple[Knob, ...]:
-    """The knobs of the chosen mode, those of ``--import`` last, each under the full name of its setting.
-
-    Raises:
-        ConfigError: a declared knob is not a ``Knob``, names no setting, or is not declared.
-    """
+    """The knobs of the mode, those of ``--import`` last, by full names; a ConfigError for one that is not declared."""
     declared, named = _declared_by(config.env.import_module), knob_names(config.data_flow)
     table = {knob.name: knob for knob in (*KNOBS, *declared)}
     if unknown := [name for name in named if name not in table]:

@@ -104,13 +104,10 @@ class Tuning:
         *,
         samplers_only: bool = False,
     ) -> None:
-        """Measures nothing but the environment's step, if ``probe`` has no time for it.
+        """Measures nothing but the environment's step, if ``probe`` lacks its time; a ConfigError if nothing is to choose.
 
         Values of ``settings`` whose source is the user, or that their profile keeps, are pins. ``samplers_only``
         chooses for a host whose learner is elsewhere: samplers and environments.
-
-        Raises:
-            ConfigError: there is nothing to choose.
         """
         check_tunable(settings.config)
         if probe.step_us_median is None:
@@ -314,11 +311,7 @@ def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts
 def problem_of(
     settings: Settings, probe: Probe, machine: Machine, free_bytes: int, *, samplers_only: bool = False
 ) -> TuningProblem:
-    """Tuning problem from the settings and the facts; ``samplers_only`` for a host without a learner.
-
-    Raises:
-        ConfigError: a knob of the mode or of ``--import`` is not declared correctly.
-    """
+    """The tuning problem; ``samplers_only`` for a host without a learner. A ConfigError for a wrongly declared knob."""
     config = settings.config
     knobs = host_knobs() if samplers_only else knobs_of(config)
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
@@ -446,11 +439,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
 
 
 def check_tunable(config: Config) -> None:
-    """Rejects a mode without anything to choose.
-
-    Raises:
-        ConfigError: the mode declares no knob for that kind of algorithm, or several learners are requested.
-    """
+    """Raises a ConfigError if the mode has nothing to choose for the algorithm, or has several learners."""
     if config.run.learners > 1 and LEARNERS not in knob_names(config.data_flow):
         raise ConfigError(
             f"--auto: it tunes a single learner, not run.learners = {config.run.learners}"
@@ -532,11 +521,8 @@ def lock_path() -> Path:
 def only_tuner(say: Callable[[str], None], interrupts: Stopping) -> Iterator[str | None]:
     """Holds the lock of this machine's tuners: two would measure each other. Yields a note if it is not available.
 
-    The kernel frees it when its holder ends, however it ends. Measuring never fails for want of it: a lock that is
-    held for longer than a tuning takes is ignored, and so is anything at its path that is not a file.
-
-    Raises:
-        KeyboardInterrupt: the user asked to stop.
+    The kernel frees it when its holder ends. A lock that is held for longer than a tuning takes is ignored, and so is
+    anything at its path that is not a file. A KeyboardInterrupt if the user stops.
     """
     fd = _open_lock(say)
     if fd is None:

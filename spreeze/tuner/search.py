@@ -143,11 +143,7 @@ class Search:
     def __init__(
         self, problem: TuningProblem, measure: Measurer, on_result: OnResult, busy: Callable[[], bool] = lambda: False
     ) -> None:
-        """Measures nothing yet.
-
-        Raises:
-            ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
-        """
+        """Measures nothing yet; a ConfigError as ``tune``."""
         if problem.objective != ROLLOUT:
             knobs.check_pins(problem)
             problem = dataclasses.replace(problem, memory_plan=knobs.find_memory_plan(problem))
@@ -257,12 +253,7 @@ class Search:
     # --- learners alone ---
 
     def measure_learners(self) -> None:
-        """Measures kind after kind, fits their costs and finds the batch sizes that may be chosen.
-
-        Raises:
-            ConfigError: a pinned value cannot run.
-            WorkerError: nothing could.
-        """
+        """Measures kind after kind, fits costs and finds the batch sizes that may be chosen; raises as ``tune``."""
         until_s = self.measure.seconds_left() * (1.0 - _LEARNER_FRACTION)
         self.ladder, kinds = knobs.batch_sizes(self.problem), knobs.learner_kinds(self.problem)
         plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
@@ -306,11 +297,7 @@ class Search:
         return self.measure.learner(settings, within_s=within_s, on_result=self._record)
 
     def _settle_learners(self, until_s: float) -> None:
-        """Measures scattered rows once more.
-
-        Raises:
-            NothingMeasured: most of them still scatter.
-        """
+        """Measures scattered rows once more; NothingMeasured if most of them still scatter."""
         rows = self._repeat_scattered(self._measure_alone, self._rows(), self.measure.seconds_left() - until_s)
         self.rates = {kind: [row for row in rows if kind_of(row.setting) == kind] for kind in self.rates}
         ran = [row for row in rows if row.ran]
@@ -410,10 +397,7 @@ class Search:
     def sweep_samplers(self) -> None:
         """Measures samplers beside the best learner, unthrottled, and forecasts everything that may be chosen.
 
-        Raises:
-            ConfigError: the user's pins cannot run.
-            WorkerError: nothing could.
-            NothingMeasured: nothing could for lack of time or because of other load.
+        Raises as ``tune``, or NothingMeasured for lack of time or because of other load.
         """
         problem, first = self.problem, self.first
         envs = knobs.memory_plan(problem).envs_per_sampler.value
@@ -483,13 +467,9 @@ class Search:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
-        """Measures the expected best, which may affect learning, together with the best that does not.
+        """Measures the expected best, which may affect learning, the best that does not, and promising neighbours.
 
-        The most promising neighbours are measured with them. The latter stays unless another one is clearly
-        better.
-
-        Raises:
-            NothingMeasured: all of them failed, and other programs may be the cause.
+        The second stays unless another one is clearly better. NothingMeasured if all failed, perhaps by other load.
         """
         problem, expected = self.problem, list(self.expected.values())
         phases = 1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
@@ -609,11 +589,7 @@ class Search:
     # --- everything running, one knob after the other ---
 
     def start_varying(self) -> None:
-        """Starts with the configured setting.
-
-        Raises:
-            ConfigError: it does not fit into memory, or its numbers are inconsistent.
-        """
+        """Starts with the configured setting; a ConfigError if that does not fit into memory or is inconsistent."""
         problem = self.problem
         fit = knobs.fit_host if SAMPLERS in problem.configured else knobs.fit_rollout
         current = fit(problem, problem.configured)
@@ -628,10 +604,7 @@ class Search:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
 
         One step by each rollout knob comes first; the search ends there if the cores are busy and no step is better.
-
-        Raises:
-            WorkerError: every candidate failed by an error of its own.
-            NothingMeasured: nothing could be measured for want of time or quiet.
+        Raises as ``tune``, or NothingMeasured for want of time or quiet.
         """
         joint = [knob for knob in self.problem.knobs if knob.trial == JOINT]
         last = [knob for knob in joint if knob.varied_last]

@@ -210,11 +210,7 @@ class Trial(contextlib.ExitStack, Windows):
         self.edge_s = kind.edge_s
 
     def start(self) -> None:
-        """Starts all processes and returns at once.
-
-        Raises:
-            TrialFailed: no room, or settings that contradict each other.
-        """
+        """Starts all processes and returns at once; TrialFailed without room, or if settings contradict each other."""
         try:
             run_dir = self.enter_context(scratch_folder("spreeze-tune-"))
             plan = self._kind.plan_of(self._plan, self._setting, self._cap_bytes)
