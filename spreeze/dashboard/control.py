@@ -411,7 +411,7 @@ def report_html(
 
 
 def delete(path: Path, folder: Path) -> None:
-    """Deletes a run that has ended; a RunError if it is alive, elsewhere, or cannot be deleted, then perhaps in part."""
+    """Deletes a run that has ended; a RunError if it is alive or elsewhere, or if (some of) it cannot be deleted."""
     if path.parent != folder or path.is_symlink() or not (path / "run.json").is_file():
         raise RunError(f"{path.name} is no run in {folder}: nothing was deleted")
     if is_alive(path):

@@ -221,7 +221,7 @@ class Report:
     def standings(self) -> dict[str, Standing]:
         """Task -> its two best groups, for tasks with at least two that have a return."""
         tasks = dict.fromkeys(group.group.env for group in self.groups)
-        return {env: found for env in tasks if (found := _standing(self, env)) is not None}
+        return {env: standing for env in tasks if (standing := _standing(self, env)) is not None}
 
 
 def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
@@ -240,20 +240,20 @@ def required_time(curve: Sequence[EvaluationRow], target: float, policies: int =
 
     Means over fewer than ``policies`` policies do not count: one lucky evaluation is not a score.
     """
-    found = reached(curve, target, policies)
-    return None if found is None else found.t
+    row = reached(curve, target, policies)
+    return None if row is None else row.t
 
 
 def reached(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> EvaluationRow | None:
     """The evaluation at which the running mean over the latest ``policies`` first reaches ``target``."""
     means = running_mean(curve, policies)[policies - 1 :]
-    return next((record for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+    return next((row for row, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
 
 
 def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
     """Returns evaluations with at least half of the usual episodes: shorter ones may be luck."""
-    most = max((record.episodes for record in curve), default=0)
-    return [record for record in curve if 2 * record.episodes >= most]
+    usual = max((record.episodes for record in curve), default=0)
+    return [record for record in curve if 2 * record.episodes >= usual]
 
 
 def worst_of_last(curve: Sequence[EvaluationRow]) -> float | None:
@@ -277,15 +277,9 @@ def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
     ``IGNORED`` settings count only if they are in ``also``.
     """
     unused = {*ALGORITHMS} - {curve.group.algo for curve in curves}
-    names = sorted(
-        {
-            name
-            for curve in curves
-            for name in curve.settings
-            if name in also or (not name.startswith(IGNORED) and name.partition(".")[0] not in unused)
-        }
-    )
-    return [name for name in names if len({*_values(curves, name)} - {DASH}) > 1]
+    ignored = (*IGNORED, *(f"{algo}." for algo in unused))
+    names = {name for curve in curves for name in curve.settings if name in also or not name.startswith(ignored)}
+    return sorted(name for name in names if len({*_values(curves, name)} - {DASH}) > 1)
 
 
 def _values(curves: Sequence[Curve], name: str) -> list[str]:
@@ -310,7 +304,7 @@ def split_by_settings(
     unless they are given, because the tuner may choose differently at each start. If many settings differ, a group's
     name has only those that distinguish it from the others.
     """
-    found = list(curves)
+    split = list(curves)
     for group in dict.fromkeys(curve.group for curve in curves):
         indices = [index for index, curve in enumerate(curves) if curve.group == group]
         alike = [curves[index] for index in indices]
@@ -322,8 +316,8 @@ def split_by_settings(
         columns = [_values(alike, name) for name in named]
         for i, index in enumerate(indices):
             texts = (f"{name}={column[i]}" for name, column in zip(named, columns, strict=True))
-            found[index] = replace(curves[index], group=replace(group, variant=", ".join(texts) + more))
-    return found
+            split[index] = replace(curves[index], group=replace(group, variant=", ".join(texts) + more))
+    return split
 
 
 def _distinguishing(curves: Sequence[Curve], differ: Sequence[str], first: Sequence[str]) -> list[str]:
@@ -346,13 +340,11 @@ def _distinguishing(curves: Sequence[Curve], differ: Sequence[str], first: Seque
 
 def report(curves: Sequence[Curve], rules: Rules) -> Report:
     """The three metrics of each run, of each group over its seeds, and of each pair of groups seed by seed."""
-    limits = {
-        env: rules.limit_s
-        if rules.limit_s is not None
-        else min(curve.end_s for curve in curves if curve.group.env == env)
-        for env in {curve.group.env for curve in curves}
-    }
-    runs = [_run(curve, rules, limits[curve.group.env]) for curve in curves]
+    ends: dict[str, float] = {}
+    for curve in curves:
+        ends[curve.group.env] = min(curve.end_s, ends.get(curve.group.env, math.inf))
+    limit_s = rules.limit_s
+    runs = [_run(curve, rules, ends[curve.group.env] if limit_s is None else limit_s) for curve in curves]
     groups: dict[RunGroup, list[RunReport]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
@@ -361,27 +353,27 @@ def report(curves: Sequence[Curve], rules: Rules) -> Report:
     return Report(
         rules=rules,
         runs=runs,
-        groups=[_group(group, found, rules) for group, found in groups.items()],
+        groups=[_group(group, members, rules) for group, members in groups.items()],
         pairs=[pair for pair in pairs if pair is not None],
     )
 
 
 def _mean_return(records: Sequence[EvaluationRow]) -> float:
     """Mean over episodes; an evaluation cut short by time counts with the episodes that it has."""
-    episodes = sum(record.episodes for record in records)
-    if episodes == 0:
-        return sum(record.return_mean for record in records) / len(records)
-    return sum(record.return_mean * record.episodes for record in records) / episodes
+    weights = [record.episodes for record in records]
+    if not any(weights):
+        weights = [1] * len(records)
+    return sum(record.return_mean * weight for record, weight in zip(records, weights, strict=True)) / sum(weights)
 
 
 def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
-    found = curve.evaluations
+    rows = curve.evaluations
 
     def times(policies: int) -> tuple[float | None, ...]:
         """Time to each target; a run that ended at its target return has reached it, however few evaluations it has."""
-        known = found if policies == rules.policies else whole(found)
+        counted = rows if policies == rules.policies else whole(rows)
         at_end = -math.inf if curve.ended_at is None else curve.ended_at
-        reached_s = [(target, required_time(known, target, policies)) for target in rules.targets]
+        reached_s = [(target, required_time(counted, target, policies)) for target in rules.targets]
         return tuple(curve.end_s if at is None and target <= at_end else at for target, at in reached_s)
 
     return RunReport(
@@ -389,9 +381,9 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         group=curve.group,
         seed=curve.seed,
         end_s=curve.end_s,
-        policies=min(rules.policies, len(found)),
-        final=final_metric(found, rules.policies),
-        final_time=final_metric(found, rules.policies, limit_s),
+        policies=min(rules.policies, len(rows)),
+        final=final_metric(rows, rules.policies),
+        final_time=final_metric(rows, rules.policies, limit_s),
         limit_s=limit_s,
         required_s=times(rules.policies),
         first_s=times(1),
@@ -400,16 +392,14 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
 
 
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
-    times = {
-        kind: list(zip(*(getattr(run, kind) for run in runs), strict=True))
-        for kind in ("required_s", "first_s", "held_s")
-    }
+    kinds = ("required_s", "first_s", "held_s")
+    times = {kind: [*zip(*(getattr(run, kind) for run in runs), strict=True)] for kind in kinds}
     return GroupReport(
         group=group,
         runs=len(runs),
         final=spread([run.final for run in runs if run.final is not None], rules),
         final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
-        **{kind: tuple(_of_all(values, rules) for values in found) for kind, found in times.items()},
+        **{kind: tuple(_of_all(values, rules) for values in columns) for kind, columns in times.items()},
         reached=tuple(sum(value is not None for value in values) for values in times["required_s"]),
     )
 
@@ -424,17 +414,16 @@ def _pair(
     group: RunGroup, runs: Sequence[RunReport], against: RunGroup, others: Sequence[RunReport], rules: Rules
 ) -> PairReport | None:
     """None if the two have no seed in common."""
-    mine, theirs = _by_seed(runs), _by_seed(others)
-    seeds = [seed for seed in mine if seed in theirs]
-    if not seeds:
+    mine, theirs = ({run.seed: run for run in part if run.seed is not None} for part in (runs, others))
+    couples = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+    if not couples:
         return None
-    couples = [(mine[seed], theirs[seed]) for seed in seeds]
     times = [[(a.required_s[i], b.required_s[i]) for a, b in couples] for i in range(len(rules.targets))]
     chance, _, needed = _evidence([a for a, _ in couples], [b for _, b in couples], rules)
     return PairReport(
         group=group,
         against=against,
-        seeds=len(seeds),
+        seeds=len(couples),
         final=_of_all([_minus(a.final, b.final) for a, b in couples], rules),
         final_time=_of_all([_minus(a.final_time, b.final_time) for a, b in couples], rules),
         required_ratio=tuple(_of_all([_over(a, b) for a, b in row], rules) for row in times),
@@ -459,10 +448,6 @@ def _evidence(
     seeds = min(len(mine), len(theirs))
     known = Spread(chance, low, high, seeds) if seeds >= MIN_RUNS else Spread(chance, None, None, seeds)
     return known, paired, seeds_needed(mine, theirs, paired=paired)
-
-
-def _by_seed(runs: Sequence[RunReport]) -> Mapping[int, RunReport]:
-    return {run.seed: run for run in runs if run.seed is not None}
 
 
 def _minus(a: float | None, b: float | None) -> float | None:
@@ -512,8 +497,8 @@ def _settings(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, st
 
     return {
         f"{part}.{name}": clean(value, 80) if has_effect(part, name) else DASH
-        for part, found in config.items()
-        for name, value in found.items()
+        for part, fields in config.items()
+        for name, value in fields.items()
     }
 
 
@@ -529,8 +514,8 @@ def sources_in(run: Path) -> dict[str, str]:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """``summary.json``; empty if it is from an earlier session, so that ``run.json`` has another wall time."""
-    found = read_json(path / "summary.json")
-    return found if found.get("wall_s") == read_run(path).get("wall_s") else {}
+    summary = read_json(path / "summary.json")
+    return summary if summary.get("wall_s") == read_run(path).get("wall_s") else {}
 
 
 def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> Report:
@@ -543,11 +528,11 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     for key in by or ():
         if not all(key.partition(".")):
             raise ConfigError(f"--by {key}: expected section.field, for example ppo.epochs")
-    found = {path: read_curve(path) for path in paths}
-    for path, curve in found.items():
-        if curve is None:
+    curves = []
+    for path in dict.fromkeys(paths):
+        if (curve := read_curve(path)) is None:
             raise RunError(f"{path.name} has no evaluation yet; wait for one, or remove the run")
-    curves = [curve for curve in found.values() if curve is not None]
+        curves.append(curve)
     known = sorted({name for curve in curves for name in curve.settings})
     for key in by or ():
         if key not in known:
@@ -555,31 +540,31 @@ def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> 
     return report(split_by_settings(curves, by), rules)
 
 
-def text(found: Report) -> str:
+def text(report: Report) -> str:
     """The tables, one block per task."""
-    rules = found.rules
+    rules = report.rules
     centre = "interquartile means" if rules.robust else "means"
     lines = [
         f"{centre} over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
         f"final: all evaluation episodes of the last {rules.policies} policies"
     ]
-    for env in dict.fromkeys(run.group.env for run in found.runs):
-        limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
+    for env in dict.fromkeys(run.group.env for run in report.runs):
+        limit_s = next(run.limit_s for run in report.runs if run.group.env == env)
         lines += ["", f"{env}, time limit {limit_s:.4g} s"]
-        lines += aligned(_rows(found, env))
-    sentences = verdicts(found)
-    return "\n".join([*lines, *(["", *sentences] if sentences else []), *_remarks(found)])
+        lines += aligned(_rows(report, env))
+    sentences = verdicts(report)
+    return "\n".join([*lines, *(["", *sentences] if sentences else []), *_remarks(report)])
 
 
-def _rows(found: Report, env: str) -> list[list[str]]:
+def _rows(report: Report, env: str) -> list[list[str]]:
     """The table of one task: its runs, groups and pairs of groups."""
-    targets = (f"time to {number(target)} [s]" for target in found.rules.targets)
+    targets = (f"time to {number(target)} [s]" for target in report.rules.targets)
     rows = [["", "runs", "final metric", "final-time metric", *targets]]
-    for run in found.runs:
+    for run in report.runs:
         if run.group.env == env:
             known = map(number, (run.final, run.final_time, *run.required_s))
             rows.append([f"  {run.name} (seed {DASH if run.seed is None else run.seed})", "1", *known])
-    for group in found.groups:
+    for group in report.groups:
         if group.group.env == env:
             times = [
                 f"{spread_text(value)} ({count} of {group.runs})"
@@ -587,7 +572,7 @@ def _rows(found: Report, env: str) -> list[list[str]]:
             ]
             scores = [spread_text(group.final), spread_text(group.final_time)]
             rows.append([group.group.label, str(group.runs), *scores, *times])
-    for pair in found.pairs:
+    for pair in report.pairs:
         if pair.group.env == env:
             title = f"{pair.group.label} minus {pair.against.label}, same seeds"
             scores = [spread_text(pair.final), spread_text(pair.final_time)]
@@ -596,24 +581,24 @@ def _rows(found: Report, env: str) -> list[list[str]]:
     return rows
 
 
-def group_cells(found: Report) -> list[dict[str, str]]:
+def group_cells(report: Report) -> list[dict[str, str]]:
     """A row of a table for each group: title -> cell; the times are those to the only target, if there is one."""
-    times = TIMES if found.rules.targets else {}
+    times = TIMES if report.rules.targets else {}
     return [
         {
             "group": group.group.label,
             "runs": number(group.runs),
             "final return": spread_text(group.final),
             "return at equal time": spread_text(group.final_time),
-            **{title: time_text(found, group, kind) for title, (kind, _) in times.items()},
+            **{title: time_text(report, group, kind) for title, (kind, _) in times.items()},
         }
-        for group in found.groups
+        for group in report.groups
     ]
 
 
-def time_text(found: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
+def time_text(report: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
     """The time to the only target, ``kind`` being a field such as ``held_s``; ``(1 of 3)`` where not all have it."""
-    known = sum(getattr(run, kind)[0] is not None for run in found.runs if run.group == group.group)
+    known = sum(getattr(run, kind)[0] is not None for run in report.runs if run.group == group.group)
     shown = spread_text(getattr(group, kind)[0], form)
     return shown if known == group.runs else f"{shown} ({known} of {group.runs})"
 
@@ -625,74 +610,71 @@ def spread_text(value: Spread | None, form: Callable[[float | None], str] = numb
     return form(value.centre) + ("" if value.low is None else f" [{form(value.low)}, {form(value.high)}]")
 
 
-def verdicts(found: Report) -> list[str]:
+def verdicts(report: Report) -> list[str]:
     """Sentences on the group that is ahead at equal time in each environment, and the first one at each target."""
     sentences = []
-    for env in dict.fromkeys(group.group.env for group in found.groups):
-        groups = [group for group in found.groups if group.group.env == env]
+    for env in dict.fromkeys(group.group.env for group in report.groups):
+        groups = [group for group in report.groups if group.group.env == env]
         if len(groups) > 1:
-            at_limit = found.rules.limit_s is not None
-            sentences += [_standing_text(found.standings[env], at_limit)] if env in found.standings else []
-            sentences += [_verdict(env, i, groups, found) for i in range(len(found.rules.targets))]
+            at_limit = report.rules.limit_s is not None
+            sentences += [_standing_text(report.standings[env], at_limit)] if env in report.standings else []
+            sentences += [_verdict(env, i, groups, report) for i in range(len(report.rules.targets))]
     return sentences
 
 
-def _standing(found: Report, env: str) -> Standing | None:
+def _standing(report: Report, env: str) -> Standing | None:
     """The two best groups of a task at equal time; None if fewer than two have a return."""
-    known = [(group, group.final_time) for group in found.groups if group.group.env == env and group.final_time]
+    known = [(group, group.final_time) for group in report.groups if group.group.env == env and group.final_time]
     if len(known) < 2:
         return None
     (first, best), (second, next_best), *_ = sorted(known, key=lambda pair: pair[1].centre, reverse=True)
-    mine, theirs = (
-        sorted(
-            (run for run in found.runs if run.group == part.group), key=lambda run: (run.seed is None, run.seed or 0)
-        )
-        for part in (first, second)
-    )
-    chance, paired, needed = _evidence(mine, theirs, found.rules)
+    by_seed = sorted(report.runs, key=lambda run: (run.seed is None, run.seed or 0))
+    mine, theirs = ([run for run in by_seed if run.group == part.group] for part in (first, second))
+    chance, paired, needed = _evidence(mine, theirs, report.rules)
     apart = best.low is not None and next_best.high is not None and best.low > next_best.high
     return Standing(first.group, second.group, best, next_best, mine[0].limit_s, chance, paired, needed, apart)
 
 
-def _standing_text(found: Standing, at_limit: bool) -> str:
+def _standing_text(standing: Standing, at_limit: bool) -> str:
     """``at_limit``: the user chose the time; some runs may have ended before."""
-    first, best, next_best = found.first, found.best, found.next_best
+    first, best, next_best = standing.first, standing.best, standing.next_best
     time = "the time limit" if at_limit else "the time that all runs have"
     text = (
-        f"{first.env}, after {_seconds_text(found.limit_s)}, {time}: {_short(first)} has a return of "
-        f"{spread_text(best)}, {_short(found.second)} {spread_text(next_best)}"
+        f"{first.env}, after {_seconds_text(standing.limit_s)}, {time}: {_short(first)} has a return of "
+        f"{spread_text(best)}, {_short(standing.second)} {spread_text(next_best)}"
     )
     seeds = min(best.seeds, next_best.seeds)
     if seeds < MIN_RUNS:
         return f"{text}; fewer than {MIN_RUNS} seeds each cannot tell them apart"
-    if found.improvement is not None and found.improvement.centre == 1.0:  # the interval of a bootstrap is then 1 alone
+    chance = standing.improvement
+    if chance is not None and chance.centre == 1.0:  # the interval of a bootstrap is then 1 alone
         evidence = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
     else:
         evidence = (
-            f"a run of {_short(first)} has more than one of {_short(found.second)} with a probability of "
-            f"{spread_text(found.improvement, percent)}"
+            f"a run of {_short(first)} has more than one of {_short(standing.second)} with a probability of "
+            f"{spread_text(chance, percent)}"
         )
-        if found.paired:
+        if standing.paired:
             evidence += f" (interval over the {seeds} pairs of equal seeds)"
-    if found.apart:
+    if standing.apart:
         return f"{text}; {_short(first)} is better: {evidence}"
     text = f"{text}; {evidence}, but their intervals overlap, so {seeds} seeds cannot tell them apart"
-    if found.more is None:
+    if standing.more is None:
         return text
-    if found.more > MAX_SEEDS:
+    if standing.more > MAX_SEEDS:
         return f"{text}; for so small a difference more than {MAX_SEEDS} others each would be needed"
-    return f"{text}; {found.more} more each would, if the difference is what it seems"
+    return f"{text}; {standing.more} more each would, if the difference is what it seems"
 
 
-def _verdict(env: str, index: int, groups: Sequence[GroupReport], found: Report) -> str:
+def _verdict(env: str, index: int, groups: Sequence[GroupReport], report: Report) -> str:
     """Sentence on who reached a target first, how long the others took, and who did not."""
-    target, policies = found.rules.targets[index], found.rules.policies
+    target, policies = report.rules.targets[index], report.rules.policies
     times = {_short(group.group): time.centre for group in groups if (time := group.required_s[index]) is not None}
-    latest = {_short(group.group): max(run.end_s for run in found.runs if run.group == group.group) for group in groups}
-    least_s = min(times.values(), default=0.0)
+    ends = {_short(group.group): max(run.end_s for run in report.runs if run.group == group.group) for group in groups}
+    fastest_s = min(times.values(), default=0.0)
     late = [
-        f"{name} ended before that, after {_seconds_text(latest[name])}"
-        if latest[name] < least_s and not group.reached[index]
+        f"{name} ended before that, after {_seconds_text(ends[name])}"
+        if ends[name] < fastest_s and not group.reached[index]
         else f"{name} did not"
         if group.runs == 1
         else f"{name} did with {group.reached[index]} of {group.runs} runs"
@@ -703,11 +685,11 @@ def _verdict(env: str, index: int, groups: Sequence[GroupReport], found: Report)
     if not times:
         return f"{env}: no group reached {number(target)}{mean} in every run"
     (first, _), *others = sorted(times.items(), key=lambda item: item[1])
-    level = [label for label, time_s in others if time_s <= 1.05 * least_s]
+    level = [label for label, time_s in others if time_s <= 1.05 * fastest_s]
     who = f"{' and '.join([first, *level])} were level" if level else f"{first} was first"
-    sentence = f"{env}: {who} at {number(target)}{mean}, after {_seconds_text(least_s)}"
+    sentence = f"{env}: {who} at {number(target)}{mean}, after {_seconds_text(fastest_s)}"
     later = [
-        f"{label} took {_seconds_text(time_s)}" + (f", {time_s / least_s:.1f} times as long" if least_s else "")
+        f"{label} took {_seconds_text(time_s)}" + (f", {time_s / fastest_s:.1f} times as long" if fastest_s else "")
         for label, time_s in others[len(level) :]
     ]
     sentence = "; ".join([sentence, *later, *late])
@@ -725,14 +707,13 @@ def _seconds_text(seconds: float) -> str:
     return f"{number(seconds)} s" if seconds < 100.0 else duration(seconds)
 
 
-def _remarks(found: Report) -> list[str]:
+def _remarks(report: Report) -> list[str]:
     remarks = []
-    short = [run for run in found.runs if run.policies < found.rules.policies]
+    short = [f"{run.name} {run.policies}" for run in report.runs if run.policies < report.rules.policies]
     if short:
-        counts = ", ".join(f"{run.name} {run.policies}" for run in short)
-        remarks.append(f"fewer than {found.rules.policies} policies were evaluated: {counts}")
-    for group in found.groups:
-        seeds = [run.seed for run in found.runs if run.group == group.group]
+        remarks.append(f"fewer than {report.rules.policies} policies were evaluated: {', '.join(short)}")
+    for group in report.groups:
+        seeds = [run.seed for run in report.runs if run.group == group.group]
         if len(set(seeds)) < len(seeds):
             remarks.append(f"{group.group.env} {group.group.label}: a seed occurs twice")
     return ["", *remarks] if remarks else []
@@ -771,12 +752,12 @@ def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.nd
     """
     x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
     values = np.full((len(lines), points), np.nan)
-    for line, (at, found) in zip(values, lines, strict=True):
+    for line, (at, y) in zip(values, lines, strict=True):
         if len(at):
             counts = _not_overwritten(at)
-            at, found = at[counts], found[counts]
+            at, y = at[counts], y[counts]
             index = np.searchsorted(at, x, side="right") - 1
-            line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
+            line[:] = np.where((index >= 0) & (x <= at[-1]), y[np.maximum(index, 0)], np.nan)
     spans = np.array([at[-1] - at[0] if len(at) else -1.0 for at, _ in lines])
     if (longest := spans.max(initial=0.0)) > 0.0:
         short = spans < longest / 2.0

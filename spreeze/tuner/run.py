@@ -104,7 +104,7 @@ class Tuning:
         *,
         samplers_only: bool = False,
     ) -> None:
-        """Measures nothing but the environment's step, if ``probe`` lacks its time; a ConfigError if nothing is to choose.
+        """Measures only the environment's step, if ``probe`` lacks its time; a ConfigError if nothing is to choose.
 
         Values of ``settings`` whose source is the user, or that their profile keeps, are pins. ``samplers_only``
         chooses for a host whose learner is elsewhere: samplers and environments.
