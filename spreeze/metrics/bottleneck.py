@@ -61,9 +61,8 @@ def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
             Side.EVALUATOR,
         )
     if snapshot.tuner_measures:
-        how = (
-            "on the running workers" if snapshot.lag is None else "taking turns with the run, which is paused meanwhile"
-        )
+        turns = "taking turns with the run, which is paused meanwhile"
+        how = "on the running workers" if snapshot.lag is None else turns
         return Bottleneck(f"The tuner measures {how}: rates are lower until it has chosen.", Side.TUNER)
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
@@ -72,12 +71,12 @@ def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
 
 
 def _bottleneck(snapshot: Snapshot) -> Bottleneck:
-    if (found := _instead_of_rates(snapshot)) is not None:
-        return found
+    if (instead := _instead_of_rates(snapshot)) is not None:
+        return instead
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
     needless = sampler_wait is not None and sampler_wait >= WAITS  # active samplers wait: more would not help
-    others = _external_cores(snapshot) is not None
+    others = _others_active(snapshot)
     if snapshot.samplers_rest and learner_wait is not None and not needless and (others or learner_wait >= WAITS):
         return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
@@ -114,10 +113,13 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
     return _balanced(snapshot, learner_wait, sampler_wait)
 
 
-def _external_cores(snapshot: Snapshot) -> float | None:
-    """Cores that other programs keep busy; None within the usual background."""
-    found = snapshot.external_cpu_cores
-    return None if found is None or found <= _BACKGROUND_CORES else found
+def _cores_full(snapshot: Snapshot) -> bool:
+    return snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
+
+
+def _others_active(snapshot: Snapshot) -> bool:
+    """True if other programs use more cores than usually in the background."""
+    return (snapshot.external_cpu_cores or 0.0) > _BACKGROUND_CORES
 
 
 def _used_elsewhere(snapshot: Snapshot) -> float | None:
@@ -130,7 +132,7 @@ def _cpu_users(snapshot: Snapshot) -> str:
     if (snapshot.sibling_cpu_cores or 0.0) <= _BACKGROUND_CORES:
         return "other programs"
     low_priority = "the page, other runs and programs of low priority"
-    return low_priority if _external_cores(snapshot) is None else f"other programs, {low_priority}"
+    return f"other programs, {low_priority}" if _others_active(snapshot) else low_priority
 
 
 def _less_load(snapshot: Snapshot) -> str:
@@ -149,9 +151,8 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     if abs(learner_wait - sampler_wait) < WAITS:
         return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
     if learner_wait > sampler_wait:
-        busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
         cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
-        remedy = cores.removesuffix(",") if busy else "more samplers, more environments each"
+        remedy = cores.removesuffix(",") if _cores_full(snapshot) else "more samplers, more environments each"
         return Bottleneck(
             f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
         )
@@ -167,22 +168,21 @@ def _on_device(snapshot: Snapshot) -> Bottleneck:
     stepping = sum(snapshot.sampler_shares.get(part, 0.0) for part in ("policy", "env", "write"))
     learning = sum(snapshot.learner_shares.get(part, 0.0) for part in ("gather", "critic", "actor", "learn"))
     engine = snapshot.sampler_shares.get("env", 0.0)
-    found = f"stepping takes {percent(stepping)} (the engine {percent(engine)}), learning {percent(learning)}"
+    split = f"stepping takes {percent(stepping)} (the engine {percent(engine)}), learning {percent(learning)}"
     if learning > stepping:
         remedy = "a larger minibatch or fewer epochs" if snapshot.lag is not None else (
             "fewer samples per insert (replay.samples_per_insert_min) or larger batches"
         )  # fmt: skip
-        return Bottleneck(f"Learner is the limit: {found}; {remedy} would help.", Side.LEARNER)
-    return Bottleneck(f"Environments are the limit: {found}; more of them at once would help.", Side.SAMPLER)
+        return Bottleneck(f"Learner is the limit: {split}; {remedy} would help.", Side.LEARNER)
+    return Bottleneck(f"Environments are the limit: {split}; more of them at once would help.", Side.SAMPLER)
 
 
 def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:
-    found = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
+    active = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
+    cause = f"Paused samplers are the limit: {active} because of leave_free or the balance of samples per insert"
     if others:
-        found = f"Other programs are the limit: they keep {number(snapshot.external_cpu_cores)} cores, so {found}"
-    else:
-        found = f"Paused samplers are the limit: {found} because of leave_free or the balance of samples per insert"
-    return Bottleneck(f"{found}; learner waits {percent(learner_wait)}.", Side.OTHERS)
+        cause = f"Other programs are the limit: they keep {number(snapshot.external_cpu_cores)} cores, so {active}"
+    return Bottleneck(f"{cause}; learner waits {percent(learner_wait)}.", Side.OTHERS)
 
 
 def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
@@ -198,18 +198,16 @@ def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float)
 def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
     shares = snapshot.sampler_shares
     env, policy = shares.get("env"), shares.get("policy")
+    cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
     if env is not None and policy is not None and policy > env:
         cause = f" ({percent(policy)} of their time is policy inference)"
         remedy = "more environments per sampler or a smaller network"
     elif snapshot.cpu_use is not None and snapshot.cpu_use < CPU_FULL:
-        cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
         remedy = f"more samplers (the cores are {percent(snapshot.cpu_use)} busy)"
     else:
-        cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
         cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
         remedy = f"{cores} or a faster environment"
-    bound = _bound_reached(snapshot)
-    if bound == "upper":
+    if _bound_reached(snapshot) == "upper":
         high = number(snapshot.samples_per_insert_max)
         remedy += f", or a samples-per-insert bound above {high}, which now limits the learner"
     sentence = f"Samplers are the limit{cause}: learner waits {percent(learner_wait)} for rows; {remedy} would help."
@@ -217,8 +215,8 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
 
 
 def _learner_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
-    full = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
-    computes = "computes" if _used_elsewhere(snapshot) is None or not full else "computes or waits for a core"
+    waits_for_core = _cores_full(snapshot) and _used_elsewhere(snapshot) is not None
+    computes = "computes or waits for a core" if waits_for_core else "computes"
     bound = ""
     if _bound_reached(snapshot) == "lower":
         bound = f" at the lower bound of {number(snapshot.samples_per_insert_min)} samples per insert"
@@ -239,7 +237,7 @@ def _learner_remedy(snapshot: Snapshot) -> str:
         return _gpu_remedy(snapshot)
     if _used_elsewhere(snapshot) is not None:
         return f"{_less_load(snapshot)} or a smaller batch"
-    if snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL and (snapshot.samplers_wanted or 0) > 1:
+    if _cores_full(snapshot) and (snapshot.samplers_wanted or 0) > 1:
         return "more cores, fewer samplers, a smaller batch or a GPU"
     return f"a smaller batch or a GPU{_not_cores(snapshot)}"
 
@@ -271,29 +269,20 @@ def _gpu_remedy(snapshot: Snapshot) -> str:
 
 
 def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
-    start = f"Balanced: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
+    busy = f"the cores are {percent(snapshot.cpu_use)} busy"
     if snapshot.cpu_use is None:
-        return Bottleneck(f"{start}; faster hardware would help both.", Side.BALANCED)
-    if snapshot.samplers_rest:
-        return Bottleneck(
-            f"{start}; {number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are "
-            "active because of leave_free or the balance of samples per insert.",
-            Side.BALANCED,
-        )
-    if snapshot.cpu_use >= CPU_FULL and _used_elsewhere(snapshot) is not None:
-        return Bottleneck(
-            f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; {_less_load(snapshot)} would help.",
-            Side.BALANCED,
-        )
-    if snapshot.cpu_use >= CPU_FULL:
-        return Bottleneck(
-            f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; only more cores or a GPU would help.",
-            Side.BALANCED,
-        )
-    return Bottleneck(
-        f"{start}; the cores are {percent(snapshot.cpu_use)} busy, so another sampler would add env steps.",
-        Side.BALANCED,
-    )
+        remedy = "; faster hardware would help both"
+    elif snapshot.samplers_rest:
+        active = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
+        remedy = f"; {active} because of leave_free or the balance of samples per insert"
+    elif snapshot.cpu_use < CPU_FULL:
+        remedy = f"; {busy}, so another sampler would add env steps"
+    elif _used_elsewhere(snapshot) is not None:
+        remedy = f", and {busy}; {_less_load(snapshot)} would help"
+    else:
+        remedy = f", and {busy}; only more cores or a GPU would help"
+    waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
+    return Bottleneck(f"Balanced: {waits}{remedy}.", Side.BALANCED)
 
 
 def _bound_reached(snapshot: Snapshot) -> str | None:

@@ -61,10 +61,10 @@ class EvaluationKey(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> EvaluationKey:
         """The key with this ID; a RunError if it is none: only an ID is safe as part of a path."""
-        found = _NAME.fullmatch(text)
-        if found is None:
+        match = _NAME.fullmatch(text)
+        if match is None:
             raise RunError(f"'{text[:40]}' names no recorded evaluation; expected the form e1000-200-100-0")
-        wall_ms, env_steps, updates, group = map(int, found.groups())
+        wall_ms, env_steps, updates, group = map(int, match.groups())
         return cls(wall_ms / 1e3, env_steps, updates, group)
 
 
@@ -118,17 +118,10 @@ def packed(recording: Recording) -> bytes:
     """The bytes of a recording's file."""
     arrays: dict[str, np.ndarray] = {}
     episodes = []
-    for index, each in enumerate(recording.episodes):
-        arrays |= {f"{index}.{name}": getattr(each, name) for name in _COLUMNS}
-        episodes.append(
-            {
-                "seed": each.seed,
-                "return": each.episode_return,
-                "terminated": each.terminated,
-                "success": each.success,
-                "kinds": each.kinds,
-            }
-        )
+    for index, episode in enumerate(recording.episodes):
+        arrays |= {f"{index}.{name}": getattr(episode, name) for name in _COLUMNS}
+        values = {name: getattr(episode, name) for name in ("seed", "terminated", "success", "kinds")}
+        episodes.append({"return": episode.episode_return, **values})
     facts = json.dumps({**recording.facts, "format": FORMAT, "episodes": episodes})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, facts=np.frombuffer(facts.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
@@ -190,13 +183,10 @@ def _episode(index: int, entry: Mapping[str, Any], arrays: Any) -> RecordedEpiso
 
 def kept_evaluations(run_dir: Path) -> list[EvaluationKey]:
     """The evaluations with recorded episodes, in the order of their time."""
-    found = []
     with contextlib.suppress(OSError):
-        for entry in os.scandir(run_dir / FOLDER):
-            stem, end = os.path.splitext(entry.name)
-            if end == ".npz" and _NAME.fullmatch(stem):
-                found.append(EvaluationKey.parse(stem))
-    return sorted(found)
+        names = (os.path.splitext(name) for name in os.listdir(run_dir / FOLDER))
+        return sorted(EvaluationKey.parse(stem) for stem, end in names if end == ".npz" and _NAME.fullmatch(stem))
+    return []
 
 
 def prune(run_dir: Path, most: int, most_bytes: float) -> None:
@@ -278,24 +268,24 @@ class Mark(NamedTuple):
     step: int | None = None
 
 
-def discounted_returns(reward: np.ndarray, gamma: float) -> np.ndarray:
-    """The discounted sum [T] of the rewards from each env step on: G_t = r_t + gamma G_(t+1)."""
-    found, total = np.empty(len(reward)), 0.0
-    for step in range(len(reward) - 1, -1, -1):
-        total = float(reward[step]) + gamma * total
-        found[step] = total
-    return found
+def discounted_returns(reward: np.ndarray, gamma: float, last_value: float | None = None) -> np.ndarray:
+    """The discounted sum [T] of the rewards from each env step on: G_t = r_t + gamma G_(t+1).
+
+    ``last_value``, the value of the last env step, stands for its reward and all that would have followed, where the
+    time limit cut the episode; None: it terminated.
+    """
+    returns, total = np.empty(len(reward)), 0.0
+    rewards = reward if last_value is None else np.append(reward[:-1], last_value)
+    for step in range(len(rewards) - 1, -1, -1):
+        total = float(rewards[step]) + gamma * total
+        returns[step] = total
+    return returns
 
 
 def returns_to_go(episode: RecordedEpisode, gamma: float) -> np.ndarray:
-    """The discounted return [T] from each env step on.
-
-    Where the time limit cut the episode, the value of its last env step stands for what would have followed.
-    """
-    reward = episode.reward
-    if not episode.terminated and len(episode.value):
-        reward = np.append(reward[:-1], episode.value[-1])
-    return discounted_returns(reward, gamma)
+    """``discounted_returns`` of an episode."""
+    is_cut = not episode.terminated and len(episode.value) > 0
+    return discounted_returns(episode.reward, gamma, episode.value[-1] if is_cut else None)
 
 
 def step_numbers(recording: Recording, gamma: float | None) -> dict[str, np.ndarray]:
@@ -304,40 +294,29 @@ def step_numbers(recording: Recording, gamma: float | None) -> dict[str, np.ndar
     ``action``: all numbers of the actions, those with two finite bounds scaled to -1 .. 1, or else the options.
     ``value``: the critic's. ``advantage``: the actual discounted return minus the value.
     """
-    found, facts = dict[str, np.ndarray](), recording.facts
-    actions = np.concatenate([each.action for each in recording.episodes])
-    numbers = [column for column, options in enumerate(facts.get("options") or ()) if not options]
-    if numbers:
-        actions = actions[:, numbers]
-        low, high = np.asarray(facts["bounds"], np.float64).reshape(-1, 2).T[:, : len(numbers)]
+    facts, actions = recording.facts, np.concatenate([episode.action for episode in recording.episodes])
+    continuous = [column for column, options in enumerate(facts.get("options") or ()) if not options]
+    if continuous:
+        actions = actions[:, continuous]
+        low, high = np.asarray(facts["bounds"], np.float64).reshape(-1, 2).T[:, : len(continuous)]
         finite = np.isfinite(high - low) & (high > low)
         middle, half = np.where(finite, (low + high) / 2, 0.0), np.where(finite, (high - low) / 2, 1.0)
         actions = (actions - middle) / half
-    found["action"] = actions.reshape(-1)
-    valued = [each for each in recording.episodes if len(each.value)]
+    columns = {"action": actions.reshape(-1)}
+    valued = [episode for episode in recording.episodes if len(episode.value)]
     if valued:
-        found["value"] = np.concatenate([each.value for each in valued])
+        columns["value"] = np.concatenate([episode.value for episode in valued])
         if gamma is not None:
-            found["advantage"] = np.concatenate([returns_to_go(each, gamma) - each.value for each in valued])
-    return {name: values[np.isfinite(values)] for name, values in found.items()}
-
-
-def start_return(reward: np.ndarray, gamma: float, last_value: float | None) -> float:
-    """The discounted return of a whole episode.
-
-    ``last_value``, the value of the last env step, stands for its reward and all that would have followed, where the
-    time limit cut the episode; None: it terminated.
-    """
-    rewards = reward if last_value is None else np.append(reward[:-1], last_value)
-    return float(discounted_returns(rewards, gamma)[0])
+            advantages = [returns_to_go(episode, gamma) - episode.value for episode in valued]
+            columns["advantage"] = np.concatenate(advantages)
+    return {name: values[np.isfinite(values)] for name, values in columns.items()}
 
 
 def at_bound(action: np.ndarray, bounds: Any) -> np.ndarray:
     """True where a number of actions [..., k] is within 1 % of its range at one of its ``bounds`` [k, 2]."""
     low, high = np.asarray(bounds, np.float64).reshape(-1, 2).T
-    room = np.where(np.isfinite(high - low), _AT_BOUND * (high - low), np.nan)  # without an end there is no bound
-    found: np.ndarray = (action <= low + room) | (action >= high - room)
-    return found
+    margin = np.where(np.isfinite(high - low), _AT_BOUND * (high - low), np.nan)  # without an end there is no bound
+    return np.asarray((action <= low + margin) | (action >= high - margin))
 
 
 _FALLS = ("Walker", "Hopper", "Humanoid", "Ant")
@@ -368,13 +347,11 @@ def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | 
 
 
 def _ending(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Mark:
-    limit = finite_number(facts.get("limit"))
-    steps = f"{episode.length:,}"
-    if episode.terminated:
-        verb = "fell" if can_fall(facts.get("env_id")) else "terminated"
-        most = f" of at most {limit:,.0f}" if limit else ""
-        return Mark(f"{verb} at step {steps}{most}", episode.length)
-    return Mark(f"ran to the time limit of {steps} steps", episode.length)
+    limit, steps = finite_number(facts.get("limit")), f"{episode.length:,}"
+    if not episode.terminated:
+        return Mark(f"ran to the time limit of {steps} steps", episode.length)
+    how = "fell" if can_fall(facts.get("env_id")) else "terminated"
+    return Mark(f"{how} at step {steps}" + (f" of at most {limit:,.0f}" if limit else ""), episode.length)
 
 
 def _action_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterator[Mark]:
@@ -387,9 +364,9 @@ def _action_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterato
             if share >= _NEARLY_ALWAYS:
                 yield Mark(f"{name} chose {options[often.argmax()]:g} {share:.0%} of the time".replace("%", " %"))
         elif isinstance(bounds, list) and column < len(bounds):
-            found = at_bound(values[:, None], [bounds[column]])
-            if len(values) and (share := found.mean()) >= _OFTEN:
-                step = int(found.argmax()) + 1
+            is_at_bound = at_bound(values[:, None], [bounds[column]])
+            if len(values) and (share := is_at_bound.mean()) >= _OFTEN:
+                step = int(is_at_bound.argmax()) + 1
                 yield Mark(f"{name} at its bound {share:.0%} of the time".replace("%", " %"), step)
 
 
@@ -412,5 +389,5 @@ def is_term(name: str) -> bool:
 
 
 def _texts(facts: Mapping[str, Any], name: str) -> Sequence[str]:
-    found = facts.get(name)
-    return [str(text)[:80] for text in found] if isinstance(found, list) else []
+    texts = facts.get(name)
+    return [str(text)[:80] for text in texts] if isinstance(texts, list) else []

@@ -30,11 +30,11 @@ from spreeze.metrics.recorded_episodes import (
     RecordedEpisode,
     Recording,
     at_bound,
+    discounted_returns,
     frame_record,
     frames_path,
     packed,
     prune,
-    start_return,
 )
 from spreeze.run_directory import group_folder
 from spreeze.transport.weights import Weights
@@ -142,7 +142,7 @@ class EpisodeRecorder:
         )
         if gamma is not None and len(begins):
             discounted = [
-                start_return(np.array(tape.rewards), gamma, None if episode.terminated else float(value))
+                discounted_returns(np.array(tape.rewards), gamma, None if episode.terminated else float(value))[0]
                 for (episode, tape), value in zip(played, ends, strict=True)
             ]
             metrics |= {"eval_start_value": float(begins.mean()), "eval_discounted_return": float(np.mean(discounted))}

@@ -26,7 +26,6 @@ from spreeze.metrics.recorded_episodes import (
     read_frames,
     read_recording,
     returns_to_go,
-    start_return,
     step_numbers,
 )
 
@@ -173,8 +172,8 @@ def test_rewards_far_out_terms_and_the_critic_s_error_are_said():
 
 def test_the_return_of_an_episode_that_was_cut_goes_on_with_the_value_of_its_last_step():
     reward = np.array([1.0, 2.0, 4.0])
-    assert start_return(reward, 0.5, None) == 1.0 + 0.5 * 2.0 + 0.25 * 4.0
-    assert start_return(reward, 0.5, 20.0) == 1.0 + 0.5 * 2.0 + 0.25 * 20.0
+    assert discounted_returns(reward, 0.5, None)[0] == 1.0 + 0.5 * 2.0 + 0.25 * 4.0
+    assert discounted_returns(reward, 0.5, 20.0)[0] == 1.0 + 0.5 * 2.0 + 0.25 * 20.0
 
 
 def test_a_number_is_at_its_bound_within_a_hundredth_of_its_range():
