@@ -30,5 +30,4 @@ def student_quantile(normal: float, degrees: int) -> float:
         (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0,
         (79.0 * z**9 + 776.0 * z**7 + 1482.0 * z**5 - 1920.0 * z**3 - 945.0 * z) / 92160.0,
     )
-    found: float = z + sum(term / degrees**power for power, term in enumerate(terms, 1))
-    return found
+    return float(z + sum(term / degrees**power for power, term in enumerate(terms, 1)))

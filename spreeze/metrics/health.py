@@ -44,7 +44,7 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
     """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``."""
     return [
         Judgement("Value bias", *_bias(values), "eval_start_value"),
-        _share(
+        _fraction(
             values,
             "Actions at bound",
             "eval_actions_at_bound",
@@ -55,7 +55,7 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
             "it comes with an evaluation whose episodes are kept, where actions are numbers",
         ),
         Judgement("Update size", *_update(values.get("update_size")), "update_size"),
-        _share(
+        _fraction(
             values,
             "Dead units",
             "dead_units",
@@ -71,7 +71,7 @@ def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judge
 
 def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
     """Termination may be a fall, a success or neither: its meaning is known only for robots that can fall."""
-    found = _share(
+    judgement = _fraction(
         values,
         "Terminated",
         "eval_terminated",
@@ -83,29 +83,29 @@ def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
         else "",
         "it comes with an evaluation",
     )
-    return found if falls else found._replace(level=Health.UNKNOWN)
+    return judgement if falls else judgement._replace(level=Health.UNKNOWN)
 
 
-_Found = tuple[str, Health, str]
+_Verdict = tuple[str, Health, str]
 
 
-def _unknown(sentence: str) -> _Found:
+def _unknown(sentence: str) -> _Verdict:
     return DASH, Health.UNKNOWN, sentence
 
 
-def _share(
-    values: Mapping[str, float], label: str, metric: str, most: float, fact: str, amber: str, unknown: str
+def _fraction(
+    values: Mapping[str, float], label: str, metric: str, limit: float, fact: str, amber: str, unknown: str
 ) -> Judgement:
-    """A share that is amber above ``most``: its sentence continues with ``fact``, then with ``amber``."""
-    share = values.get(metric)
-    if share is None:
+    """A fraction that is amber above ``limit``: its sentence continues with ``fact``, then with ``amber``."""
+    value = values.get(metric)
+    if value is None:
         return Judgement(label, *_unknown(f"Unknown: {unknown}."), metric)
-    good = share <= most
-    sentence = f"{percent(share)} {fact}{'' if good else amber}."
-    return Judgement(label, percent(share), Health.GOOD if good else Health.AMBER, sentence, metric)
+    good = value <= limit
+    sentence = f"{percent(value)} {fact}{'' if good else amber}."
+    return Judgement(label, percent(value), Health.GOOD if good else Health.AMBER, sentence, metric)
 
 
-def _bias(values: Mapping[str, float]) -> _Found:
+def _bias(values: Mapping[str, float]) -> _Verdict:
     value, actual = values.get("eval_start_value"), values.get("eval_discounted_return")
     if value is None or actual is None:
         return _unknown(
@@ -131,7 +131,7 @@ def _bias(values: Mapping[str, float]) -> _Found:
     return text, Health.AMBER, f"{fact}: it is underestimated; {remedy}."
 
 
-def _update(size: float | None) -> _Found:
+def _update(size: float | None) -> _Verdict:
     if size is None:
         return _unknown("Unknown: it comes seconds after the first update.")
     text = f"{size:.1e}"

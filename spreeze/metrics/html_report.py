@@ -7,6 +7,7 @@ escaped, and a policy in the file forbids scripts and anything from elsewhere.
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import math
 import time
@@ -42,7 +43,7 @@ _MAX_PICTURE_BYTES = 400_000
 _POINTS = 240
 _RATES = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "cpu_use", "samples_per_insert", "policy_lag")
 """Metrics that get a chart over wall time, where a run has them."""
-_FACTS = (
+_OVERVIEW = (
     ("state", "state", clean),
     ("env_id", "task", clean),
     ("algo", "algorithm", clean),
@@ -57,7 +58,7 @@ _FACTS = (
     ("eval_final", "mean of the last ten", number),
     ("exit_reason", "ended by", clean),
 )
-"""(name, title, formatter) of the facts about each run."""
+"""(name, title, formatter) of the overview's columns."""
 _SUMMARY = (
     ("env_steps_per_s", "env steps/s", number),
     ("updates_per_s", "updates/s", number),
@@ -105,16 +106,16 @@ def make(
         raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MAX_RUNS} fit on a page")
     runs = [_read(path) for path in paths]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    is_single = len(runs) == 1
     parts = [
         _overview(runs),
-        _picture(runs[0]) if len(runs) == 1 else "",
+        _picture(runs[0]) if is_single else "",
         _curves(runs, targets or {}, robust, also),
         _task(runs),
         _rates(runs),
-        _health(runs[0]) if len(runs) == 1 else "",
+        _health(runs[0]) if is_single else _differences(runs, also),
+        *(_details(run, folded=not is_single) for run in runs),
     ]
-    parts += [_differences(runs, also)] if len(runs) > 1 else []
-    parts += [_details(run, alone=len(runs) == 1) for run in runs]
     created = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -178,23 +179,20 @@ def _note(text: object) -> str:
 
 
 def _overview(runs: Sequence[_Run]) -> str:
-    facts = [[_formatted(run.state.get(name), formatter) for name, _, formatter in _FACTS] for run in runs]
-    titles = [title for _, title, _ in _FACTS]
+    rows = [[_formatted(run.state.get(name), formatter) for name, _, formatter in _OVERVIEW] for run in runs]
+    titles = [title for _, title, _ in _OVERVIEW]
     if len(runs) > 1:
-        rows = ([run.name, *cells] for run, cells in zip(runs, facts, strict=True))
-        return _section("Runs", _table(("run", *titles), rows))
-    cells = (f"<dt>{_text(title)}</dt><dd>{_text(cell)}</dd>" for title, cell in zip(titles, facts[0], strict=True))
+        named = ([run.name, *row] for run, row in zip(runs, rows, strict=True))
+        return _section("Runs", _table(("run", *titles), named))
+    cells = (f"<dt>{_text(title)}</dt><dd>{_text(cell)}</dd>" for title, cell in zip(titles, rows[0], strict=True))
     return f"<section><dl>{''.join(f'<div>{cell}</div>' for cell in cells)}</dl></section>"
 
 
 def _picture(run: _Run) -> str:
-    path = run.path / "live.jpg"
-    try:
-        if path.is_symlink() or path.stat().st_size > _MAX_PICTURE_BYTES:
-            return ""
-        data = path.read_bytes()
-    except OSError:
-        return ""
+    path, data = run.path / "live.jpg", b""
+    with contextlib.suppress(OSError):
+        if not path.is_symlink() and path.stat().st_size <= _MAX_PICTURE_BYTES:
+            data = path.read_bytes()
     if not data.startswith(b"\xff\xd8\xff"):
         return ""
     return _section(
@@ -211,11 +209,11 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
         return _section("Learning curves", _note("No evaluation has ended yet."))
     parts = []
     for task in dict.fromkeys(curve.group.env for curve in curves):
-        own = [curve for curve in curves if curve.group.env == task]
+        of_task = [curve for curve in curves if curve.group.env == task]
         charts = []
         for axis, title in (("t", "wall time [s]"), ("env_steps", "env steps")):
             groups: dict[str, list[Line]] = {}
-            for curve in own:
+            for curve in of_task:
                 groups.setdefault(curve.group.label, []).append(comparison.returns(curve.evaluations, axis))
             traces = [
                 _trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines, robust)
@@ -224,7 +222,7 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
             charts.append(_chart(traces, title, "greedy return"))
         parts += [
             _charts(f"{task}: greedy return, mean of {comparison.SMOOTHING} evaluations", charts),
-            _scores(own, targets.get(task), robust),
+            _scores(of_task, targets.get(task), robust),
         ]
     centre = "interquartile mean" if robust else "mean"
     caption = (
@@ -244,8 +242,8 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
 
 def _scores(curves: Sequence[Curve], target: float | None, robust: bool) -> str:
     """The protocol's metrics of one task, group by group, and the times to its target, if there is one."""
-    found = comparison.report(curves, Rules(targets=() if target is None else (target,), robust=robust))
-    rows = comparison.group_cells(found)
+    rules = Rules(targets=() if target is None else (target,), robust=robust)
+    rows = comparison.group_cells(comparison.report(curves, rules))
     titles = [title if target is None else title.replace("target", number(target)) for title in rows[0]]
     return _table(titles, (list(row.values()) for row in rows))
 
@@ -254,23 +252,21 @@ def _over_time(runs: Sequence[_Run], names: Iterable[str], *, from_zero: bool = 
     """A chart over wall time of each metric that one of the runs has."""
     charts = []
     for name in names:
-        found = ((run.name, MetricsReader(run.path / "metrics.db").series(name, max_points=_POINTS)) for run in runs)
-        traces = [_Trace(label, series.t, series.mean, None, None) for label, series in found if len(series.t)]
-        chart = by_name(name).chart
-        if traces and chart is not None:
-            scaled = [trace._replace(y=chart.scale * trace.y) for trace in traces]
-            title = name.partition("/")[2] or chart.title
-            charts.append(
-                _chart(scaled, "wall time [s]", f"{title} [{chart.unit or by_name(name).unit}]", from_zero=from_zero)
-            )
+        metric = by_name(name)
+        if (chart := metric.chart) is None:
+            continue
+        known = ((run.name, MetricsReader(run.path / "metrics.db").series(name, max_points=_POINTS)) for run in runs)
+        traces = [_Trace(label, one.t, chart.scale * one.mean, None, None) for label, one in known if len(one.t)]
+        title = f"{name.partition('/')[2] or chart.title} [{chart.unit or metric.unit}]"
+        charts += [_chart(traces, "wall time [s]", title, from_zero=from_zero)] if traces else []
     return charts
 
 
 def _task(runs: Sequence[_Run]) -> str:
     names = dict.fromkeys(name for run in runs for name in MetricsReader(run.path / "metrics.db").names())
     rates = _over_time(runs, (name for name in ("eval_success_rate", "success_rate") if name in names))
-    numbers = _over_time(runs, (name for name in names if name.startswith(f"{INFO}/")), from_zero=False)
-    return _section("Task", _charts("", rates + numbers)) if rates or numbers else ""
+    info = _over_time(runs, (name for name in names if name.startswith(f"{INFO}/")), from_zero=False)
+    return _section("Task", _charts("", rates + info))
 
 
 def _rates(runs: Sequence[_Run]) -> str:
@@ -287,10 +283,10 @@ def _rates(runs: Sequence[_Run]) -> str:
 
 def _health(run: _Run) -> str:
     latest = MetricsReader(run.path / "metrics.db").latest()
-    found = judgements({name: point.value for name, point in latest.items()}, run.state.get("env_id"))
-    if all(judgement.level is Health.UNKNOWN for judgement in found):
+    judged = judgements({name: point.value for name, point in latest.items()}, run.state.get("env_id"))
+    if all(judgement.level is Health.UNKNOWN for judgement in judged):
         return ""
-    rows = [(each.label, each.value, each.level, each.sentence) for each in found]
+    rows = [judgement[:4] for judgement in judged]  # label, value, level, sentence
     return _section("Is it healthy", _table(("number", "at the end", "judged", "why"), rows, wide=(3,)))
 
 
@@ -312,16 +308,15 @@ def _differences(runs: Sequence[_Run], also: Sequence[str]) -> str:
     return _section("Settings in which they differ", _table(("setting", *(curve.name for curve in curves)), rows))
 
 
-def _details(run: _Run, *, alone: bool) -> str:
-    parts = [
-        _section("The tuner", *_tuner(run.path)),
-        _section("Settings", *_settings(run.path)),
-        _section("Machine and versions", _machine(run)),
-        _section("Events", _events(run.path)),
-    ]
-    body = "".join(parts)
+def _details(run: _Run, *, folded: bool) -> str:
+    body = (
+        _section("The tuner", *_tuner(run.path))
+        + _section("Settings", *_settings(run.path))
+        + _section("Machine and versions", _machine(run))
+        + _section("Events", _events(run.path))
+    )
     head = f"{run.name}: tuner, settings, machine, events"
-    return body if alone else f'<details class="run"><summary>{_text(head)}</summary>{body}</details>'
+    return f'<details class="run"><summary>{_text(head)}</summary>{body}</details>' if folded else body
 
 
 def _tuner(path: Path) -> list[str]:
@@ -364,12 +359,12 @@ def _settings(path: Path) -> list[str]:
 
 
 def _machine(run: _Run) -> str:
-    found = run.state.get("versions")
-    rows = [(name, value or "not installed") for name, value in (found.items() if isinstance(found, dict) else ())]
-    command = run.state.get("command")
-    if isinstance(command, list):
+    rows = [("machine", run.state.get("machine") or DASH)]
+    if isinstance(versions := run.state.get("versions"), dict):
+        rows += [(name, value or "not installed") for name, value in versions.items()]
+    if isinstance(command := run.state.get("command"), list):
         rows.append(("arguments", " ".join(map(str, command[1:]))))
-    return _table(("what", "value"), [("machine", run.state.get("machine") or DASH), *rows], wide=(1,))
+    return _table(("what", "value"), rows, wide=(1,))
 
 
 def _events(path: Path) -> str:
@@ -398,9 +393,9 @@ def _trace(name: str, lines: Sequence[Line], robust: bool) -> _Trace:
     """One run as it is, several as their centre with its interval, as ``comparison.on_grid`` compares them."""
     if len(lines) == 1:
         return _Trace(name, *lines[0], None, None)
-    found = comparison.band(*comparison.on_grid(lines, _POINTS), robust)
-    known = found.runs > 0
-    return _Trace(name, found.x[known], found.centre[known], found.low[known], found.high[known])
+    band = comparison.band(*comparison.on_grid(lines, _POINTS), robust)
+    known = band.runs > 0
+    return _Trace(name, band.x[known], band.centre[known], band.low[known], band.high[known])
 
 
 def _charts(title: str, charts: Sequence[str]) -> str:
@@ -486,8 +481,8 @@ def _range(arrays: Sequence[np.ndarray], *, from_zero: bool = False) -> tuple[fl
     if len(values) == 0:
         return 0.0, 1.0
     low, high = (0.0 if from_zero else float(values.min())), float(values.max())
-    room = 0.04 * (high - low) or 0.5 * abs(high) or 0.5
-    return (low if from_zero else low - room), high + (0.0 if from_zero and high > low else room)
+    margin = 0.04 * (high - low) or 0.5 * abs(high) or 0.5
+    return (low if from_zero else low - margin), high + (0.0 if from_zero and high > low else margin)
 
 
 _STYLE = """

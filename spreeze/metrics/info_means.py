@@ -42,8 +42,8 @@ class InfoMeans:
                 latest.append((total, count))
                 while sum(entry[1] for entry in latest) - latest[0][1] >= EPISODES:
                     latest.popleft()
-                totals = [sum(column) for column in zip(*latest, strict=True)]
-                self._values[metric_of(name)] = totals[0] / totals[1]
+                totals, counts = zip(*latest, strict=True)
+                self._values[metric_of(name)] = sum(totals) / sum(counts)
         return self._sentence(message.get("ignored"))
 
     def means(self, now_s: float) -> dict[str, float]:
@@ -60,15 +60,13 @@ class InfoMeans:
         return name in self._names or name == SUCCESS
 
     def _sentence(self, ignored: Any) -> str | None:
-        new = {}
-        for name, reason in ignored.items() if isinstance(ignored, dict) else ():
-            kind = "number" if "number" in str(reason) else "type"
-            if kind not in self._reported_kinds:
-                new[str(name)] = str(reason)
-        self._reported_kinds |= {"number" if "number" in reason else "type" for reason in new.values()}
+        entries = ignored.items() if isinstance(ignored, dict) else ()
+        kinds = {f"'{name}' ({reason})": "number" if "number" in str(reason) else "type" for name, reason in entries}
+        new = {text: kind for text, kind in kinds.items() if kind not in self._reported_kinds}
+        self._reported_kinds.update(new.values())
         if not new:
             return None
-        names = ", ".join(f"'{name}' ({reason})" for name, reason in new.items())
+        names = ", ".join(new)
         return f"info: no metrics of {names}; numbers become metrics, the first {MAX_NUMBERS} of them"
 
 
@@ -77,12 +75,7 @@ def metric_of(name: str) -> str:
     return "success_rate" if name == SUCCESS else f"{INFO}/{name}"
 
 
-def _sums(found: Any) -> list[tuple[str, tuple[float, float]]]:
+def _sums(part: Any) -> list[tuple[str, tuple[float, float]]]:
     """(name, (sum, count)) of each entry of a message."""
-    if not isinstance(found, dict):
-        return []
-    return [
-        (str(name), (float(total), float(count)))
-        for name, (total, count) in found.items()
-        if math.isfinite(total) and count > 0
-    ]
+    entries = part.items() if isinstance(part, dict) else ()
+    return [(str(name), (float(a), float(n))) for name, (a, n) in entries if math.isfinite(a) and n > 0]

@@ -41,8 +41,9 @@ def card(run: Path, name: str, points: Sequence[tuple[int, float]], *, clip: boo
     returns = [
         ("this policy", _with_spread(best.get("return"), best.get("std")), f"{_number(best.get('played'))} episodes"),
         ("end of the run", _number(summary.get("eval_return_final")), "mean of the last ten evaluations"),
-        *([(f"published, {_steps(reference)}", _number(reference.value), SOURCE)] if reference else []),
     ]
+    if reference:
+        returns.append((f"published, {reference.env_steps:,} env steps", _number(reference.value), SOURCE))
     short = name.rpartition("/")[2]
     return "\n".join(
         [
@@ -111,14 +112,13 @@ def _facts(record: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[
 
 def changed(config: str) -> str:
     """Lines of a ``config.toml`` whose values are not the defaults, below their sections."""
-    found: list[str] = []
+    kept: list[str] = []
     for part in re.split(r"(?m)^(?=\[)", config):
         head, *lines = part.splitlines() or [""]
-        wanted = [
-            line for line in lines if line and not line.endswith("# default") and not line.startswith(("#", "runs_dir"))
-        ]
-        found += [head, *wanted] if wanted else []
-    return "".join(f"{clean(line, 300)}\n" for line in found)
+        lines = [line for line in lines if line and not line.startswith(("#", "runs_dir"))]
+        wanted = [line for line in lines if not line.endswith("# default")]
+        kept += [head, *wanted] if wanted else []
+    return "".join(f"{clean(line, 300)}\n" for line in kept)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -134,10 +134,6 @@ def _number(value: object) -> str:
 
 def _with_spread(mean: object, std: object) -> str:
     return f"{mean:.2f} +/- {std:.2f}" if isinstance(mean, float) and isinstance(std, float) else DASH
-
-
-def _steps(reference: Published) -> str:
-    return f"{reference.env_steps:,} env steps"
 
 
 def curve(points: Sequence[tuple[int, float]], reference: Published | None) -> bytes:

@@ -44,5 +44,5 @@ _LIKE = {"crossq": "sac"}
 def published(algo: str | None, env_id: str | None) -> Published | None:
     """The return of a task in ``SOURCE``, if it has one."""
     returns = PUBLISHED.get(env_id or "", {})
-    found = returns.get(algo or "") or returns.get(_LIKE.get(algo or "", ""))
-    return None if found is None else Published(*found)
+    entry = returns.get(algo or "") or returns.get(_LIKE.get(algo or "", ""))
+    return None if entry is None else Published(*entry)

@@ -16,7 +16,7 @@ import numpy as np
 from spreeze.formatting import duration, number, signed, whole
 from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import TABLE
 
 _EARLIER = 12
 """Number of earlier evaluations that show how much a metric usually changes from one to the next."""
@@ -36,7 +36,7 @@ class ReturnChange(NamedTuple):
     sentences: tuple[str, ...]
 
 
-def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABLE) -> ReturnChange | None:
+def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
     """Compares a recorded evaluation with the one before, None without one; a RunError if metrics cannot be read."""
     with MetricsReader(run_dir / "metrics.db").connected() as reader:
         rows = reader.evaluations()
@@ -46,20 +46,17 @@ def return_change(run_dir: Path, recording: Recording, table: MetricTable = TABL
         before, now = rows[index - 1], rows[index]
         events = [event for event in reader.events(_NEWEST_EVENTS) if before.t < event.t <= now.t]
         times = [row.t for row in rows[max(0, index - 1 - _EARLIER) : index + 1]]
-        metric_changes = _metric_changes(reader, times, table)
-    few = "; there are too few evaluations before to tell which metrics changed unusually."
-    nothing = ", and no metric of learning changed unusually." if len(times) > _MIN_EARLIER + 2 else few
+        metric_changes = _metric_changes(reader, times)
     other_changes = [*_event_sentences(events), *metric_changes]
-    time_text = duration(before.t)
-    if time_text == duration(now.t):
-        time_text += f", after {whole(before.updates)} updates"
+    if not other_changes:
+        few = "; there are too few evaluations before to tell which metrics changed unusually."
+        nothing = ", and no metric of learning changed unusually." if len(times) > _MIN_EARLIER + 2 else few
+        other_changes = [f"Between the two no event was recorded{nothing}"]
+    time = duration(before.t)
+    time += f", after {whole(before.updates)} updates" if time == duration(now.t) else ""
     return ReturnChange(
-        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {time_text}",
-        (
-            *_chance(before, now, recording),
-            *_length_or_reward(before, now),
-            *(other_changes or [f"Between the two no event was recorded{nothing}"]),
-        ),
+        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {time}",
+        (*_chance(before, now, recording), *_length_or_reward(before, now), *other_changes),
     )
 
 
@@ -103,7 +100,7 @@ def _length_or_reward(before: EvaluationRow, now: EvaluationRow) -> list[str]:
 
 def _which_episodes(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
     """After a fall of the return: a sentence on whether most episodes are worse, or only a few."""
-    returns = {kind: each.episode_return for each in recording.episodes for kind in each.kinds}
+    returns = {kind: episode.episode_return for episode in recording.episodes for kind in episode.kinds}
     if now.return_mean >= before.return_mean or not {"median", "worst"} <= returns.keys() or now.episodes < 3:
         return []
     median, worst = returns["median"], returns["worst"]
@@ -122,10 +119,10 @@ def _event_sentences(events: Sequence[Event]) -> list[str]:
     return sentences + [f"and {more} more events in that time"] * (more > 0)
 
 
-def _metric_changes(reader: MetricsReader, times: Sequence[float], table: MetricTable) -> list[str]:
+def _metric_changes(reader: MetricsReader, times: Sequence[float]) -> list[str]:
     """Sentences on the metrics whose last change is far above their usual one, the largest first."""
-    found = []
-    for metric in table.metrics:
+    changes = []
+    for metric in TABLE.metrics:
         if metric.chart is None or metric.chart.group not in _GROUPS or metric.parts or metric.is_evaluated:
             continue
         means = _means(reader.series(metric.name, times[0]), times)
@@ -135,8 +132,8 @@ def _metric_changes(reader: MetricsReader, times: Sequence[float], table: Metric
             unit = " %" if metric.chart.unit == "%" else unit
             text = f"{metric.chart.title} went from {_pair(scale * means[-2], scale * means[-1])}{unit}"
             usual = "which had not changed before" if math.isinf(score) else f"{score:.0f} times its usual change"
-            found.append((score, f"{text}, {usual}."))
-    return [text for _, text in sorted(found, reverse=True)[:_MAX_METRICS]]
+            changes.append((score, f"{text}, {usual}."))
+    return [text for _, text in sorted(changes, reverse=True)[:_MAX_METRICS]]
 
 
 def _means(series: Series, times: Sequence[float]) -> np.ndarray:
@@ -144,8 +141,7 @@ def _means(series: Series, times: Sequence[float]) -> np.ndarray:
     edges = np.searchsorted(series.t, times, side="right")
     sums = np.concatenate([[0.0], np.cumsum(series.mean)])
     with np.errstate(invalid="ignore"):
-        means: np.ndarray = np.diff(sums[edges]) / np.diff(edges)
-    return means
+        return np.asarray(np.diff(sums[edges]) / np.diff(edges))
 
 
 def _score(means: np.ndarray) -> float:

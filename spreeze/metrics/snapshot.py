@@ -38,10 +38,10 @@ class GpuSnapshot:
         return self.power_w / self.power_limit_w if self.power_w is not None and self.power_limit_w else None
 
 
-def _of(value: float | None, most: float | None, unit: str, digits: int) -> str:
+def _of(value: float | None, limit: float | None, unit: str, digits: int) -> str:
     scale = 1e-9 if unit == "GHz" else 1.0
-    now, limit = (DASH if number is None else f"{number * scale:.{digits}f}" for number in (value, most))
-    return f"{now} {unit}" if most is None else f"{now} of {limit} {unit}"
+    now, bound = (DASH if number is None else f"{number * scale:.{digits}f}" for number in (value, limit))
+    return f"{now} {unit}" if limit is None else f"{now} of {bound} {unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,29 +185,21 @@ def snapshot_of(
     errors = [value for name in ("env_errors", "transitions_rejected") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
-    by_part = [
-        f"{metric.name}/{part}"
-        for metric in table.metrics
-        if metric.per_learner
-        for part in parts_of(values, metric.name)
-    ]
+    per_learner = [metric.name for metric in table.metrics if metric.per_learner]
+    by_part = [f"{name}/{part}" for name in per_learner for part in parts_of(values, name)]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     tuner_measures = run.get("tuner_measures") is True
     rests = tuner_measures and lag is not None  # its workers are suspended in turns, whatever their activity
-    found: dict[str, Any] = {
+    known: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},
         "more": tuple((name, value) for name, value in more if value is not None),
         "env_id": clean(run.get("env_id"), 80),
         "algo": clean(run.get("algo"), 20),
         "state": state,
         "lag": lag,
-        "serial": data_flow is not None and data_flow.serial,
-        "on_device": data_flow is not None and data_flow.on_device,
-        "asynchronous": data_flow is not None and data_flow.asynchronous,
-        "wall_s": run.get("wall_s"),
+        **{name: bool(getattr(data_flow, name, False)) for name in ("serial", "on_device", "asynchronous")},
+        **{name: run.get(name) for name in ("wall_s", "eval_best", "eval_final")},
         "sibling_cpu_cores": values.get("sibling_cpu_cores"),
-        "eval_best": run.get("eval_best"),
-        "eval_final": run.get("eval_final"),
         "unevaluated": run.get("unevaluated") is True,
         "tuner_measures": tuner_measures,
         "learning_starts": whole_number(replay.get("learning_starts")),
@@ -226,7 +218,7 @@ def snapshot_of(
         "sampler_shares": {} if rests else split_of(values, "sampler", table=table),
         "learner_shares": {} if rests else split_of(values, "learner", on_policy=on_policy, table=table),
     }
-    return Snapshot(**found | own)
+    return Snapshot(**known | own)
 
 
 _LIMITS = ("seconds", "env_steps", "updates", "target_return")

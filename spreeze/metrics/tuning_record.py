@@ -102,12 +102,12 @@ class TuningView:
     @property
     def stages(self) -> list[tuple[str, list[MeasuredRow]]]:
         """Title and rows of each table that has any."""
-        found = (
+        stages = (
             ("The learner alone", self.updates),
             ("Samplers beside the learner", self.joint),
             ("Samplers and inference workers beside the learner", self.rollouts),
         )
-        return [(title, rows) for title, rows in found if rows]
+        return [(title, rows) for title, rows in stages if rows]
 
     def label(self, key: str) -> str:
         """Name of a setting in a table or chart."""
@@ -152,13 +152,13 @@ def better_run(run: Path) -> str | None:
 
 def of_record(record: dict[str, Any]) -> TuningView:
     lists = (record.get(name) for name in ("update_rates", "joint_rates", "rollout_rates"))
-    entries = [entry for found in lists if isinstance(found, list) for entry in found]
+    entries = [entry for entries in lists if isinstance(entries, list) for entry in entries]
     labels, choice, reasons = (_dict(record.get(name)) for name in ("labels", "choice", "reasons"))
     return TuningView(_rows(entries), labels, choice, reasons, record)
 
 
 def _rows(entries: list[Any]) -> list[MeasuredRow]:
-    return [found for entry in entries if isinstance(entry, dict) and (found := _row(entry)) is not None]
+    return [row for entry in entries if isinstance(entry, dict) and (row := _row(entry)) is not None]
 
 
 def _row(entry: dict[str, Any]) -> MeasuredRow | None:
@@ -168,7 +168,7 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     if stage not in _NEEDED or any(finite_number(setting.get(key), _MAX) is None for key in _NEEDED[stage]):
         return None
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
-    spreads = [found for found in (spread(updates), spread(steps)) if found is not None]
+    spreads = [value for value in (spread(updates), spread(steps)) if value is not None]
     return MeasuredRow(
         stage,
         setting,

@@ -103,14 +103,10 @@ class MetricsWriter:
         self._trouble_reported = False
         self._lost_before = 0
         self._reports: list[tuple[str, str]] = []
-        self.failures = 0
-        """Transactions that failed so far."""
         self.rows_dropped = 0
         """Rows (samples, events, evaluations, roll-ups) dropped because the trouble lasted too long."""
         self.trouble: str | None = None
         """The last failure; None again once everything is stored."""
-        self.set_aside: list[Path] = []
-        """Paths to which damaged files were renamed."""
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
@@ -152,8 +148,8 @@ class MetricsWriter:
 
     def reports(self) -> list[tuple[str, str]]:
         """Level and text of messages about the file since the last call: trouble, its end with rows lost, damage."""
-        found, self._reports = self._reports, []
-        return found
+        reports, self._reports = self._reports, []
+        return reports
 
     def close(self) -> None:
         """Writes all pending rows and closes the file; rows that cannot be written count as dropped."""
@@ -184,17 +180,14 @@ class MetricsWriter:
         if time.monotonic() < self._retry_at_s:
             self._bound_pending()
             return
-        try:
-            self._store_pending()
-        except _TROUBLE as error:
-            if not self._replaced_damaged(error):
-                self._fail(error)
-                return
+        for is_second in (False, True):
             try:
                 self._store_pending()
-            except _TROUBLE as second_error:
-                self._fail(second_error)
-                return
+                break
+            except _TROUBLE as error:
+                if is_second or not self._replaced_damaged(error):
+                    self._fail(error)
+                    return
         self._pending.clear()
         self._pending_values = 0
         self._recovered()
@@ -218,8 +211,8 @@ class MetricsWriter:
                 _add_series(connection, series, [row[0]], self._table)
                 rows = ((series[row[0]], *row[1:]),)
             rows_of.setdefault(statement, []).extend(rows)
-        for statement, found in rows_of.items():
-            connection.executemany(statement, found)
+        for statement, statement_rows in rows_of.items():
+            connection.executemany(statement, statement_rows)
         connection.execute("COMMIT")
         self._series, self._newest_us = series, newest_us
 
@@ -290,7 +283,6 @@ class MetricsWriter:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.failures += 1
         self.trouble = clean(f"{self._path.name}: {error}")
         now_s = time.monotonic()
         self._retry_at_s = now_s + _RETRY_S
@@ -330,8 +322,7 @@ class MetricsWriter:
             self._path.replace(self._path.with_name(free))
         except OSError:
             return False
-        self.set_aside.append(self._path.with_name(free))
-        why = "is a folder" if self.set_aside[-1].is_dir() else f"is damaged ({clean(error, 200)})"
+        why = "is a folder" if self._path.with_name(free).is_dir() else f"is damaged ({clean(error, 200)})"
         text = f"{self._path.name} {why}: it was renamed to {free}, and a new file was started; earlier curves are in"
         self._reports.append(("warning", f"{text} the old file"))
         return True
@@ -364,8 +355,8 @@ _REMEDIES = {
 
 
 def _code(error: Exception) -> int | None:
-    found = getattr(error, "sqlite_errorcode", None)
-    return None if found is None else int(found) & 0xFF
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
 
 
 def _values_in(statement: str, row: tuple[Any, ...]) -> int:
@@ -396,8 +387,8 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=0.2, isolation_level=None)
     try:
         known = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if (found := format_number(connection)) > FORMAT:
-            raise sqlite3.DatabaseError(f"it has format {found}, this version of Spreeze writes {FORMAT}")
+        if (version := format_number(connection)) > FORMAT:
+            raise sqlite3.DatabaseError(f"it has format {version}, this version of Spreeze writes {FORMAT}")
         connection.execute("PRAGMA page_size = 1024")  # a commit touches a page or two
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -420,15 +411,15 @@ def _check(connection: sqlite3.Connection) -> None:
     deadline_s = time.monotonic() + _CHECK_S
     connection.set_progress_handler(lambda: int(time.monotonic() > deadline_s), 100_000)
     try:
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError as error:
         if _code(error) != sqlite3.SQLITE_INTERRUPT:
             raise
-        found = "ok"
+        result = "ok"
     finally:
         connection.set_progress_handler(None, 0)
-    if found != "ok":
-        raise _damaged(str(found).strip().splitlines()[-1])
+    if result != "ok":
+        raise _damaged(str(result).strip().splitlines()[-1])
 
 
 def _damaged(why: object) -> sqlite3.DatabaseError:

@@ -307,7 +307,7 @@ class UpdateHelper:
         return self._line(turn.deadline_s + _GRACE_S)
 
     def _line(self, within_s: float) -> dict[str, Any]:
-        """The helper's next line; if none comes, a failure, which ends the helper. KeyboardInterrupt on a stop request."""
+        """The helper's next line; if none comes, a failure, which ends the helper. KeyboardInterrupt on request."""
         assert self._process is not None
         assert self._process.stdout is not None
         fd, end = self._process.stdout.fileno(), AWAKE() + within_s

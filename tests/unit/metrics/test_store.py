@@ -186,7 +186,6 @@ def test_full_disk_is_counted_and_made_good_later(path, monkeypatch):
     writer = MetricsWriter(path, connect=connect)
     for i in range(200):
         writer.write(float(i), i, {"updates": float(i), "alpha": 1.0})
-    assert writer.failures > 0
     assert "full" in writer.trouble
     full[0] = False
     writer.write(200.0, 200, {"updates": 200.0})
@@ -480,7 +479,7 @@ def test_a_damaged_file_is_told_kept_and_a_new_one_begun(path, damage):
         name = "metrics.db.damaged" + ("" if count == 1 else "-2")
         assert level == "warning"
         assert f"it was renamed to {name}" in told
-        assert (writer.trouble, writer.rows_dropped, writer.set_aside) == (None, 0, [path.with_name(name)])
+        assert (writer.trouble, writer.rows_dropped, path.with_name(name).exists()) == (None, 0, True)
         assert before is None or path.with_name(name).read_bytes()[100:] == before or damage is other_tables
         writer.close()
         assert MetricsReader(path).latest() == {"updates": (100.0, 100, 100.0)}
@@ -580,7 +579,7 @@ def test_a_file_that_another_program_holds_for_a_moment_is_no_news(path):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         writer.write(1.0, 1, {"updates": 1.0})
-        assert writer.failures == 1
+        assert writer.trouble is not None
         other.execute("ROLLBACK")
     writer.close()
     assert writer.reports() == []
