@@ -30,7 +30,7 @@ from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.stop_reasons import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
-from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric, MetricTable
+from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric
 from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
 
@@ -56,10 +56,10 @@ _MAX_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
 
-def charted_metrics(table: MetricTable = TABLE) -> list[Metric]:
+def charted_metrics() -> list[Metric]:
     """The metrics that the Live page draws, ordered by groups of charts."""
-    order = {group: rank for rank, group in enumerate((RETURN, *GROUPS))}
-    charted = [(order[metric.chart.group], metric) for metric in table.metrics if metric.chart]
+    order = (RETURN, *GROUPS)
+    charted = [(order.index(metric.chart.group), metric) for metric in TABLE.metrics if metric.chart]
     return [metric for _, metric in sorted(charted, key=lambda entry: entry[0])]
 
 
@@ -68,10 +68,10 @@ def lag_unit(data_flow: DataFlow | None) -> str:
     return "updates" if data_flow is None or data_flow.lag is None or data_flow.asynchronous else "rollouts"
 
 
-def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
+def as_json(lag_unit: str) -> list[dict[str, Any]]:
     """The charts for the page's script, each with help text; the script defines the return chart itself."""
     charts: dict[str, dict[str, Any]] = {}
-    for metric in charted_metrics(table):
+    for metric in charted_metrics():
         chart = metric.chart
         if chart is None or chart.group == RETURN:
             continue
@@ -95,14 +95,14 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
     return list(charts.values())
 
 
-def series_to_plot(names: list[str], table: MetricTable = TABLE) -> list[str]:
+def series_to_plot(names: list[str]) -> list[str]:
     """Returns the ``names`` that a chart shows: at most eight parts or groups of a metric, all numbers of info."""
-    found: list[str] = []
-    for metric in charted_metrics(table):
-        found += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]
-        most = MAX_NUMBERS if metric.name in _SPLIT else _MAX_PARTS
-        found += [name for name in names if name.startswith(f"{metric.name}/")][:most]
-    return found
+    plotted: list[str] = []
+    for metric in charted_metrics():
+        plotted += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]
+        limit = MAX_NUMBERS if metric.name in _SPLIT else _MAX_PARTS
+        plotted += [name for name in names if name.startswith(f"{metric.name}/")][:limit]
+    return plotted
 
 
 _WHEN = "in the last seconds; of a run that has ended, the mean of its last session from the first update on."
@@ -148,36 +148,31 @@ _LARGE = {"eval_return": ("interval", "best", "since_best"), "state": ("wall", "
 """Tiles that are large -> the numbers that stand below them."""
 
 
-def tiles(table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
+def tiles() -> tuple[dict[str, Any], ...]:
     """The tiles of the Live page, the large ones first."""
     known = {
-        name: {"id": name, "label": label, "unit": unit, "help": text or table.by_name(name).sentence}
+        name: {"id": name, "label": label, "unit": unit, "help": text or TABLE.by_name(name).sentence}
         for name, label, unit, text in _TILES
     }
     below = {name for names in _LARGE.values() for name in names}
-    large = [known[name] | {"more": tuple(known[each] for each in names)} for name, names in _LARGE.items()]
+    large = [known[name] | {"more": tuple(map(known.__getitem__, names))} for name, names in _LARGE.items()]
     return (*large, *(known[name] for name in known if name not in below and name not in _LARGE))
 
 
-def pipeline(parts: DataFlow | None, table: MetricTable = TABLE) -> tuple[dict[str, Any], ...]:
+def pipeline(parts: DataFlow | None) -> tuple[dict[str, Any], ...]:
     """The stages through which data reaches the learner, with the metrics in each; empty if unknown."""
-    stages = parts.stages if parts else ()
+
+    def item(metric: Metric) -> dict[str, str]:
+        unit = lag_unit(parts) if metric.name == "policy_lag" else metric.box_unit
+        return {"id": metric.name, "label": metric.box_label, "help": metric.sentence, "unit": unit}
+
     return tuple(
         {
             "title": stage.title,
             "split": stage.split,
-            "items": [
-                {
-                    "id": name,
-                    "label": metric.box_label,
-                    "help": metric.sentence,
-                    "unit": lag_unit(parts) if name == "policy_lag" else metric.box_unit,
-                }
-                for name in stage.items
-                if (metric := table.get(name)) is not None
-            ],
+            "items": [item(metric) for name in stage.items if (metric := TABLE.get(name)) is not None],
         }
-        for stage in stages
+        for stage in (parts.stages if parts else ())
     )
 
 
@@ -200,9 +195,7 @@ def live(request: Request) -> Response:
     return Response(text, media_type="application/json", headers=HEADERS)
 
 
-def live_response(
-    path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE, scores: str = ""
-) -> dict[str, Any]:
+def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores: str = "") -> dict[str, Any]:
     """Response of ``/api/live``: everything if ``since`` is 0 or the epoch has changed, else the new values.
 
     Args:
@@ -210,7 +203,6 @@ def live_response(
         since: time of the newest value that the page has [s].
         evals_seen: number of evaluations that it has.
         epoch: session of the run that these belong to.
-        table: the metrics.
         scores: ``scores`` of the last response, which change with the learners' returns.
 
     Raises:
@@ -218,28 +210,29 @@ def live_response(
     """
     run = read_run(path)
     state = state_of(path)
+    is_live = state in LIVE_STATES
     now = f"{run.get('nonce')}:{run.get('sessions')}"
     if epoch != now:
         since, evals_seen = 0.0, 0
     with MetricsReader(path / "metrics.db").connected() as reader:
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
-        series, whole, scored = _series(reader, latest, since, scores, table)
+        series, whole, scored = _series(reader, latest, since, scores)
         count, last = reader.last_evaluation()
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
-        loads = _loads(reader, newest, live=state in LIVE_STATES)
+        loads = _loads(reader, newest, live=is_live)
     recent = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
-    fresh = _fresh(path, run, state, recent, loads, table)
+    fresh = _fresh(path, run, state, recent, loads)
     trend, final = _latest_returns(path, str(run.get("nonce")), count)
     config, parts = read_config(path), data_flow(run)
     left = {name: run.get(name) for name in ("progress", "eta_s")}
-    shown = snapshot_of(run, config, fresh, parts, state=state, table=table, **left)
+    shown = snapshot_of(run, config, fresh, parts, state=state, **left)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
         known = best.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
-    alert = _alert(run, events, live=state in LIVE_STATES)
+    alert = _alert(run, events, live=is_live)
     return {
         "epoch": now,
         "state": state,
@@ -249,23 +242,23 @@ def live_response(
         "scores": scored,
         "evals_next": count,
         "text": {
-            **texts(shown, fresh, run, last, path, table),
-            "progress": _progress(shown),
+            **texts(shown, fresh, run, last, path),
+            "progress": DASH if not is_live or state == "stopping" else shown.time_left or DASH,
             "final": DASH if final is None else number(final) + f" of {count}" * (count < POLICIES),
-            "since_best": _since_best(best, shown.wall_s),
+            "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
             "trend": _trend(trend, run, config.get("stop", {}), state, best),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
         },
         "evals": evaluations,
         "shares": {
-            role: [[part, round(share, 4)] for part, share in split.items() if share >= 0.0]
+            role: [[part, round(fraction, 4)] for part, fraction in split.items() if fraction >= 0.0]
             for role, split in (("sampler", shown.sampler_shares), ("learner", shown.learner_shares))
         },
         "cores": [round(use, 3) for use in shown.core_uses],
         "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES),
-        "live": state in LIVE_STATES,
-        "health": _health(run, latest, table),
+        "live": is_live,
+        "health": _health(run, latest),
         **_note(
             shown,
             state,
@@ -281,19 +274,19 @@ def live_response(
         "marks": _marks(run, events, best, since),
         "processes": _processes(fresh),
         "hosts": _hosts(fresh),
-        "learners": _learners(fresh, latest, table),
+        "learners": _learners(fresh, latest),
         "events": [_event_row(event) for event in events[-_EVENTS:]],
         "alert": alert,
     }
 
 
 def _series(
-    reader: MetricsReader, latest: Mapping[str, Point], since: float, scores: str, table: MetricTable
+    reader: MetricsReader, latest: Mapping[str, Point], since: float, scores: str
 ) -> tuple[dict[str, dict[str, list[Any]]], list[str], str]:
     """The lines of the charts, the names of those that are whole, and the current ``scores``."""
-    names = series_to_plot(list(latest), table)
+    names = series_to_plot(list(latest))
     # These carry the time of their weights, which is before the newest time that a page has.
-    late = [name for name in names if table.by_name(name).is_evaluated]
+    late = [name for name in names if TABLE.by_name(name).is_evaluated]
     scored = ",".join(f"{latest[name].t}:{latest[name].value}" for name in late)
     whole, series = names, dict[str, dict[str, list[Any]]]()
     if since > 0.0:
@@ -307,12 +300,7 @@ def _series(
 
 
 def _fresh(
-    path: Path,
-    run: Mapping[str, Any],
-    state: str,
-    recent: Mapping[str, float],
-    loads: Mapping[str, float],
-    table: MetricTable,
+    path: Path, run: Mapping[str, Any], state: str, recent: Mapping[str, float], loads: Mapping[str, float]
 ) -> dict[str, float]:
     """The ``recent`` values that hold now, with ``loads``; of a run that has ended, rates and shares over all of it."""
     fresh = dict(recent)
@@ -320,11 +308,8 @@ def _fresh(
         fresh |= _whole_run(path)
     fresh |= loads
     if state == "paused":
-        lasting = {
-            metric.name
-            for metric in table.metrics
-            if metric.kind not in (Kind.RATE, Kind.SHARE) and not metric.name.endswith("_use")
-        }
+        lasting = {metric.name for metric in TABLE.metrics if metric.kind not in (Kind.RATE, Kind.SHARE)}
+        lasting -= {name for name in lasting if name.endswith("_use")}
         fresh = {name: value for name, value in fresh.items() if name.partition("/")[0] in lasting}
     return {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
 
@@ -355,27 +340,23 @@ def _alert(run: Mapping[str, Any], events: Sequence[Event], *, live: bool) -> li
     return None
 
 
-def _health(run: Mapping[str, Any], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
-    found = []
-    for judgement in judgements({name: point.value for name, point in latest.items()}, run.get("env_id")):
-        label, value, level, sentence, metric = judgement
-        chart = table.by_name(metric).chart
-        found.append([label, value, level, sentence, "" if chart is None else chart.key])
-    return found
+def _health(run: Mapping[str, Any], latest: Mapping[str, Point]) -> list[list[str]]:
+    judged = judgements({name: point.value for name, point in latest.items()}, run.get("env_id"))
+    charts = [TABLE.by_name(judgement.metric).chart for judgement in judged]
+    return [[*judgement[:4], chart.key if chart else ""] for judgement, chart in zip(judged, charts, strict=True)]
 
 
 def _marks(
     run: Mapping[str, Any], events: Sequence[Event], best: EvaluationRow | None, since: float
 ) -> list[list[Any]] | None:
     """[time, level, sentence] of what every chart marks: resumes, events, the best evaluation; None without news."""
-    found: list[list[Any]] = [
-        [t, "session", f"session {count} begins"] for count, t in enumerate(session_starts(run)[1:], 2)
-    ]
-    found += [[event.t, event.level, f"{event.source}: {event.text}"[:_MARK_TEXT]] for event in events]
+    starts = enumerate(session_starts(run)[1:], 2)
+    marks: list[list[Any]] = [[t, "session", f"session {count} begins"] for count, t in starts]
+    marks += [[event.t, event.level, f"{event.source}: {event.text}"[:_MARK_TEXT]] for event in events]
     if best is not None:
-        found.append([best.t, "best", f"best evaluation: {number(best.return_mean)}"])
-    newest = max((mark[0] for mark in found), default=0.0)
-    return sorted(found) if since <= 0.0 or newest > since - _NEW_S else None
+        marks.append([best.t, "best", f"best evaluation: {number(best.return_mean)}"])
+    newest = max((mark[0] for mark in marks), default=0.0)
+    return sorted(marks) if since <= 0.0 or newest > since - _NEW_S else None
 
 
 def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
@@ -388,12 +369,7 @@ def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
 
 
 def texts(
-    shown: Snapshot,
-    values: Mapping[str, float],
-    run: Mapping[str, Any],
-    last: EvaluationRow | None,
-    path: Path,
-    table: MetricTable = TABLE,
+    shown: Snapshot, values: Mapping[str, float], run: Mapping[str, Any], last: EvaluationRow | None, path: Path
 ) -> dict[str, str]:
     """Every number outside of the charts as text, metrics by their names; unknown ones are a dash."""
     parts = data_flow(run)
@@ -406,7 +382,7 @@ def texts(
         **{
             name: {"share": percent, "B": size}.get(metric.unit, number)(values.get(name))
             for name in names
-            if (metric := table.get(name)) is not None
+            if (metric := TABLE.get(name)) is not None
         },
         "state": shown.state,
         "wall": duration(shown.wall_s),
@@ -430,17 +406,8 @@ def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bo
         text = "No picture: the run ended before the first one."
     else:
         text = "No picture now: the newest policy is drawn while somebody looks, after some seconds on busy cores."
-    known = not (path / "live.jpg").is_file() and kept_evaluations(path)
-    return text + (" A click on the return shows recorded episodes." if known else "")
-
-
-def _since_best(best: EvaluationRow | None, wall_s: float | None) -> str:
-    return DASH if best is None or wall_s is None else duration(max(0.0, wall_s - best.t))
-
-
-def _progress(shown: Snapshot) -> str:
-    ends = shown.state not in LIVE_STATES or shown.state == "stopping"
-    return DASH if ends else shown.time_left or DASH
+    has_episodes = not (path / "live.jpg").is_file() and kept_evaluations(path)
+    return text + (" A click on the return shows recorded episodes." if has_episodes else "")
 
 
 def _trend(
@@ -477,11 +444,11 @@ def _samplers(shown: Snapshot) -> str:
 
 def _whole_run(path: Path) -> dict[str, float]:
     """Rates and time split over a whole run that has ended, whose last second says little."""
-    document = read_summary(path)
-    split = document.get("time_split")
-    found = {name: document.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
-    found |= split if isinstance(split, dict) else {}
-    return {name: value for name, stored in found.items() if (value := finite_number(stored)) is not None}
+    summary = read_summary(path)
+    split = summary.get("time_split")
+    values = {name: summary.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
+    values |= split if isinstance(split, dict) else {}
+    return {name: value for name, stored in values.items() if (value := finite_number(stored)) is not None}
 
 
 def _note(
@@ -514,15 +481,13 @@ def _note(
         return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
     if restarting.startswith("sampler"):
         return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
-    found = bottleneck(shown)
-    text = found.sentence
+    text, side = bottleneck(shown)
     if state not in LIVE_STATES:
-        early = found.side is Side.TUNER
-        at_end = "It ended before the tuner had chosen." if early else f"Over the whole run: {found.sentence}"
+        at_end = "It ended before the tuner had chosen." if side is Side.TUNER else f"Over the whole run: {text}"
         text = f"{_why_ended(ended, error)} {at_end}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
-    return {"note": text + _fallen(best, last), "problem": problem or found.side in (Side.OTHERS, Side.EVALUATOR)}
+    return {"note": text + _fallen(best, last), "problem": problem or side in (Side.OTHERS, Side.EVALUATOR)}
 
 
 def _why_ended(reason: str | None, error: object) -> str:
@@ -561,30 +526,28 @@ def _hosts(values: Mapping[str, float]) -> list[list[str]]:
     """Name, env steps a second, policy lag, chunks, chunks lost, and clock difference of each other host."""
     rows = []
     for host, rate in parts_of(values, "host_env_steps_per_s").items():
-        names = ("host_lag", "host_chunks", "host_chunks_lost")
+        counts = (number(values.get(f"{name}/{host}")) for name in ("host_lag", "host_chunks", "host_chunks_lost"))
         clock_s = values.get(f"host_clock_difference_s/{host}")
-        rows.append([f"host {host}", f"{number(rate)}/s", *(number(values.get(f"{name}/{host}")) for name in names)])
-        rows[-1].append(DASH if clock_s is None else f"{1e3 * clock_s:+.0f} ms")
+        clock = DASH if clock_s is None else f"{1e3 * clock_s:+.0f} ms"
+        rows.append([f"host {host}", f"{number(rate)}/s", *counts, clock])
     return rows
 
 
-def _learners(values: Mapping[str, float], latest: Mapping[str, Point], table: MetricTable) -> list[list[str]]:
+def _learners(values: Mapping[str, float], latest: Mapping[str, Point]) -> list[list[str]]:
     """Name, rates, newest return and staleness of each of several learners; nothing of one alone."""
-    shown = [
-        metric for metric in table.metrics if metric.per_learner and f"{metric.name}/0" in latest and not metric.parts
-    ]
     groups = parts_of({name: point.value for name, point in latest.items()}, "updates_per_s")
     if len(groups) < 2:
         return []
     known = {**values, **{name: point.value for name, point in latest.items() if name.startswith("eval_return/")}}
-    titles = [
-        metric.box_label + (metric.box_unit if metric.box_unit in ("", "/s") else f" [{metric.box_unit}]")
-        for metric in shown
-    ]
-    return [
-        ["", *titles],
-        *([f"learner {group}", *(number(known.get(f"{metric.name}/{group}")) for metric in shown)] for group in groups),
-    ]
+    metrics = [metric for metric in TABLE.metrics if metric.per_learner and not metric.parts]
+    columns = []
+    for metric in metrics:
+        if f"{metric.name}/0" in latest:
+            unit = metric.box_unit if metric.box_unit in ("", "/s") else f" [{metric.box_unit}]"
+            columns.append(
+                [metric.box_label + unit, *(number(known.get(f"{metric.name}/{group}")) for group in groups)]
+            )
+    return [list(row) for row in zip(["", *(f"learner {group}" for group in groups)], *columns, strict=True)]
 
 
 def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:

@@ -121,8 +121,9 @@ def record(tmp_path, reading, table, *messages, groups=1, name="run"):
     return run_dir.path, view.snapshot
 
 
-def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_one_row(told, tmp_path):
+def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_one_row(told, tmp_path, monkeypatch):
     table = MetricTable((*METRICS, ROW))
+    monkeypatch.setattr(live_api, "TABLE", table)
     with learner_of(table) as learner:
         learner.context.report(told)
         path, shown = record(tmp_path, CounterSample(1.0, (learner.group(),)), table, *learner.messages())
@@ -131,10 +132,10 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     assert MetricsReader(path / "metrics.db").latest()["weight_norm"].value == value
     assert shown.more == (("weight_norm", value),)
     assert "weight norm" in plain_line(shown)
-    assert live_api.live_response(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [
+    assert live_api.live_response(path, 0.0, 0, "")["series"]["weight_norm"]["y"] == [
         pytest.approx(value, rel=1e-5)
     ]
-    (card,) = [chart for chart in live_api.as_json("updates", table) if chart["key"] == "weight_norm"]
+    (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "weight_norm"]
     assert (card["title"], card["unit"], card["group"], card["series"]) == (
         "Size of the policy", "norm", "Learning", ("weight_norm", "weight_norm/*"))  # fmt: skip
     assert card["help"] == "Euclidean norm of the policy's weights [norm]."
