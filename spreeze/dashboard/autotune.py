@@ -89,12 +89,11 @@ def page() -> None:
 
 def _unfinished(tuning: TuningView) -> str:
     """The settings of a run that ended before its tuner had chosen."""
+    ended = "This run ended before its tuner had chosen"
     if tuning.rollouts:  # these are measured in processes of their own
-        return "This run ended before its tuner had chosen: it ran with the settings below, not with one of these rows."
-    return (
-        "This run ended before its tuner had chosen. Its workers took turns with the settings of these rows; until the "
-        "tuner began, they ran with the settings below."
-    )
+        return f"{ended}: it ran with the settings below, not with one of these rows."
+    began = "until the tuner began, they ran with the settings below"
+    return f"{ended}. Its workers took turns with the settings of these rows; {began}."
 
 
 def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
@@ -119,8 +118,8 @@ def _algorithms(path: Path) -> None:
     known = any(isinstance(entry.get("return_mean"), int | float) for entry in candidates)
     why = "the best of those that learned this task in turn" if known else "the first one: none was evaluated"
     st.markdown(f"**Algorithm {components.plain(record.get('algo'))}**: {why}")
-    heads = {"algo": "algorithm", "run": "run", "seconds": "trained for [s]", "return_mean": "return",
-             "return_error": "standard error", "failure": "failure"}  # fmt: skip
+    heads = {"algo": "algorithm", "run": "run", "seconds": "trained for [s]", "return_mean": "return"}
+    heads |= {"return_error": "standard error", "failure": "failure"}
     rows = [tuple(_cell(entry.get(name)) for name in heads) for entry in candidates]
     st.markdown(components.table(tuple(heads.values()), rows))
 
@@ -141,11 +140,12 @@ def show_start(name: str, folder: Path) -> None:
     st.title(f"Starting {what}{components.plain(name)}", anchor=False)
     st.caption(components.plain(run.get("machine") or "Testing the environment in a separate process."))
     if run.get("state") == "tuning":
-        began = run.get("tuning_began")
-        left_s = None if not isinstance(began, int | float) else min(max(0.0, began + TUNING_S - time.time()), TUNING_S)
-        left = DASH if left_s is None else f"{left_s:.0f}"
+        began, left_s, left = run.get("tuning_began"), TUNING_S, DASH
+        if isinstance(began, int | float):
+            left_s = min(max(0.0, began + TUNING_S - time.time()), TUNING_S)
+            left = f"{left_s:.0f}"
         text = f"Autotune measures this machine: settings measured so far {len(tuning.rows)}, at most {left} s left"
-        st.progress(0.0 if left_s is None else min(1.0, 1.0 - left_s / TUNING_S), text)
+        st.progress(1.0 - left_s / TUNING_S, text)
         st.caption(
             f"Training waits for it: processes and memory of mode {components.plain(run.get('mode'))} are fixed once "
             "it trains. The result is kept, and later starts reuse it within seconds. Without Autotune a start does "
@@ -170,30 +170,25 @@ def _choices(tuning: TuningView) -> None:
             "by then (of other programs: if they use at most half as much), else it takes these settings."
         )
     if record:
-        paper = paper_batch(tuning)
-        rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
+        measured_at, objective, formula = (
+            components.plain(record.get(key)) for key in ("measured_at", "objective", "formula")
+        )
         if record.get("reused"):
             cells = st.columns([5, 1.4], vertical_alignment="center")
-            cells[0].info(f"From the cache; measured at {components.plain(record.get('measured_at'))}.")
-            if cells[1].button(
-                "Measure again",
-                key="measure_again",
-                width="stretch",
-                help="At the next start, like the box of the same name in Settings next to Start.",
-            ):
+            cells[0].info(f"From the cache; measured at {measured_at}.")
+            text = "At the next start, like the box of the same name in Settings next to Start."
+            if cells[1].button("Measure again", key="measure_again", width="stretch", help=text):
                 st.session_state[start.FRESH] = True
                 st.toast("The next start measures again.")
-        st.caption(
-            f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
-            f"{components.plain(record.get('objective'))}; score: "
-            f"{components.plain(record.get('formula'))}"
-            + (
-                "."
-                if tuning.rollouts
-                else " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
-                f"(0.85 of the highest update frame rate of the line through the chosen learner's rows) {rule}."
+        text = f"Measured {measured_at} in {number(record.get('seconds'))} s; objective: {objective}; score: {formula}"
+        if not tuning.rollouts:
+            paper = paper_batch(tuning)
+            rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
+            text += (
+                " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
+                f"(0.85 of the highest update frame rate of the line through the chosen learner's rows) {rule}"
             )
-        )
+        st.caption(f"{text}.")
 
 
 def _value(tuning: TuningView, key: str) -> str:
@@ -210,32 +205,23 @@ def _reasons(tuning: TuningView) -> None:
 
 
 def _texts(tuning: TuningView, key: str) -> list[str]:
-    found = tuning.record.get(key)
-    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+    texts = tuning.record.get(key)
+    return [text for text in texts if isinstance(text, str)] if isinstance(texts, list) else []
 
 
 def _pins(path: Path, tuning: TuningView) -> None:
     """The user's values for the next start; the tuner keeps them and chooses the rest."""
-    facts, run = row(path), read_run(path)
+    run = row(path)
     wanted: dict[str, Any] = {}
     try:
-        request = control.Request(
-            env_id=facts.env_id or "",
-            mode=str(run.get("mode", control.Request.mode)),
-            algo=facts.algo or "",
-            seed=1 if facts.seed is None else facts.seed,
-        )
+        mode, seed = str(read_run(path).get("mode", control.Request.mode)), 1 if run.seed is None else run.seed
+        request = control.Request(env_id=run.env_id or "", mode=mode, algo=run.algo or "", seed=seed)
         st.markdown("**Overrides**: values that you set here are used by the next start; the tuner chooses the others.")
         columns = st.columns(4)
         for index, key in enumerate(tunable_settings(request.config)):
+            known, blank = st.session_state.get(start.field(key)), f"automatic: {_value(tuning, key)}"
             with columns[index % len(columns)]:
-                wanted[key] = components.setting_input(
-                    request.config,
-                    key,
-                    "pin",
-                    st.session_state.get(start.field(key)),
-                    f"automatic: {_value(tuning, key)}",
-                )
+                wanted[key] = components.setting_input(request.config, key, "pin", known, blank)
         request = dataclasses.replace(request, settings={k: value for k, value in wanted.items() if value is not None})
     except SpreezeError as error:
         st.caption(components.plain(error))
@@ -250,31 +236,31 @@ def _pins(path: Path, tuning: TuningView) -> None:
 
 def _measured(tuning: TuningView) -> None:
     together = tuning.joint or tuning.rollouts
-    if tuning.updates or together:
-        left, *right = st.columns(2 if tuning.updates and together else 1)
-        if tuning.updates:
-            with left:
-                st.markdown("**Batch size vs. update frames/s** (updates/s times batch size)")
-                st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
-        if together:
-            with right[0] if right else left:
-                spread = ", with the spread of their repeats" if any(measured.spread for measured in together) else ""
-                st.markdown(f"**Score of the settings that were measured in a run**{spread}")
-                objective = str(tuning.record.get("objective"))
-                if tuning.joint and objective in FORMULAS:
-                    selected = st.segmented_control(
-                        "Objective", list(FORMULAS), default=objective, key="tune_objective"
-                    )
-                    objective = selected or objective
-                    st.caption(components.plain(FORMULAS[objective]))
-                st.plotly_chart(score_figure(tuning, together, objective), config=CONFIG, key="tune_score")
-                if not tuning.rollouts:
-                    st.caption(
-                        "Batch size and samples/insert change what is learned: they move only for more than the spread."
-                    )
+    charts = ([_batch_chart] if tuning.updates else []) + ([_score_chart] if together else [])
+    for cell, draw in zip(st.columns(len(charts)) if charts else (), charts, strict=True):
+        with cell:
+            draw(tuning)
     for title, rows in tuning.stages:
         st.markdown(f"**{title}**")
         st.dataframe(tuning.table(rows), hide_index=True, column_config=_HELP)
+
+
+def _batch_chart(tuning: TuningView) -> None:
+    st.markdown("**Batch size vs. update frames/s** (updates/s times batch size)")
+    st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
+
+
+def _score_chart(tuning: TuningView) -> None:
+    rows, objective = tuning.joint or tuning.rollouts, str(tuning.record.get("objective"))
+    spread = ", with the spread of their repeats" if any(row.spread for row in rows) else ""
+    st.markdown(f"**Score of the settings that were measured in a run**{spread}")
+    if tuning.joint and objective in FORMULAS:
+        options = list(FORMULAS)
+        objective = st.segmented_control("Objective", options, default=objective, key="tune_objective") or objective
+        st.caption(components.plain(FORMULAS[objective]))
+    st.plotly_chart(score_figure(tuning, rows, objective), config=CONFIG, key="tune_score")
+    if not tuning.rollouts:
+        st.caption("Batch size and samples/insert change what is learned: they move only for more than the spread.")
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:
@@ -283,48 +269,45 @@ def batch_figure(tuning: TuningView) -> go.Figure:
     for i, threads in enumerate(sorted({r.setting[THREADS] for r in tuning.updates})):
         rows = [r for r in tuning.updates if r.setting[THREADS] == threads and r.frames_per_s is not None]
         marker = {"size": 9, "color": COLOURS[i % len(COLOURS)]}
-        frames = [r.frames_per_s for r in rows]
-        _add_points(chart, rows, BATCH, frames, f"{threads} thread" + ("s" if threads > 1 else ""), marker)
+        _add_points(chart, rows, f"{threads} thread" + ("s" if threads > 1 else ""), marker)
     a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
     measured = sorted({r.setting[BATCH] for r in tuning.updates})
     if isinstance(a, float) and isinstance(b, float):
-        sizes = np.geomspace(measured[0], measured[-1], 100)
-        grey = {"color": "#888888"}
-        frames = (sizes / (a + b * sizes)).tolist()
-        chart.add_scatter(
-            x=sizes.tolist(), y=frames, mode="lines", name="fit B / (a + b B)", line=grey | {"width": 1.5}
-        )
+        sizes, grey = np.geomspace(measured[0], measured[-1], 100), {"color": "#888888"}
+        fit = {"mode": "lines", "name": "fit B / (a + b B)", "line": grey | {"width": 1.5}}
+        chart.add_scatter(x=sizes.tolist(), y=(sizes / (a + b * sizes)).tolist(), **fit)
         paper, dotted = paper_batch(tuning), grey | {"dash": "dot"}
         if paper is not None:
             chart.add_vline(x=paper, line=dotted)
             chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule", line=dotted)
     chosen = [r for r in tuning.updates if r.is_choice(tuning.choice)]
-    _add_points(chart, chosen, BATCH, [r.frames_per_s for r in chosen], "chosen", _CHOSEN | {"size": 16})
+    _add_points(chart, chosen, "chosen", _CHOSEN | {"size": 16})
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
-    return _with_room_for_legend(chart)
+    entries = sum(trace.showlegend is not False for trace in chart.data)
+    return chart.update_layout(height=290 + 20 * entries)  # the legend gets height of its own
 
 
 def score_figure(tuning: TuningView, rows: list[MeasuredRow], objective: str) -> go.Figure:
     """Measured settings by their score, the best one on top; the chosen one in another colour."""
     newest = {tuple(sorted(row.setting.items())): row for row in rows if row.env_steps_per_s is not None}
-    found = sorted(((_score(row, objective), row) for row in newest.values()), key=lambda pair: pair[0])
-    varied = [key for key in tuning.labels if len({row.setting.get(key) for _, row in found}) > 1]
-    texts = [", ".join(_part(tuning, row, key) for key in varied) or "as configured" for _, row in found]
+    scored = sorted(((_score(row, objective), row) for row in newest.values()), key=lambda pair: pair[0])
+    varied = [key for key in tuning.labels if len({row.setting.get(key) for _, row in scored}) > 1]
+    texts = [", ".join(_part(tuning, row, key) for key in varied) or "as configured" for _, row in scored]
+    is_chosen = [row.is_choice(tuning.choice) for _, row in scored]
+    places = list(range(len(scored)))
     chart = _figure("score", "")
     chart.add_bar(
-        x=[score for score, _ in found],
-        y=list(range(len(found))),
+        x=[score for score, _ in scored],
+        y=places,
         orientation="h",
-        marker_color=[_CHOSEN["color"] if row.is_choice(tuning.choice) else COLOURS[0] for _, row in found],
-        error_x={"type": "data", "array": [0.5 * score * (row.spread or 0.0) for score, row in found]},
-        customdata=[[number(row.env_steps_per_s), number(row.updates_per_s)] for _, row in found],
+        marker_color=[_CHOSEN["color"] if chosen else COLOURS[0] for chosen in is_chosen],
+        error_x={"type": "data", "array": [0.5 * score * (row.spread or 0.0) for score, row in scored]},
+        customdata=[[number(row.env_steps_per_s), number(row.updates_per_s)] for _, row in scored],
         hovertemplate="score %{x:.3s}, %{customdata[0]} env steps/s, %{customdata[1]} updates/s<extra></extra>",
     )
-    ticks = [
-        f"<b>{text}</b>" if row.is_choice(tuning.choice) else text for text, (_, row) in zip(texts, found, strict=True)
-    ]
-    chart.update_yaxes(tickvals=list(range(len(found))), ticktext=ticks, automargin=True)
-    return chart.update_layout(height=90 + 28 * len(found), showlegend=False)
+    ticks = [f"<b>{text}</b>" if chosen else text for text, chosen in zip(texts, is_chosen, strict=True)]
+    chart.update_yaxes(tickvals=places, ticktext=ticks, automargin=True)
+    return chart.update_layout(height=90 + 28 * len(scored), showlegend=False)
 
 
 def _score(row: MeasuredRow, objective: str) -> float:
@@ -340,18 +323,11 @@ def _part(tuning: TuningView, row: MeasuredRow, key: str) -> str:
     return f"{setting_text(value)} {label.removesuffix('s') if value == 1 else label}"
 
 
-def _add_points(
-    chart: go.Figure,
-    rows: list[MeasuredRow],
-    key: str,
-    y: list[float | None],
-    name: str,
-    marker: dict[str, Any],
-    **more: Any,
-) -> None:
-    """Draws a point for each row, if there are any: a setting across, a figure up."""
+def _add_points(chart: go.Figure, rows: list[MeasuredRow], name: str, marker: dict[str, Any]) -> None:
+    """Draws a point for each row, if there are any: batch size across, update frames up."""
     if rows:
-        chart.add_scatter(x=[r.setting[key] for r in rows], y=y, mode="markers", name=name, marker=marker, **more)
+        x, y = [row.setting[BATCH] for row in rows], [row.frames_per_s for row in rows]
+        chart.add_scatter(x=x, y=y, mode="markers", name=name, marker=marker)
 
 
 def _figure(x: str, y: str) -> go.Figure:
@@ -365,11 +341,6 @@ def _figure(x: str, y: str) -> go.Figure:
     chart.update_xaxes(title=x, automargin=True)
     chart.update_yaxes(title=y, rangemode="tozero")
     return chart
-
-
-def _with_room_for_legend(chart: go.Figure) -> go.Figure:
-    entries = sum(trace.showlegend is not False for trace in chart.data)
-    return chart.update_layout(height=290 + 20 * entries)
 
 
 def _settings(path: Path) -> None:

@@ -129,25 +129,24 @@ def short(path: Path) -> str:
 def row(path: Path) -> RunRow:
     """A row with the facts in ``run.json``."""
     run = read_run(path)
-    facts: dict[str, Any] = {
-        name: _text(run.get(name)) for name in ("env_id", "algo", "mode", "started", "exit_reason")
-    }
-    facts |= {name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")}
+    values = {name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")}
+    for name in ("env_id", "algo", "mode", "started", "exit_reason"):
+        values[name] = clean(run[name], 200) if isinstance(run.get(name), str) else None
     name = SAMPLE_NAME if path == SAMPLE else path.name
-    return RunRow(name=name, state=clean(state_of(path), 20), about=read_about(path), **facts)
+    return RunRow(name=name, state=clean(state_of(path), 20), about=read_about(path), **values)
 
 
 def varied_settings(folder: Path) -> dict[str, str]:
     """Name of a sweep's run -> the settings that the sweep varied, without their sections, such as ``gamma=0.98``."""
-    found = dict[str, str]()
+    varied = dict[str, str]()
     for path in folder.glob("*.sweep.json"):
         runs = read_json(path).get("runs")
         for run in runs if isinstance(runs, list) else ():
             setting = run.get("setting") if isinstance(run, dict) else None
             if isinstance(setting, str) and "=" in setting:
                 text = _SECTION.sub("", clean(setting, 80))
-                found |= {str(run.get("stem")): text, f"{run.get('stem')}-again{run.get('attempts')}": text}
-    return found
+                varied |= {str(run.get("stem")): text, f"{run.get('stem')}-again{run.get('attempts')}": text}
+    return varied
 
 
 def rows(folder: Path) -> list[RunRow]:
@@ -159,9 +158,9 @@ def live_run(folder: Path, first: str | None = None) -> str | None:
     # Called each second; testing a lock takes microseconds, so many runs do no harm.
     alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
     records = {path: read_run(path) for path in alive if not path.is_symlink()}
-    found = [path for path, run in records.items() if run.get("state") in LIVE_STATES]
-    found.sort(key=lambda path: (path.name == first, started_s(records[path]) or 0.0, path.name))
-    return found[-1].name if found else None
+    live = [path for path, run in records.items() if run.get("state") in LIVE_STATES]
+    newest = max(live, key=lambda path: (path.name == first, started_s(records[path]) or 0.0, path.name), default=None)
+    return None if newest is None else newest.name
 
 
 def tail_lines(path: Path, count: int = 200) -> list[str]:
@@ -171,14 +170,10 @@ def tail_lines(path: Path, count: int = 200) -> list[str]:
 
 def log_files(path: Path) -> dict[str, Path]:
     """Label -> file: errors, logs of the processes, and the terminal output of a run started from a page."""
-    found = {
-        f"{folder}/{file.name}": file
-        for folder in ("errors", "logs")
-        for file in sorted((path / folder).glob("*"))
-        if file.is_file() and not file.is_symlink()
-    }
+    files = [file for folder in ("errors", "logs") for file in sorted((path / folder).glob("*"))]
+    labelled = {f"{file.parent.name}/{file.name}": file for file in files if file.is_file() and not file.is_symlink()}
     terminal = launch_log(path.name, path.parent)
-    return {**found, "terminal": terminal} if terminal.is_file() else found
+    return {**labelled, "terminal": terminal} if terminal.is_file() else labelled
 
 
 def launch_log(name: str, folder: Path) -> Path:
@@ -201,40 +196,34 @@ def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
 
 def newest_timeline(path: Path) -> dict[str, Any] | None:
     """Newest trace of worker phases: length [ms], and per worker [start, end, phase]; None without any."""
-    found = read_json(path / TIMELINE)
+    record, workers = read_json(path / TIMELINE), []
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        workers = [
-            {
-                "name": clean(worker["name"], 40),
-                "parts": [[float(start), float(end), clean(phase, 12)] for start, end, phase in worker["parts"]],
-            }
-            for worker in found["workers"]
-        ]
-        return {"wall": duration(float(found["wall_s"])), "length_ms": float(found["length_ms"]), "workers": workers}
+        for worker in record["workers"]:
+            parts = [[float(start), float(end), clean(phase, 12)] for start, end, phase in worker["parts"]]
+            workers.append({"name": clean(worker["name"], 40), "parts": parts})
+        return {"wall": duration(float(record["wall_s"])), "length_ms": float(record["length_ms"]), "workers": workers}
     return None
 
 
 @dataclass(frozen=True)
 class Clip:
     path: Path
-    facts: dict[str, float]
+    values: dict[str, float]
     episode_returns: list[float]
 
 
 def clips(path: Path) -> list[Clip]:
-    found = sorted((path / "videos").glob("clip-*.mp4"), key=lambda clip: clip.name)
-    return [_clip(path, read_json(path.with_suffix(".json"))) for path in found if not path.is_symlink()]
+    files = sorted((path / "videos").glob("clip-*.mp4"), key=lambda file: file.name)
+    return [_clip(file, read_json(file.with_suffix(".json"))) for file in files if not file.is_symlink()]
 
 
 def _clip(path: Path, record: dict[str, Any]) -> Clip:
     returns = record.get("episode_returns")
-    known = [finite_number(value) for value in returns] if isinstance(returns, list) else []
-    numbers = {name: finite_number(value) for name, value in record.items()}
-    return Clip(
-        path,
-        {name: float(value) for name, value in numbers.items() if value is not None},
-        [float(value) for value in known if value is not None],
-    )
+    values = {name: float(value) for name, value in record.items() if finite_number(value) is not None}
+    known = [
+        float(value) for value in (returns if isinstance(returns, list) else ()) if finite_number(value) is not None
+    ]
+    return Clip(path, values, known)
 
 
 def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
@@ -247,7 +236,3 @@ def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
 def meaning(name: str) -> str:
     """One sentence on a metric, with its unit."""
     return by_name(name).sentence
-
-
-def _text(value: Any) -> str | None:
-    return clean(value, 200) if isinstance(value, str) else None

@@ -48,6 +48,8 @@ _PACKED = (
     "checkpoints/best.safetensors",
     "checkpoints/best.json",
 )
+_DOWNLOAD: dict[str, Any] = {"width": "stretch", "on_click": "ignore"}
+"""Options of download buttons: a rerun would drop the downloads of the buttons beside it."""
 
 
 def page() -> None:
@@ -64,85 +66,49 @@ def page() -> None:
 
 
 def _selected_run(path: Path, folder: Path) -> None:
-    facts = row(path)
-    alive = facts.state in LIVE_STATES
+    run, name = row(path), path.name
+    alive = run.state in LIVE_STATES
     recorded = path == SAMPLE
-    st.header(components.plain(facts.title), anchor=False)
-    ended = f" ({facts.exit_reason})" if facts.exit_reason else ""
-    st.caption(components.plain(f"{facts.state}{ended} \u00b7 {number(facts.updates)} updates \u00b7 {short(path)}"))
-    if facts.about.note:
-        st.text(facts.about.note)
+    st.header(components.plain(run.title), anchor=False)
+    ended = f" ({run.exit_reason})" if run.exit_reason else ""
+    st.caption(components.plain(f"{run.state}{ended} \u00b7 {number(run.updates)} updates \u00b7 {short(path)}"))
+    if run.about.note:
+        st.text(run.about.note)
     cells = st.columns(4)
     module = None if recorded else _imported_by(path)
-    trusted = (
-        module is None
-        or module == control.imported()
-        or cells[0].checkbox(
-            f"Trust {components.plain(module)}",
-            key=f"trust_{path.name}",
-            help="The run imports this module: its code will run on this machine.",
-        )
+    text = "The run imports this module: its code will run on this machine."
+    trusted = module in (None, control.imported()) or cells[0].checkbox(
+        f"Trust {components.plain(module)}", key=f"trust_{name}", help=text
     )
-    components.act_button(
-        cells[0],
-        "Resume",
-        control.resume,
-        path,
-        folder,
-        module,
-        note=f"{path.name} resumed; see the Live page.",
-        width="stretch",
-        disabled=alive or recorded or not trusted,
-        help="It is running." if alive else "Continues from the latest checkpoint.",
-    )
-    more: dict[str, Any] = {"key": "runs_stop", "disabled": not alive, "width": "stretch", "help": "Stops like Ctrl-C."}
-    note = f"Requested {path.name} to stop."
-    components.act_button(cells[1], "Stop", control.stop, path.name, folder, note=note, **more)
-    with cells[2].popover(
-        "Delete", disabled=alive or recorded, width="stretch", help="It is running: stop it first." if alive else None
-    ):
-        st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
-        confirmation = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
-        note = f"{path.name} was deleted."
-        components.act_button(
-            st, "Delete permanently", control.delete, path, folder, note=note, disabled=confirmation != path.name
-        )
+    more: dict[str, Any] = {"width": "stretch", "disabled": alive or recorded or not trusted}
+    more["help"] = "It is running." if alive else "Continues from the latest checkpoint."
+    more["note"] = f"{name} resumed; see the Live page."
+    components.act_button(cells[0], "Resume", control.resume, path, folder, module, **more)
+    more = {"key": "runs_stop", "width": "stretch", "disabled": not alive, "help": "Stops like Ctrl-C."}
+    more["note"] = f"Requested {name} to stop."
+    components.act_button(cells[1], "Stop", control.stop, name, folder, **more)
+    help_text = "It is running: stop it first." if alive else None
+    with cells[2].popover("Delete", disabled=alive or recorded, width="stretch", help=help_text):
+        st.write(f"Delete **{run.name}** with its checkpoints and clips? This cannot be undone.")
+        confirmation = st.text_input("Type its name to confirm", key=f"sure_{name}")
+        more = {"note": f"{name} was deleted.", "disabled": confirmation != name}
+        components.act_button(st, "Delete permanently", control.delete, path, folder, **more)
+    text = "Settings, metrics and the best policy in one file."
     cells[3].download_button(
-        "Run as ZIP",
-        lambda: pack(path),
-        f"{path.name}.zip",
-        "application/zip",
-        key="runs_zip",
-        width="stretch",
-        on_click="ignore",
-        help="Settings, metrics and the best policy in one file.",
+        "Run as ZIP", lambda: pack(path), f"{name}.zip", "application/zip", key="runs_zip", help=text, **_DOWNLOAD
     )
     export_command = _downloads(path, folder)
+    commands = [
+        control.command_line("spreeze", "report", as_cli_argument(path)),
+        shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *map(as_cli_argument, files_to_pack(path)))),
+    ]
     if not recorded:
-        _about(path, facts.about)
-    name = path.name
-    zip_command = shlex.join(
-        ("python", "-m", "zipfile", "-c", f"{name}.zip", *map(as_cli_argument, files_to_pack(path)))
-    )
-    report_command = control.command_line("spreeze", "report", as_cli_argument(path))
-    run_commands = (
-        ()
-        if recorded
-        else (
-            control.command_line(
-                "spreeze.train",
-                "--resume",
-                name,
-                *control.runs_dir_flags(folder),
-                *(() if module is None else ("--import", module)),
-            ),
-            control.runs_command(folder, "stop", name),
-        )
-    )
+        _about(path, run.about)
+        flags = [*control.runs_dir_flags(folder), *(() if module is None else ("--import", module))]
+        resume_command = control.command_line("spreeze.train", "--resume", name, *flags)
+        commands = [resume_command, control.runs_command(folder, "stop", name), *commands, export_command]
     with st.expander("Command line"):
-        components.show_command(
-            "one", *run_commands, report_command, zip_command, *(() if recorded else (export_command,))
-        )
+        components.show_command("one", *commands)
 
 
 def _downloads(path: Path, folder: Path) -> str:
@@ -154,10 +120,9 @@ def _downloads(path: Path, folder: Path) -> str:
         f"{path.name}.html",
         "text/html",
         key="runs_report",
-        width="stretch",
-        on_click="ignore",  # a rerun would drop the downloads of the buttons beside it
         help="A self-contained HTML file: curves, rates, settings with their sources, the "
         "tuner's table, machine, versions, events.",
+        **_DOWNLOAD,
     )
     metrics.download_button(
         "Metrics as CSV",
@@ -165,9 +130,8 @@ def _downloads(path: Path, folder: Path) -> str:
         f"{path.name}_csv.zip",
         "application/zip",
         key="runs_csv",
-        width="stretch",
-        on_click="ignore",
         help="All metrics and evaluations as tables.",
+        **_DOWNLOAD,
     )
     chosen = left.selectbox(
         "Policy as",
@@ -184,10 +148,9 @@ def _downloads(path: Path, folder: Path) -> str:
         f"{path.name}_{kind.name}.zip",
         "application/zip",
         key=f"export_{path.name}",
-        width="stretch",
         disabled=reason is not None,
-        on_click="ignore",
         help=reason or "Created on click, takes some seconds.",
+        **_DOWNLOAD,
     )
     if reason is not None:
         st.caption(components.plain(reason))
@@ -207,13 +170,12 @@ def _about(path: Path, about: About) -> None:
 
 def files_to_pack(path: Path) -> list[Path]:
     """Files of ``_PACKED`` that exist, up to ``_MAX_PACKED_BYTES`` in all."""
-    found, total = [], 0
-    for name in _PACKED:
-        part = path / name
+    files, total = [], 0
+    for part in (path / name for name in _PACKED):
         if part.is_file() and not part.is_symlink() and total + part.stat().st_size < _MAX_PACKED_BYTES:
             total += part.stat().st_size
-            found.append(part)
-    return found
+            files.append(part)
+    return files
 
 
 def pack(path: Path) -> bytes:
@@ -235,8 +197,8 @@ def watch() -> None:
     if path != SAMPLE:  # its networks are not included
         components.show_command("play", control.command_line("spreeze", "play", as_cli_argument(path)))
     components.show_episodes(path)
-    found = clips(path)
-    if not found:
+    recorded = clips(path)
+    if not recorded:
         known = "The button above shows recorded episodes. " if kept_evaluations(path) else ""
         st.info(
             f"No clip yet: where other work keeps the cores busy, the first one takes minutes. {known}"
@@ -245,36 +207,32 @@ def watch() -> None:
         )
         return
     index = 0
-    if len(found) > 1:
-        index = st.select_slider(
-            "Clip",
-            range(len(found)),
-            value=len(found) - 1,
-            format_func=lambda i: label(found[i]),
-            help="Ordered by time; the number is the updates of the policy.",
-        )
-    clip = found[index]
+    if len(recorded) > 1:
+        text = "Ordered by time; the number is the updates of the policy."
+        indices, last = range(len(recorded)), len(recorded) - 1
+        index = st.select_slider("Clip", indices, last, format_func=lambda i: label(recorded[i]), help=text)
+    clip = recorded[index]
     left, right = st.columns([3, 2])
     if clip.path.stat().st_size > _MAX_CLIP_BYTES:
         left.info(f"This clip has {size(clip.path.stat().st_size)}: too large to show here; open {short(clip.path)}")
         return
     data = clip.path.read_bytes()
     left.video(data, autoplay=True, loop=True, muted=True)
-    facts = clip.facts
+    values = clip.values
     shown = ", ".join(number(value) for value in clip.episode_returns) or DASH
     right.markdown(
-        f"**Policy version** {number(facts.get('version'))} updates\n\n"
-        f"**Recorded at** {duration(facts.get('wall_s'))} (h:min:s of training), "
-        f"{number(facts.get('env_steps'))} env steps\n\n"
+        f"**Policy version** {number(values.get('version'))} updates\n\n"
+        f"**Recorded at** {duration(values.get('wall_s'))} (h:min:s of training), "
+        f"{number(values.get('env_steps'))} env steps\n\n"
         f"**Returns of whole episodes in it** {shown}\n\n"
-        f"**Return so far of the unfinished episode** {number(facts.get('return_so_far'))}"
+        f"**Return so far of the unfinished episode** {number(values.get('return_so_far'))}"
     )
     right.caption("A return is the undiscounted sum of an episode's rewards, here of the greedy policy.")
     right.download_button("Download MP4", data, clip.path.name, "video/mp4", help=f"File: {short(clip.path)}")
 
 
 def label(clip: Clip) -> str:
-    return f"{duration(clip.facts.get('wall_s'))} \u00b7 {number(clip.facts.get('version'))} updates"
+    return f"{duration(clip.values.get('wall_s'))} \u00b7 {number(clip.values.get('version'))} updates"
 
 
 def logs() -> None:
@@ -298,15 +256,12 @@ def _events(path: Path) -> None:
     except RunError as error:
         st.error(str(error))
         return
-    if events:
-        st.dataframe(
-            [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]],
-            hide_index=True,
-            height=240 if len(events) > 6 else "content",
-            column_config={"wall time": st.column_config.TextColumn(help="Training time [h:min:s].")},
-        )
-    else:
+    if not events:
         st.caption("No events.")
+        return
+    table = [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]]
+    config = {"wall time": st.column_config.TextColumn(help="Training time [h:min:s].")}
+    st.dataframe(table, hide_index=True, height=240 if len(events) > 6 else "content", column_config=config)
 
 
 # --- the machine ---
@@ -329,15 +284,14 @@ def machine() -> None:
                 st.session_state["doctor_report"] = control.doctor(*flags)
             except RunError as error:
                 st.session_state["doctor_report"] = {"error": components.plain(error)}
-    if (found := st.session_state.get("doctor_report")) is not None:
-        _show_findings(found)
+    if (report := st.session_state.get("doctor_report")) is not None:
+        _show_findings(report)
     path = navigation.current()
     if path is not None:
         run = read_run(path)
         st.header("Machine of the selected run", anchor=False)
         st.write(components.plain(run.get("machine")))
-        versions = run.get("versions")
-        if isinstance(versions, dict):
+        if isinstance(versions := run.get("versions"), dict):
             rows = [{"part": clean(name), "version": clean(value or DASH)} for name, value in versions.items()]
             st.dataframe(rows, hide_index=True)
 
@@ -370,19 +324,16 @@ def show_table(folder: Path) -> None:
 
     Where the state of the shown run has changed, the whole page is drawn again.
     """
-    found = rows(folder)
-    if not found:
+    runs = rows(folder)
+    if not runs:
         st.info(f"No run in {short(folder)} yet: start one on the Live page. Shown is a recording.")
-        found = [row(SAMPLE)] if (SAMPLE / "run.json").is_file() else []
-    if not found:
+        runs = [row(SAMPLE)] if (SAMPLE / "run.json").is_file() else []
+    if not runs:
         return
     shown = navigation.current()
     varied = varied_settings(folder)
-    table = [
-        _cells(item, folder, varied.get(item.name), is_shown=shown is not None and shown.name == item.name)
-        for item in found
-    ]
-    if not any(item.about.tags for item in found):
+    table = [_cells(run, folder, varied.get(run.name), is_shown=bool(shown and shown.name == run.name)) for run in runs]
+    if not any(run.about.tags for run in runs):
         for line in table:
             del line["tags"]
     st.dataframe(
@@ -390,7 +341,7 @@ def show_table(folder: Path) -> None:
         hide_index=True,
         key=_TABLE,
         placeholder=DASH,
-        on_select=partial(_clicked, [item.name for item in found]),
+        on_select=partial(_clicked, [run.name for run in runs]),
         selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
@@ -445,11 +396,11 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
 @lru_cache(500)
 def _curve_of(path: Path, wall_s: float | None) -> tuple[float, ...]:
     try:
-        found = [record.return_mean for record in MetricsReader(path / "metrics.db").evaluations()]
+        returns = [record.return_mean for record in MetricsReader(path / "metrics.db").evaluations()]
     except RunError:
         return ()
-    step = max(1, -(-len(found) // _CURVE_POINTS))
-    return tuple(found[::-step][::-1])
+    step = max(1, -(-len(returns) // _CURVE_POINTS))
+    return tuple(returns[::-step][::-1])
 
 
 def _clicked(names: list[str]) -> None:
@@ -488,17 +439,9 @@ def several(folder: Path) -> None:
         st.text("\n".join(path.name for path in paths))
         phrase = f"delete {len(paths)}"
         confirmation = st.text_input(f"Type {phrase} to confirm", key="runs_sure")
+        more = {"key": "runs_delete", "disabled": confirmation != phrase}
         note = f"{len(paths)} runs were deleted."
-        components.act_button(
-            st,
-            "Delete permanently",
-            _delete,
-            paths,
-            folder,
-            note=note,
-            key="runs_delete",
-            disabled=confirmation != phrase,
-        )
+        components.act_button(st, "Delete permanently", _delete, paths, folder, note=note, **more)
 
 
 def _tag(paths: Sequence[Path], tags: Sequence[str]) -> None:

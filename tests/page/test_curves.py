@@ -233,7 +233,7 @@ def test_odd_facts_of_a_clip_are_left_out(tmp_path):
     facts = {"version": 3, "wall_s": "x", "env_steps": None, "episode_returns": [1.0, "y", None]}
     (tmp_path / "videos" / "clip-0001-v1.json").write_text(json.dumps(facts))
     (clip,) = run_data.clips(tmp_path)
-    assert (clip.facts, clip.episode_returns) == ({"version": 3.0}, [1.0])
+    assert (clip.values, clip.episode_returns) == ({"version": 3.0}, [1.0])
 
 
 def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_path):
