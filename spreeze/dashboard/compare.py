@@ -66,24 +66,19 @@ def page() -> None:
     if first_own and current == SAMPLE:
         current = run_path(names[0], runs_dir())
     if _RUNS not in st.session_state or first_own:
-        own = [name for name, sweep in sweeps.items() if current is not None and row(current).name in sweep.runs]
-        st.session_state[_RUNS] = own[:1] or _of_task(names, current)
+        its_sweeps = [name for name, sweep in sweeps.items() if current and row(current).name in sweep.runs]
+        st.session_state[_RUNS] = its_sweeps[:1] or _of_task(names, current)
     elif not set(st.session_state[_RUNS]) <= {*sweeps, *names}:  # one was deleted
         st.session_state[_RUNS] = [name for name in st.session_state[_RUNS] if name in sweeps or name in names]
-    picked = st.multiselect(
-        "Runs",
-        [*sweeps, *names],
-        max_selections=_MAX_RUNS,
-        key=_RUNS,
-        persist_state="session",
-        help="Remove a run with its cross; click the legend to hide a curve.",
-    )
-    found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))
-    if not found:
+    text = "Remove a run with its cross; click the legend to hide a curve."
+    more: dict[str, Any] = {"max_selections": _MAX_RUNS, "key": _RUNS, "persist_state": "session", "help": text}
+    picked = st.multiselect("Runs", [*sweeps, *names], **more)
+    read = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))
+    if not read:
         st.info("Nothing to compare: choose runs with at least one evaluation.")
         return
     cells = st.columns([1.2, 1, 1, 1.7])
-    known = _metrics(list(found))
+    known = _metrics(list(read))
     text = "Greedy return: mean of 3 evaluations. All metrics: a small chart of each."
     metric = cells[0].selectbox("Metric", [*known, _ALL], help=text)
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is the time that you wait.")
@@ -107,31 +102,32 @@ def page() -> None:
         "one curve with a band.",
     )
     varied = sorted({key for name in picked if name in sweeps for key in sweeps[name].varied})
-    curves = grouped(found, grouping or _SETTINGS, varied)
+    curves = grouped(read, grouping or _SETTINGS, varied)
+    in_order, robust = list(curves.values()), centre != "mean"
     charts = {name: _lines(curves, name, _AXES[axis]) for name in (known if metric == _ALL else [metric])}
-    st.plotly_chart(figure(charts, axis, centre != "mean"), config=CONFIG, key="compare_chart")
+    st.plotly_chart(figure(charts, axis, robust), config=CONFIG, key="compare_chart")
     st.caption(
         f"Each curve is the {centre} over the runs of its group, where all of them have values; without runs less "
         "than half as long as the longest of the group. Band: 95 % bootstrap interval (1,000 resamples) from "
         f"{comparison.MIN_RUNS} runs on."
     )
-    scores = _scores(list(curves.values()), robust=centre != "mean")
+    scores = _scores(in_order, robust=robust)
+    reports, by_name = list(scores.values()), {curve.name: curve for curve in in_order}
     crowded = f"A report can have {MAX_RUNS} runs, not {len(curves)}: remove some."
     targets = {task: report.rules.targets[0] for task, report in scores.items()}
     st.download_button(
         "Report of these runs",
-        lambda: control.report_html(list(curves), targets=targets, robust=centre != "mean", also=varied),
+        lambda: control.report_html(list(curves), targets=targets, robust=robust, also=varied),
         "report.html",
         "text/html",
         key="compare_report",
         disabled=len(curves) > MAX_RUNS,
         help=crowded if len(curves) > MAX_RUNS else "A self-contained HTML file.",
     )
-    differ = comparison.differing(list(curves.values()), varied)
-    _protocol(list(scores.values()), {curve.name: curve for curve in curves.values()}, differ)
-    tuned = comparison.tuned_alone(list(curves.values())) - {*varied}
-    chosen = [name for name in differ if name not in tuned]
-    _effects(list(scores.values()), {curve.name: curve for curve in curves.values()}, chosen)
+    differ = comparison.differing(in_order, varied)
+    _protocol(reports, by_name, differ)
+    tuned = comparison.tuned_alone(in_order) - {*varied}
+    _effects(reports, by_name, [name for name in differ if name not in tuned])
     _differences(curves, differ)
 
 
@@ -139,12 +135,12 @@ def _of_task(names: list[str], current: Path | None) -> list[str]:
     """The run that is shown, and the newest other ones of its task: not those that lost a comparison of algorithms."""
     if current is None:
         return names[:1]
-    own, known = row(current), {name: row(run_path(name, runs_dir())) for name in names[:_SEARCHED]}
-    left_out = (own.name, SAMPLE_NAME)  # the recording is of another machine
-    others = [name for name, facts in known.items() if facts.env_id == own.env_id and name not in left_out]
+    shown = row(current)
+    others = [name for name in names[:_SEARCHED] if name not in (shown.name, SAMPLE_NAME)]  # recorded elsewhere
+    others = [name for name in others if row(run_path(name, runs_dir())).env_id == shown.env_id]
     if better_run(current) is None:
         others = [name for name in others if better_run(run_path(name, runs_dir())) is None]
-    return [own.name, *others][:_FIRST_RUNS] if own.name in names else names[:1]
+    return [shown.name, *others][:_FIRST_RUNS] if shown.name in names else names[:1]
 
 
 class _Sweep(NamedTuple):
@@ -155,23 +151,21 @@ class _Sweep(NamedTuple):
 
 
 def _sweeps() -> dict[str, _Sweep]:
-    found = {}
+    sweeps = {}
     for path in sorted(runs_dir().glob("*.sweep.json")):
         record = read_json(path)
         names, runs = record.get("finished"), record.get("runs")
         if isinstance(names, list):
-            settings = (
-                [str(run.get("setting")) for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
-            )
-            varied = {word.partition("=")[0] for setting in settings for word in setting.split() if "=" in word}
-            found[f"sweep {path.name.removesuffix('.sweep.json')}"] = _Sweep(
-                [name for name in names if isinstance(name, str)], sorted(varied)
-            )
-    return found
+            runs = [run for run in (runs if isinstance(runs, list) else ()) if isinstance(run, dict)]
+            words = [word for run in runs for word in str(run.get("setting")).split() if "=" in word]
+            varied = sorted({word.partition("=")[0] for word in words})
+            sweep = _Sweep([name for name in names if isinstance(name, str)], varied)
+            sweeps[f"sweep {path.name.removesuffix('.sweep.json')}"] = sweep
+    return sweeps
 
 
 def _read(names: list[str]) -> dict[Path, Curve]:
-    found, without = dict[Path, Curve](), list[str]()
+    curves, without = dict[Path, Curve](), list[str]()
     for name in names:
         try:
             path = run_path(name, runs_dir())
@@ -180,12 +174,12 @@ def _read(names: list[str]) -> dict[Path, Curve]:
             st.warning(components.plain(str(error)))
             continue
         if curve is not None:
-            found[path] = dataclasses.replace(curve, name=name)
+            curves[path] = dataclasses.replace(curve, name=name)
         else:
             without.append(name)
     if without:
         st.caption(components.plain(f"Left out, because they have no evaluation: {', '.join(without)}"))
-    return found
+    return curves
 
 
 def grouped(curves: Mapping[Path, Curve], grouping: str, varied: Sequence[str] = ()) -> dict[Path, Curve]:
@@ -241,19 +235,19 @@ def figure(charts: Mapping[str, Mapping[str, Sequence[Line]]], axis: str, robust
         at = {"row": index // columns + 1, "col": index % columns + 1}
         for i, (name, lines) in enumerate(groups.items()):
             colour = COLOURS[i % len(COLOURS)]
-            found = comparison.band(*comparison.on_grid(lines), robust)
-            both = np.isfinite(found.low)
+            band = comparison.band(*comparison.on_grid(lines), robust)
+            both = np.isfinite(band.low)
             if both.any():
-                x = np.concatenate([found.x[both], found.x[both][::-1]])
-                y = np.concatenate([found.high[both], found.low[both][::-1]])
-                band_of = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line_width": 0, "legendgroup": name}
-                more = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, **band_of, **at}
+                x = np.concatenate([band.x[both], band.x[both][::-1]])
+                y = np.concatenate([band.high[both], band.low[both][::-1]])
+                fill = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line_width": 0, "legendgroup": name}
+                more = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, **fill, **at}
                 chart.add_scatter(x=x.tolist(), y=y.tolist(), **more)
-            known = np.isfinite(found.centre)
-            drawn = int(found.runs.max(initial=0))
+            known = np.isfinite(band.centre)
+            drawn = int(band.runs.max(initial=0))
             left_out = f"{drawn} of " if 0 < drawn < len(lines) else ""
             title = html.escape(f"{name} ({left_out}{len(lines)} run{'s' if len(lines) > 1 else ''})", quote=False)
-            across, up = (values[known].tolist() for values in (found.x, found.centre))
+            across, up = (values[known].tolist() for values in (band.x, band.centre))
             shape = "lines" if len(set(across)) > 1 else "markers"  # a single evaluation is no line
             more = {"mode": shape, "name": title, "line": {"color": colour, "width": 2}, "legendgroup": name}
             chart.add_scatter(x=across, y=up, showlegend=index == 0, **more, **at)
@@ -274,10 +268,10 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
     """Task -> the metrics of the HTS-RL paper, with a target of its own for each task."""
     tasks = list(dict.fromkeys(curve.group.env for curve in curves))
     cells = st.columns(max(3, len(tasks)))
-    found = {}
+    reports = {}
     for cell, task in zip(cells, tasks, strict=False):
-        own = [curve for curve in curves if curve.group.env == task]
-        key, usual = f"target_{task}", _target(own)
+        of_task = [curve for curve in curves if curve.group.env == task]
+        key, usual = f"target_{task}", _target(of_task)
         before = st.session_state.get(f"{key}_usual")
         st.session_state[f"{key}_usual"] = usual
         if st.session_state.get(key, before) == before:  # not set by the user
@@ -290,21 +284,21 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
             "At first the published return where a group reached it in every run, else the highest mean of ten "
             "evaluations that a group has in every run.",
         )
-        found[task] = comparison.report(own, Rules(targets=(float(target),), robust=robust))
-    return found
+        reports[task] = comparison.report(of_task, Rules(targets=(float(target),), robust=robust))
+    return reports
 
 
-def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
-    flags = " --centre iqm" if found[0].rules.robust else ""
+def _protocol(reports: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
+    flags = " --centre iqm" if reports[0].rules.robust else ""
     names = [name for name in differ if name.replace(".", "_").isidentifier()]  # they come out of files of runs
     if any(name.startswith(comparison.IGNORED) for name in names):
         flags += "".join(f" --by {name}" for name in names)
-    for sentence in (sentence for part in found for sentence in comparison.verdicts(part)):
+    for sentence in (sentence for report in reports for sentence in comparison.verdicts(report)):
         st.markdown(f"**{components.plain(sentence, _MAX_VERDICT)}.**")
-    for part in found:
-        _offer_seeds(part)
-    _group_table(found)
-    _run_table(found, curves)
+    for report in reports:
+        _offer_seeds(report)
+    _group_table(reports)
+    _run_table(reports, curves)
     st.caption(
         f"From all episodes of the last {comparison.POLICIES} evaluated policies, with a [95 % bootstrap interval over "
         f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
@@ -313,35 +307,27 @@ def _protocol(found: list[Report], curves: Mapping[str, Curve], differ: Sequence
     )
 
 
-def _offer_seeds(found: Report) -> None:
+def _offer_seeds(report: Report) -> None:
     """A button that trains the seeds needed to tell the two best groups apart, if these are not too many."""
-    folder, env = runs_dir(), found.runs[0].group.env
-    ahead = found.standings.get(env)
+    folder, env = runs_dir(), report.runs[0].group.env
+    ahead = report.standings.get(env)
     if ahead is None or not ahead.more or ahead.more > comparison.MAX_SEEDS:
         return
-    of_both = [run for run in found.runs if run.group in (ahead.first, ahead.second)]
-    repeated = [next(run.name for run in of_both if run.group == group) for group in (ahead.first, ahead.second)]
+    repeated = [next(run.name for run in report.runs if run.group == group) for group in (ahead.first, ahead.second)]
     if not all((folder / name).is_dir() for name in repeated):  # the recording
         return
     taken = [run.seed for run in rows(folder) if run.env_id == env and run.seed is not None]  # compared or not
-    first = 1 + max(taken, default=0)
     flags = [argument for name in repeated for argument in ("--like", name)]
-    flags += ["--seeds", str(ahead.more), "--first-seed", str(first)]
+    flags += ["--seeds", str(ahead.more), "--first-seed", str(1 + max(taken, default=0))]
     try:
         module = next((module for name in repeated if (module := control.module_to_trust(folder / name))), None)
     except RunError:
         return
     if module is None:  # else a click would run code named by a run directory
-        components.act_button(
-            st,
-            f"Train {ahead.more} more {'seed' if ahead.more == 1 else 'seeds'} of both",
-            control.start_sweep,
-            flags,
-            folder,
-            note="Started: see the Live page.",
-            key=f"compare_seeds_{env}",
-            help="With the settings of the runs, tuned ones too, one after the other.",
-        )
+        label = f"Train {ahead.more} more {'seed' if ahead.more == 1 else 'seeds'} of both"
+        text = "With the settings of the runs, tuned ones too, one after the other."
+        more = {"note": "Started: see the Live page.", "key": f"compare_seeds_{env}", "help": text}
+        components.act_button(st, label, control.start_sweep, flags, folder, **more)
     components.show_command(f"seeds_{env}", control.sweep_command(flags, folder))
 
 
@@ -362,17 +348,16 @@ def _show_table(
 ) -> None:
     """A table; ``helps`` is column title -> tooltip, ``widths`` column title -> pixels."""
     columns = {**dict.fromkeys(helps), **(widths or {})}
-    config = {
-        title: st.column_config.TextColumn(help=helps.get(title), width=width) for title, width in columns.items()
-    }
+    text = st.column_config.TextColumn
+    config = {title: text(help=helps.get(title), width=width) for title, width in columns.items()}
     st.dataframe(table, hide_index=True, key=key, column_config=config)
 
 
 def _group_table(reports: list[Report]) -> None:
     table = [
-        ({"task": found.runs[0].group.env} if len(reports) > 1 else {}) | cells
-        for found in reports
-        for cells in comparison.group_cells(found)
+        ({"task": report.runs[0].group.env} if len(reports) > 1 else {}) | cells
+        for report in reports
+        for cells in comparison.group_cells(report)
     ]
     helps = {
         "Final return": f"mean over all episodes of the last evaluated policies, at most {comparison.POLICIES}",
@@ -388,15 +373,14 @@ def _group_table(reports: list[Report]) -> None:
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     table, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.POLICIES
     swept = varied_settings(runs_dir())
-    alike = len({(run.group.algo, run.group.mode) for found in reports for run in found.runs}) == 1
-    for run in (run for found in reports for run in found.runs):
+    titles = {title.removesuffix(" at target"): entry for title, entry in comparison.TIMES.items()}
+    runs = [run for report in reports for run in report.runs]
+    alike = len({(run.group.algo, run.group.mode) for run in runs}) == 1
+    for run in runs:
         evaluations = curves[run.name].evaluations
         task = {"task": run.group.env} if len(reports) > 1 else {}
         final = {"final": number(run.final), "equal time": number(run.final_time)}
-        times = {
-            title.removesuffix(" at target"): duration(getattr(run, kind)[0])
-            for title, (kind, _) in comparison.TIMES.items()
-        }
+        times = {title: duration(getattr(run, kind)[0]) for title, (kind, _) in titles.items()}
         best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
         last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
         name = run.name.replace(f"{run.group.env}_", "")  # a whole one would not fit
@@ -404,7 +388,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
             name = f"{swept[run.name]} s{whole(run.seed)}"
         group = run.group.variant if alike and run.group.variant else run.group.label
         table.append({"run": name} | task | {"group": group} | final | times | best | last)
-    limits = ((duration(found.runs[0].limit_s), found.runs[0].group.env) for found in reports)
+    limits = ((duration(report.runs[0].limit_s), report.runs[0].group.env) for report in reports)
     helps = {
         "final": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
         "equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
@@ -412,9 +396,9 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         worst: "Lowest of the latest evaluations.",
         "env steps": "Those of the last evaluated policy.",
     } | {
-        title.removesuffix(" at target"): f"Wall time until {what} reached the target [h:min:s]; of a run that ended "
-        "because it reached the target, its end."
-        for title, (_, what) in comparison.TIMES.items()
+        title: f"Wall time until {what} reached the target [h:min:s]; of a run that ended because it reached the "
+        "target, its end."
+        for title, (_, what) in titles.items()
     }
     names = {"run": 165, "group": 110} if len(reports) == 1 else {"run": 130, "task": 90, "group": 90}
     widths = dict.fromkeys(table[0], _CELL) | names
@@ -423,30 +407,26 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
 
 def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
     """Which of several settings matters: the variance that each explains, and all runs as parallel coordinates."""
-    for found in reports:
-        known = [run for run in found.runs if run.final_time is not None]
-        runs = [
-            ({name: curves[run.name].settings.get(name, DASH) for name in differ}, float(run.final_time or 0.0))
-            for run in known
-        ]
+    for report in reports:
+        env = report.runs[0].group.env
+        results = [(curves[run.name].settings, run.final_time) for run in report.runs]
+        runs = [({name: settings.get(name, DASH) for name in differ}, y) for settings, y in results if y is not None]
         effects = evidence.main_effects(runs)
         if len(effects) < 2:
             continue
-        st.markdown(f"**What matters in {components.plain(known[0].group.env)}** (return at equal time)")
+        st.markdown(f"**What matters in {components.plain(env)}** (return at equal time)")
         table = []
         for effect in effects:
-            cell = "; ".join(
-                f"{value}: {comparison.spread_text(comparison.spread(results, found.rules))} ({len(results)})"
-                for value, results in sorted(effect.values.items(), key=lambda item: _by_number(item[0]))
-            )
-            table.append(
-                {"setting": ", ".join(effect.settings), "explains": percent(effect.share), "value: return (runs)": cell}
-            )
+            returns = sorted(effect.values.items(), key=lambda item: _by_number(item[0]))
+            spreads = [(value, comparison.spread(y, report.rules), len(y)) for value, y in returns]
+            cell = "; ".join(f"{value}: {comparison.spread_text(spread)} ({n})" for value, spread, n in spreads)
+            line = {"setting": ", ".join(effect.settings), "explains": percent(effect.share)}
+            table.append(line | {"value: return (runs)": cell})
         helps = {
             "explains": "Share of the variance between runs that the values of this setting explain, whatever the "
             "others are (eta squared). Settings in one line always changed together."
         }
-        _show_table(table, f"compare_effects_{known[0].group.env}", helps)
+        _show_table(table, f"compare_effects_{env}", helps)
         st.plotly_chart(coordinates(runs, [name for effect in effects for name in effect.settings]), config=CONFIG)
 
 
@@ -481,9 +461,9 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
     table = [
         {"what": name} | {curve.name: curve.settings.get(name, DASH) for curve in curves.values()} for name in names
     ]
-    facts = {curve.name: _circumstances(path) for path, curve in curves.items()}
-    for name in dict.fromkeys(name for each in facts.values() for name in each):
-        values = {run: each.get(name, DASH) for run, each in facts.items()}
+    known = {curve.name: _circumstances(path) for path, curve in curves.items()}
+    for name in dict.fromkeys(name for entries in known.values() for name in entries):
+        values = {run: entries.get(name, DASH) for run, entries in known.items()}
         if len(set(values.values())) > 1:
             table.append({"what": name} | values)
     if len(curves) < 2:
