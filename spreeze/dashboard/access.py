@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -44,10 +45,10 @@ _FILE = """<!DOCTYPE html>
 
 def is_token_required() -> bool:
     """True unless ``SETTING`` is ``off``: a visitor needs a token. Prints a note about invalid values."""
-    found = os.environ.get(SETTING, "on").strip().lower()
-    if found not in ("on", "off"):
-        say(f"{SETTING} = {found}: must be on or off; access requires the token", as_json=True)
-    return found != "off"
+    value = os.environ.get(SETTING, "on").strip().lower()
+    if value not in ("on", "off"):
+        say(f"{SETTING} = {value}: must be on or off; access requires the token", as_json=True)
+    return value != "off"
 
 
 def page_token(folder: Path, *, token_required: bool = True) -> str:
@@ -166,13 +167,8 @@ def show(file: Path) -> None:
     if command is None:
         return
     with contextlib.suppress(OSError):
-        process = subprocess.Popen(
-            [command, str(file)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen([command, str(file)], start_new_session=True, **quiet)
         control.reap(process)  # a new browser process lasts as long as its window
 
 
@@ -225,25 +221,24 @@ class Guard:
     def _is_allowed(self, request: HTTPConnection, *, known: bool) -> bool:
         headers = request.headers
         origin = headers.get("origin")
-        own = origin is None or urlsplit(origin).netloc == headers.get("host")
+        same_origin = origin is None or urlsplit(origin).netloc == headers.get("host")
         if request.scope["type"] != "http" or request.scope["method"] not in _READING:
-            return known and own
+            return known and same_origin
         # A page of another site must not read anything, nor fetch a picture, which makes a run draw. Following a link
         # to this page is allowed; embedding it in an <iframe>, <object>, <embed> or <frame> is not.
         visit = (
             headers.get("sec-fetch-mode", "navigate") == "navigate"
             and headers.get("sec-fetch-dest", "document") == "document"
         )
-        foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
+        foreign = not same_origin or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
         return not foreign and (known or not self._tokens.token_required or request.scope["path"].endswith(_HEALTH))
 
     def _cookie(self, request: HTTPConnection) -> str:
         # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
         # Other sites are covered: Lax keeps the cookie from their frames, and actions need the server's own origin.
         secure = "; Secure" if request.scope.get("scheme") in ("https", "wss") else ""
-        return (
-            f"{_name(request)}={self._tokens.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; SameSite=Lax{secure}"
-        )
+        name, token = _name(request), self._tokens.cookie_token
+        return f"{name}={token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; SameSite=Lax{secure}"
 
     def _redirection(self, request: HTTPConnection) -> Response:
         """Redirects to the same page without the token, which keeps it out of history and Referer."""

@@ -29,16 +29,15 @@ def show_live(path: Path, page_key: str) -> None:
 
     ``page_key`` is the ``Activity.key`` that the page was drawn for; the component asks for a rerun when it changes.
     """
-    facts, run = row(path), read_run(path)
-    parts = data_flow(run)
-    reference = published(facts.algo, facts.env_id)
+    run = row(path)
+    parts = data_flow(read_run(path))
+    reference = published(run.algo, run.env_id)
     # Tuples, because Streamlit loads pandas to find out whether a list is a table.
-    name = SAMPLE_NAME if path == SAMPLE else path.name
     _component("live", "live.css", "chart.js", "board.js", "film.js", "player.js", "agent.js", "live.js")(
-        key=f"live-{name}",
+        key=f"live-{run.name}",
         data={
             "base": prefix(),
-            "run": name,
+            "run": run.name,
             "period_ms": PERIOD_MS,
             "page": page_key,
             "charts": (*live_api.as_json(live_api.lag_unit(parts)), *episode_api.HISTOGRAMS),
@@ -111,13 +110,8 @@ def show_errors(folder: Path) -> None:
     failed = control.failed_start(folder)
     if failed is not None:
         lines = tail_lines(failed.log) or ["it wrote nothing"]
-        _error(
-            f"**{plain(failed.name)} did not start.** {plain(lines[-1])}",
-            "dismiss_start",
-            control.dismiss,
-            failed.name,
-            folder,
-        )
+        text = f"**{plain(failed.name)} did not start.** {plain(lines[-1])}"
+        _error(text, "dismiss_start", control.dismiss, failed.name, folder)
         with st.expander("Its log"):
             st.code("\n".join(lines), language=None)
 
@@ -132,9 +126,9 @@ _MARKS = re.compile(r"([\\`*_\[\]<>$|~:#!])")
 _MAX = 500
 
 
-def plain(text: object, most: int = _MAX) -> str:
+def plain(text: object, limit: int = _MAX) -> str:
     """One line with all Markdown escaped; a dash for empty text."""
-    return _MARKS.sub(r"\\\1", clean(text or DASH, most))
+    return _MARKS.sub(r"\\\1", clean(text or DASH, limit))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -201,29 +201,29 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
 def task_flags(request: Request) -> list[str]:
     """Flags that ``train`` and ``sweep`` share."""
     module = request.import_module or imported()
-    found = ["--env", request.env_id, *(["--import", module] if module else [])]
+    flags = ["--env", request.env_id, *(["--import", module] if module else [])]
     if request.compares:
-        return found
-    found += ["--profile", request.profile] if request.profile else []
-    found += ["--mode", request.mode] if request.profile or request.mode != DECLARED[0].name else []
-    return [*found, "--algo", request.algo]
+        return flags
+    flags += ["--profile", request.profile] if request.profile else []
+    flags += ["--mode", request.mode] if request.profile or request.mode != DECLARED[0].name else []
+    return [*flags, "--algo", request.algo]
 
 
 def arguments(request: Request) -> list[str]:
-    found = [*task_flags(request), "--seed", str(request.seed)]
-    found += [part for text in request.args for part in ("--env-arg", text)]
-    found += ["--auto", *(["--fresh"] if request.fresh else [])] if request.auto else []
+    flags = [*task_flags(request), "--seed", str(request.seed)]
+    flags += [part for text in request.args for part in ("--env-arg", text)]
+    flags += ["--auto", *(["--fresh"] if request.fresh else [])] if request.auto else []
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is not None and isinstance(value, tuple):
-            found.append(f"{flag}={','.join(value)}")
+            flags.append(f"{flag}={','.join(value)}")
         elif flag is None:
-            found.append(f"--set={key}={text}")
+            flags.append(f"--set={key}={text}")
         elif kind_of(key) is not bool:
-            found.append(f"{flag}={text}")
+            flags.append(f"{flag}={text}")
         elif value != field_of(key).default:
-            found.append(flag)
-    return found
+            flags.append(flag)
+    return flags
 
 
 def command_line(*parts: str) -> str:
@@ -288,23 +288,23 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
 
 def launching(folder: Path) -> Launch | None:
     """The live launch that has not yet started or continued its run, if any."""
-    found = (_pending(record, alive=True) for record in _newest_first(folder)[:5])
-    return next((launch for launch in found if launch is not None), None)
+    launches = (_pending(record, alive=True) for record in _newest_first(folder)[:5])
+    return next(filter(None, launches), None)
 
 
 def _newest_first(folder: Path) -> list[Path]:
     """The records of launches by their time: a resumed run keeps the date in its name."""
-    found = []
+    dated = []
     for record in (folder / LAUNCHES).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # dismissed in the meantime
-            found.append((record.stat().st_mtime_ns, record))
-    return [record for _, record in sorted(found, reverse=True)]
+            dated.append((record.stat().st_mtime_ns, record))
+    return [record for _, record in sorted(dated, reverse=True)]
 
 
 def failed_start(folder: Path) -> Launch | None:
     """The newest launch if its process ended before its run started, until ``dismiss`` is called."""
-    newest = next(iter(_newest_first(folder)), None)
-    return None if newest is None else _pending(newest, alive=False)
+    newest = _newest_first(folder)[:1]
+    return _pending(newest[0], alive=False) if newest else None
 
 
 def dismiss(name: str, folder: Path) -> None:
@@ -314,9 +314,9 @@ def dismiss(name: str, folder: Path) -> None:
 
 def _pending(record: Path, *, alive: bool) -> Launch | None:
     """The launch of a record, if its process is (not) alive and its run has not written its state since."""
-    found = read_json(record)
-    pid, started = found.get("pid"), found.get("started")
-    if not isinstance(pid, int) or same_process(found) is not alive:
+    process = read_json(record)
+    pid, started = process.get("pid"), process.get("started")
+    if not isinstance(pid, int) or same_process(process) is not alive:
         return None
     if not alive and (record.parents[1] / f"{record.stem}.sweep.json").is_file():  # a sweep that has started
         return None
@@ -325,7 +325,7 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
         return None
     run = read_run(record.parents[1] / record.stem)
     heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
-    if boot is not None and all(run.get(name) == found.get(name) for name in ("pid", "start_ticks", "boot_id")):
+    if boot is not None and all(run.get(name) == process.get(name) for name in ("pid", "start_ticks", "boot_id")):
         return None
     if isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started:
         return None
@@ -369,8 +369,8 @@ def why_no_export(path: Path, row: PolicyFormat) -> str | None:
         return f"{' and '.join(missing)} not installed: pip install 'spreeze[export]'"
     if not any((path / "weights").glob("w-*.safetensors")) and not (path / "checkpoints/best.safetensors").is_file():
         return "This run has no weights: it is a recording, or it ended before the first update."
-    own = read_config(path).get(str(read_run(path).get("algo")), {}).get("network")
-    return f"Its network {clean(own, 60)!r} is a custom module: export it with torch.onnx." if own else None
+    custom = read_config(path).get(str(read_run(path).get("algo")), {}).get("network")
+    return f"Its network {clean(custom, 60)!r} is a custom module: export it with torch.onnx." if custom else None
 
 
 def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
@@ -385,9 +385,10 @@ def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
             failed = _error_text(done) if done.returncode else None
         except RunError as error:
             failed = str(error)
+        files = sorted(Path(temporary).iterdir())
         if failed is not None:
-            (Path(temporary) / "export_failed.txt").write_text(f"{failed}\n", encoding="utf-8")
-        files = sorted(Path(temporary).iterdir()) if failed is None else [Path(temporary) / "export_failed.txt"]
+            files = [Path(temporary) / "export_failed.txt"]
+            files[0].write_text(f"{failed}\n", encoding="utf-8")
         return zipped({f"{path.name}/{part.name}": part for part in files})
 
 
@@ -437,9 +438,8 @@ def module_of_run(path: Path) -> str | None:
     """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
-    if (env_id is not None and not imports_only(env_id, module)) or (
-        module is not None and not (isinstance(module, str) and is_module(module))
-    ):
+    odd_module = module is not None and not (isinstance(module, str) and is_module(module))
+    if odd_module or (env_id is not None and not imports_only(env_id, module)):
         raise RunError(
             f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
             "it, resume it from the command line"
@@ -465,12 +465,8 @@ def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tupl
 def env_flags(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
     # Checked like a request: nothing else may get onto a command line.
     Request(env_id=env_id, import_module=module, args=args, auto=False)
-    return [
-        "--env",
-        env_id,
-        *(["--import", module] if module else []),
-        *(part for text in args for part in ("--env-arg", text)),
-    ]
+    flags = ["--env", env_id, *(["--import", module] if module else [])]
+    return [*flags, *(part for text in args for part in ("--env-arg", text))]
 
 
 def doctor(*flags: str) -> dict[str, Any]:
@@ -510,20 +506,13 @@ def _launch(options: list[str], folder: Path, name: str, start_with: Sequence[st
     try:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment(),
-                start_new_session=True,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            process = subprocess.Popen(command, env=environment(), start_new_session=True, **streams)
     except OSError as error:
         raise ResourceError(f"the run could not be started: {clean(error)}") from None
     identity = process_identity(process.pid)
     reap(process)
-    record = {**identity, "argv": command, "started": time.time()}
-    write_json(log.with_suffix(".json"), record)
+    write_json(log.with_suffix(".json"), {**identity, "argv": command, "started": time.time()})
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:

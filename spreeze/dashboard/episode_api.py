@@ -114,14 +114,14 @@ def evaluations(request: Request) -> dict[str, Any]:
     """Evaluations of the run ``run`` with recorded episodes, as columns in the order of time."""
     path = run_path(request.query_params.get("run", ""), runs_dir())
     keys = kept_evaluations(path)
-    found = {
+    return {
         "id": [key.id for key in keys],
         "t": [key.wall_s for key in keys],
         "s": [key.env_steps for key in keys],
         "u": [key.updates for key in keys],
         "group": [key.group for key in keys],
+        "why": "" if keys else _why_none(path),
     }
-    return found | {"why": "" if keys else _why_none(path)}
 
 
 def _why_none(path: Path) -> str:
@@ -141,18 +141,15 @@ def episode(request: Request) -> dict[str, Any]:
     gamma = _gamma(path)
     return {
         "id": key.id,
-        "wall_s": key.wall_s,
-        "env_steps": key.env_steps,
-        "updates": key.updates,
-        "group": key.group,
+        **key._asdict(),
         "played": finite_number(facts.get("played")),
         "return_mean": finite_number(facts.get("return_mean")),
         "kind": kind,
         "kinds": [
-            {"kind": name, "return": _finite(each.episode_return), "length": each.length}
+            {"kind": name, "return": _finite(one.episode_return), "length": one.length}
             for name in KINDS
-            for each in recording.episodes
-            if name in each.kinds
+            for one in recording.episodes
+            if name in one.kinds
         ],
         "seed": chosen.seed,
         "length": chosen.length,
@@ -169,8 +166,8 @@ def episode(request: Request) -> dict[str, Any]:
 
 def _change(path: Path, recording: Recording) -> dict[str, Any] | None:
     with contextlib.suppress(RunError):
-        if found := return_change(path, recording):
-            return {"title": clean(found.title, 300), "sentences": [clean(text, 300) for text in found.sentences]}
+        if change := return_change(path, recording):
+            return {"title": clean(change.title, 300), "sentences": [clean(text, 300) for text in change.sentences]}
     return None
 
 
@@ -183,25 +180,25 @@ def histograms(request: Request) -> dict[str, Any]:
     keys, gamma = kept_evaluations(path), _gamma(path)
     indices = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MAX_COLUMNS)).round().astype(int)
     keys = [keys[index] for index in indices]
-    known = [(key.wall_s, _step_numbers(path, key, gamma)) for key in keys]
-    columns = {name: [(t, found[name]) for t, found in known if len(found.get(name, ()))] for name in _SPREAD}
+    known = [(key.wall_s, _step_values(path, key, gamma)) for key in keys]
+    columns = {name: [(t, values[name]) for t, values in known if len(values.get(name, ()))] for name in _SPREAD}
     return {f"steps_{name}": _histogram(column) for name, column in columns.items() if column}
 
 
 @lru_cache(1024)
-def _step_numbers(path: Path, key: EvaluationKey, gamma: float | None) -> dict[str, np.ndarray]:
-    """At most some thousand numbers of each kind; none of a damaged recording."""
+def _step_values(path: Path, key: EvaluationKey, gamma: float | None) -> dict[str, np.ndarray]:
+    """At most some thousand values of each kind; none of a damaged recording."""
     with contextlib.suppress(RunError, KeyError, ValueError):
-        found = step_numbers(read_recording(path, key), gamma)
-        return {name: values[:: 1 + len(values) // _MAX_NUMBERS].astype(np.float32) for name, values in found.items()}
+        values = step_numbers(read_recording(path, key), gamma)
+        return {name: part[:: 1 + len(part) // _MAX_NUMBERS].astype(np.float32) for name, part in values.items()}
     return {}
 
 
 def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
-    every = np.concatenate([values for _, values in columns])
-    whole = bool((every == every.round()).all()) and every.min() >= 0.0 and every.max() < _MAX_BINS
-    low, high = (every.min() - 0.5, every.max() + 0.5) if whole else np.percentile(every, (0.5, 99.5))
-    bins = round(high - low) if whole else _BINS
+    pooled = np.concatenate([values for _, values in columns])
+    integral = bool((pooled == pooled.round()).all()) and pooled.min() >= 0.0 and pooled.max() < _MAX_BINS
+    low, high = (pooled.min() - 0.5, pooled.max() + 0.5) if integral else np.percentile(pooled, (0.5, 99.5))
+    bins = round(high - low) if integral else _BINS
     if high <= low:
         low, high = low - 0.5, high + 0.5
     shares, ends = [], np.linspace(low, high, bins + 1)
@@ -219,8 +216,7 @@ def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
 
 
 def _gamma(path: Path) -> float | None:
-    found = read_config(path).get(str(read_run(path).get("algo")), {}).get("gamma")
-    return finite_number(found, 1.0, 0.0)
+    return finite_number(read_config(path).get(str(read_run(path).get("algo")), {}).get("gamma"), 1.0, 0.0)
 
 
 def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[dict[str, Any]]:
@@ -254,8 +250,8 @@ def _strip(title: str, lines: Sequence[tuple[str, np.ndarray]], first: int) -> d
 
 
 def _names(facts: Any, name: str) -> list[str]:
-    found = facts.get(name)
-    return [str(text) for text in found] if isinstance(found, list) else []
+    names = facts.get(name)
+    return [str(text) for text in names] if isinstance(names, list) else []
 
 
 def _finite(value: float) -> float | None:

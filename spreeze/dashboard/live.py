@@ -56,17 +56,12 @@ def _show_run(path: Path | None, now: control.Activity) -> None:
     if path is None:
         st.info("No runs yet: press Start, or run `python -m spreeze.train --auto`.")
         return
-    facts = row(path)
+    run = row(path)
     note = " \u00b7 a recording" if path == SAMPLE else ""
-    title = (
-        facts.env_id or DASH,
-        (facts.algo or DASH).upper(),
-        f"mode {facts.mode or DASH}",
-        f"seed {whole(facts.seed)}",
-    )
+    title = (run.env_id or DASH, (run.algo or DASH).upper(), f"mode {run.mode or DASH}", f"seed {whole(run.seed)}")
     head = st.container(horizontal=True, vertical_alignment="bottom")
     head.title(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")
-    head.caption(components.plain(f"{facts.name}{note}"), width="content")
+    head.caption(components.plain(f"{run.name}{note}"), width="content")
     if now.name is None and path != SAMPLE:
         start.opener(head)
     components.show_live(path, now.key)
@@ -80,16 +75,11 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             st.markdown(f"For the running **{components.plain(name)}**:")
         line = st.container(horizontal=True)
         stopping = now.phase in ("stopping", "late")
-        components.act_button(
-            line,
+        label, text = (
             "Stopping" if stopping else "Stop",
-            control.stop,
-            name,
-            folder,
-            disabled=stopping,
-            key="stop",
-            help="Stops like Ctrl-C: writes a checkpoint and evaluates once more.",
+            "Stops like Ctrl-C: writes a checkpoint and evaluates once more.",
         )
+        components.act_button(line, label, control.stop, name, folder, disabled=stopping, key="stop", help=text)
         commands = [control.stop_command(name, folder)]
         if now.phase in ("running", "paused"):
             commands += _steer_buttons(line, now, folder)
@@ -107,14 +97,20 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     run = read_run(folder / name)
     parts = data_flow(run)
     one_process = parts is not None and parts.one_process
-    pause = "Suspends all processes and frees the cores; replay and networks stay in memory."
+    pause = (
+        "pause",
+        "Pause",
+        "Suspends all processes and frees the cores; replay and networks stay in memory.",
+        False,
+        "",
+    )
     if paused:
-        pause = "Lets all processes go on where they were suspended."
+        pause = ("continue", "Continue", "Lets all processes go on where they were suspended.", False, "")
     trace = "Records and shows the phases of all workers for 0.25 s."
     if one_process:
         trace = "Not available: this mode has a single process."
     buttons = (
-        ("continue" if paused else "pause", "Continue" if paused else "Pause", pause, False, ""),
+        pause,
         ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused, "the return gets a point"),
         ("checkpoint", "Save now", "Writes a checkpoint now.", paused, "a checkpoint is written"),
         ("timeline", "Timeline", trace, paused or one_process, "the phases of the workers are shown"),

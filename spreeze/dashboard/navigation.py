@@ -62,8 +62,8 @@ _STYLE = """<style>
 
 def load(name: str) -> Callable[[], None]:
     module, _, function = PAGES[name][1].partition(".")
-    found: Callable[[], None] = getattr(importlib.import_module(f"spreeze.dashboard.{module}"), function)
-    return found
+    page: Callable[[], None] = getattr(importlib.import_module(f"spreeze.dashboard.{module}"), function)
+    return page
 
 
 def sidebar() -> Callable[[], None]:
@@ -78,7 +78,8 @@ def sidebar() -> Callable[[], None]:
         return lambda: None
     rows = {name: row(run_path(name, runs_dir())) for name in names[:_MAX_ROWS]}
     varied = varied_settings(runs_dir())
-    newest = next((name for name, facts in rows.items() if facts.state in LIVE_STATES), names[0])
+    alive = [name for name, run in rows.items() if run.state in LIVE_STATES]
+    newest = alive[0] if alive else names[0]
     requested = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
     if requested not in names:
         st.sidebar.warning(f"There is no run {plain(requested)} here: it may have been deleted. Choose another run.")
@@ -95,30 +96,27 @@ def sidebar() -> Callable[[], None]:
     box = st.sidebar.empty()
     if chosen is not None:
         _show_state(box, chosen)
-    if any(facts.state in LIVE_STATES for facts in rows.values()):
+    if alive:
         st.sidebar.caption("You can close this page: the running training continues.")
     return lambda: None if chosen is None else _show_state(box, chosen)
 
 
 def _show_state(box: DeltaGenerator, name: str) -> None:
     with contextlib.suppress(RunError):  # it may have been deleted
-        facts = row(run_path(name, runs_dir()))
+        run = row(run_path(name, runs_dir()))
         box.markdown(
-            f":{COLOURS.get(facts.state, 'gray')}[\u25cf] {plain(facts.state)}  \n**{plain(facts.env_id)}**  \n"
-            f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {whole(facts.seed)}  \n"
-            f":gray[{plain(facts.title)}]"
+            f":{COLOURS.get(run.state, 'gray')}[\u25cf] {plain(run.state)}  \n**{plain(run.env_id)}**  \n"
+            f"{plain((run.algo or DASH).upper())}, mode {plain(run.mode)}, seed {whole(run.seed)}  \n"
+            f":gray[{plain(run.title)}]"
         )
 
 
-def _short(facts: RunRow, varied: str | None = None) -> str:
-    """A run in the list of the sidebar, which is narrow: its distinguishing part comes first.
-
-    ``varied``: the settings that its sweep varied.
-    """
-    if facts.name == SAMPLE_NAME or facts.about.title:
-        return facts.title
-    task, seed = f"{facts.env_id or facts.name} {facts.algo or ''}", f"s{whole(facts.seed)}"
-    return f"{task} {varied} {seed}, {facts.began}" if varied else f"{facts.began} {task} {seed}"
+def _short(run: RunRow, varied: str | None = None) -> str:
+    """A run in the narrow list of the sidebar: what distinguishes it, such as settings that its sweep varied, first."""
+    if run.name == SAMPLE_NAME or run.about.title:
+        return run.title
+    task, seed = f"{run.env_id or run.name} {run.algo or ''}", f"s{whole(run.seed)}"
+    return f"{task} {varied} {seed}, {run.began}" if varied else f"{run.began} {task} {seed}"
 
 
 def choose(name: str) -> None:

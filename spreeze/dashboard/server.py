@@ -70,7 +70,7 @@ def disable_nagle() -> int:
     second part of each response then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
     ninety responses. Connections inherit the option.
     """
-    found: list[int] = []
+    count = 0
     with contextlib.suppress(OSError, RuntimeError, psutil.Error):  # a /proc that hides them, or one closed just now
         for connection in psutil.Process().net_connections("tcp"):
             if connection.status != psutil.CONN_LISTEN:
@@ -80,8 +80,8 @@ def disable_nagle() -> int:
                 shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             finally:
                 shared.detach()  # the descriptor belongs to the server
-            found.append(connection.fd)
-    return len(found)
+            count += 1
+    return count
 
 
 def _load_pages() -> None:

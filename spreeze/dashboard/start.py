@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -66,11 +67,11 @@ def fill(values: dict[str, Any]) -> None:
 @cache
 def tasks() -> list[str]:
     """Tasks to offer: Pendulum and the default, then those with a profile."""
-    found = ["Pendulum-v1", str(default_env_id().value)]
+    envs = ["Pendulum-v1", str(default_env_id().value)]
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
-        found += [name for name in about.get("envs", []) if name not in found and "*" not in name]
-    return found
+        envs += [name for name in about.get("envs", []) if "*" not in name]
+    return list(dict.fromkeys(envs))
 
 
 def known_task(text: str) -> str:
@@ -79,7 +80,7 @@ def known_task(text: str) -> str:
     return next((task for task in tasks() if typed in (task.lower(), task.lower().rpartition("-v")[0])), text)
 
 
-class _Own(NamedTuple):
+class _CustomEnv(NamedTuple):
     """An environment of the user's, and arguments for its constructor."""
 
     module: str | None = None
@@ -108,17 +109,18 @@ def _ids(module: str) -> tuple[str, ...]:
 
 def _offered_tasks() -> list[str]:
     """Ids of the trusted module, or of the one that the page was started with, before the usual tasks."""
-    module = st.session_state.get("start_module", "").strip()
-    module = module if st.session_state.get(f"start_trust_{module}") and control.is_module(module) else ""
-    own = _ids(module or control.imported() or "") if module or control.imported() else ()
-    return [*own, *(task for task in tasks() if task not in own)]
+    module: str | None = st.session_state.get("start_module", "").strip()
+    if not (module and st.session_state.get(f"start_trust_{module}") and control.is_module(module)):
+        module = control.imported()
+    ids = _ids(module) if module else ()
+    return [*ids, *(task for task in tasks() if task not in ids)]
 
 
 def _select_first_id(module: str) -> None:
     """Puts the first id of a module that was just trusted into the form, unless one of them is there."""
-    found = _ids(module) if st.session_state[f"start_trust_{module}"] and control.is_module(module) else ()
-    if found and st.session_state.get("start_env") not in found:
-        st.session_state["start_env"] = found[0]
+    ids = _ids(module) if st.session_state[f"start_trust_{module}"] and control.is_module(module) else ()
+    if ids and st.session_state.get("start_env") not in ids:
+        st.session_state["start_env"] = ids[0]
 
 
 def is_open() -> bool:
@@ -142,24 +144,21 @@ def form(folder: Path) -> None:
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
         offered = _offered_tasks()
-        default_index = offered.index(tasks()[1])
-        env_id = str(first[0].selectbox("Task", offered, index=default_index, **any_id, **_KEPT))
-        env_id = known_task(env_id)
+        env_id = known_task(str(first[0].selectbox("Task", offered, offered.index(tasks()[1]), **any_id, **_KEPT)))
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
-            own = _own_environment(env_id)
-        if own.blocked is not None:
-            st.info(own.blocked)
+            custom = _custom_environment(env_id)
+        if custom.blocked is not None:
+            st.info(custom.blocked)
             return
-        request = _request(first, env_id, own)
+        request = _request(first, env_id, custom)
         if request is None:
             return
         try:
             with last[1].popover("Settings", width="stretch"):
                 request = dataclasses.replace(request, profile=_profile(env_id))
-                request = dataclasses.replace(
-                    request, settings=_own_settings(request), fresh=bool(st.session_state.get(FRESH))
-                )
+                settings = _settings(request)
+                request = dataclasses.replace(request, settings=settings, fresh=bool(st.session_state.get(FRESH)))
         except SpreezeError as error:
             st.error(components.plain(error))
             return
@@ -191,22 +190,21 @@ def _welcome(folder: Path) -> None:
     )
     first = control.Request(env_id="Pendulum-v1", settings={"stop.target_return": -200.0})
     cells = st.columns([1.6, 4], vertical_alignment="center")
-    cells[0].button(
-        "Start a first run", on_click=_start, args=(first, folder), key="first", type="primary", width="stretch"
-    )
+    more: dict[str, Any] = {"key": "first", "type": "primary", "width": "stretch"}
+    cells[0].button("Start a first run", on_click=_start, args=(first, folder), **more)
     cells[1].caption("SAC learns to swing up a pendulum, within seconds. The run stops by itself.")
 
 
-def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Request | None:
+def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> control.Request | None:
     """Algorithm, mode, seed and tuner; None where nothing can be started."""
-    spec, problem = None, None
-    if imports_only(env_id, own.module or control.imported()):
+    spec, problem, module = None, None, custom.module or control.imported()
+    if imports_only(env_id, module):
         try:
             with st.spinner("Checking the environment"):
-                spec = _probed_spec(env_id, own.module or control.imported(), own.args)
+                spec = _probed_spec(env_id, module, custom.args)
         except SpreezeError as error:
             problem = str(error)
-            if "--import" in problem and own.module is None:
+            if "--import" in problem and custom.module is None:
                 problem += " (on this page: Your environment, Module that has it)"
     known, algorithms = _tables()
     fitting = [name for name, row in algorithms.items() if spec is None or row.fits(spec)]
@@ -258,8 +256,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Req
             compares=compares,
             seed=int(seed),
             auto=auto and tunable,
-            import_module=own.module,
-            args=own.args,
+            import_module=custom.module,
+            args=custom.args,
         )
     except SpreezeError as error:
         st.error(components.plain(error))
@@ -300,7 +298,7 @@ def _reasons(
 ) -> str:
     """Description of the mode, who chose it, and the modes that do not fit and why."""
     lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
-    choice = profile.choice if profile is not None else None
+    choice = None if profile is None else profile.choice
     if profile is not None and choice is not None and (choice["algo"], choice["mode"]) == (row.name, mode.name):
         lines.append(f"Algorithm and mode are what {components.plain(profile.source)} sets for this environment.")
     if unfit and spec is not None:
@@ -326,16 +324,10 @@ def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text
     return str(cell.selectbox(label, options, key=key, **_KEPT, help=text))
 
 
-def _own_environment(env_id: str) -> _Own:
+def _custom_environment(env_id: str) -> _CustomEnv:
     """Arguments for the task's constructor, and a module that registers it, which is imported only once allowed."""
-    text = st.text_area(
-        "Constructor arguments",
-        key="start_args",
-        **_KEPT,
-        placeholder="push=2.0",
-        help="One KEY=VALUE per line, as for --env-arg.",
-    )
-    args = tuple(line.strip() for line in text.splitlines() if line.strip())
+    more: dict[str, Any] = {"key": "start_args", "placeholder": "push=2.0", **_KEPT}
+    args = _lines(st.text_area("Constructor arguments", help="One KEY=VALUE per line, as for --env-arg.", **more))
     module = st.text_input(
         "Module that has it",
         key="start_module",
@@ -345,55 +337,46 @@ def _own_environment(env_id: str) -> _Own:
         "Task once you trust it.",
     ).strip()
     if not module:
-        return _Own(None, args)
-    trusted = st.checkbox(
-        f"I trust {components.plain(module)}: its code will run on this machine with my permissions",
-        key=f"start_trust_{module}",
-        on_change=_select_first_id,
-        args=(module,),
-        **_KEPT,
-    )
-    if not trusted:
-        text = (
-            f"Tick under Your environment that you trust {components.plain(module)}: its code will run on this machine."
-        )
-        return _Own(module, args, text)
+        return _CustomEnv(None, args)
+    name = components.plain(module)
+    label = f"I trust {name}: its code will run on this machine with my permissions"
+    more = {"key": f"start_trust_{module}", "on_change": _select_first_id, "args": (module,), **_KEPT}
+    if not st.checkbox(label, **more):
+        text = f"Tick under Your environment that you trust {name}: its code will run on this machine."
+        return _CustomEnv(module, args, text)
     try:
         command = control.command_line("spreeze", "doctor", *control.env_flags(env_id, module, args))
-        if st.button(
-            "Examine it", key="examine", help="Checks spaces, speed and memory, and runs the Gymnasium checker."
-        ):
+        text = "Checks spaces, speed and memory, and runs the Gymnasium checker."
+        if st.button("Examine it", key="examine", help=text):
             _probed_spec.cache_clear()  # its author may have changed it
             _ids.cache_clear()
             with st.spinner("Checking the environment"):
-                found = control.examine(env_id, module, args)
-            st.markdown(components.table(("what", "result", "finding"), found))
+                checks = control.examine(env_id, module, args)
+            st.markdown(components.table(("what", "result", "finding"), checks))
     except SpreezeError as error:
-        return _Own(module, args, components.plain(error))
+        return _CustomEnv(module, args, components.plain(error))
     components.show_command("examine", command)
-    return _Own(module, args)
+    return _CustomEnv(module, args)
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def _profile(env_id: str) -> str | None:
     known = task_profile(env_id)
     usual = f"the task's own ({known.source.removeprefix('profile ')})" if known is not None else "none"
+    text = "Settings from profiles/. Values below take precedence."
+    more: dict[str, Any] = {"key": "start_profile", "format_func": lambda name: name or usual, "help": text, **_KEPT}
     # Not None: the box would then show that nothing is chosen.
-    chosen = st.selectbox(
-        "Profile",
-        ["", *profile_names()],
-        key="start_profile",
-        **_KEPT,
-        format_func=lambda name: name or usual,
-        help="Settings from profiles/. Values below take precedence.",
-    )
-    return chosen or None
+    return st.selectbox("Profile", ["", *profile_names()], **more) or None
 
 
-def _own_settings(request: control.Request) -> dict[str, Any]:
+def _settings(request: control.Request) -> dict[str, Any]:
     """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
     config = request.config
     knobs = tunable_settings(config)
-    others = [key for key in active_settings(config) if key not in knobs]
+    others = [key for key in active_settings(config) if key not in (*knobs, *_MACHINE)]
     values: dict[str, Any] = {}
 
     def add_inputs(keys: list[str], **more: Any) -> None:
@@ -415,7 +398,6 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
             else "Settings that Autotune would choose; it is off, so these values are used."
         )
         add_inputs(list(knobs), blank="automatic" if request.auto else "")
-    others = [key for key in others if key not in _MACHINE]
     text = "All settings that this mode and algorithm use."
     more = st.multiselect("More settings", others, key="start_more", placeholder="choose by name", help=text, **_KEPT)
     add_inputs(more)
@@ -434,7 +416,7 @@ def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) ->
 _LINE = re.compile(r"^[a-z]\w*\.[a-z]\w*=.+$", re.ASCII)
 _MAX_SEEDS = 20
 _ENDS = ("stop.seconds", "stop.env_steps", "stop.updates")
-_OF_ANY_RUN = ("run", "env", "callback", "cluster", "stop")
+_OF_ANY_RUN = ("run.", "env.", "callback.", "cluster.", "stop.")
 """Sections that every algorithm reads, though the form offers none of their settings for a choice by name."""
 
 
@@ -455,14 +437,10 @@ def sweep_inputs(cell: DeltaGenerator) -> SweepPlan:
     with cell.popover("Seeds and values", width="stretch"):
         text = "One run each, in turn, beginning with the seed above. Three are the fewest that can be compared."
         seeds = st.number_input("Seeds", 1, _MAX_SEEDS, 1, key="start_seeds", **_KEPT, help=text)
-        lines = st.text_area(
-            "Settings by values",
-            key="start_grid",
-            **_KEPT,
-            placeholder="learner.batch_size=64,256",
-            help="One SECTION.FIELD=VALUE,VALUE per line, as for sweep --set: every combination is trained.",
-        )
-    return SweepPlan(int(seeds), tuple(line.strip() for line in lines.splitlines() if line.strip()))
+        text = "One SECTION.FIELD=VALUE,VALUE per line, as for sweep --set: every combination is trained."
+        more: dict[str, Any] = {"placeholder": "learner.batch_size=64,256", "help": text, **_KEPT}
+        lines = st.text_area("Settings by values", key="start_grid", **more)
+    return SweepPlan(int(seeds), _lines(lines))
 
 
 def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
@@ -480,10 +458,10 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     if not any(key in request.settings for key in _ENDS) and not any(line.startswith(_ENDS) for line in plan.lines):
         raise ConfigError("several runs need a stop condition: set seconds, env steps or updates under Settings")
     settings = {**({"env.args": request.args} if request.args else {}), **request.settings}
-    found = ["--auto"] if request.auto else []
-    found += [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
-    found += [f"--set={line}" for line in plan.lines]
-    return [*control.task_flags(request), *found, "--seeds", str(plan.seeds), "--first-seed", str(request.seed)]
+    flags = [*control.task_flags(request), *(["--auto"] if request.auto else [])]
+    flags += [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
+    flags += [f"--set={line}" for line in plan.lines]
+    return [*flags, "--seeds", str(plan.seeds), "--first-seed", str(request.seed)]
 
 
 def _check_read(request: control.Request, plan: SweepPlan) -> None:
@@ -492,7 +470,7 @@ def _check_read(request: control.Request, plan: SweepPlan) -> None:
     if any(key.startswith("run.") for key in keys):
         return  # other algorithms may be among them
     for key in keys:
-        if not key.startswith(tuple(f"{name}." for name in _OF_ANY_RUN)) and key not in active_settings(request.config):
+        if not key.startswith(_OF_ANY_RUN) and key not in active_settings(request.config):
             raise ConfigError(
                 f"{request.algo} does not read {key} in mode {request.mode}: remove its line under Seeds and values"
             )
@@ -500,9 +478,7 @@ def _check_read(request: control.Request, plan: SweepPlan) -> None:
 
 def expected_runs(request: control.Request, plan: SweepPlan) -> str:
     """A sentence on the number of runs, and their training time if it is known."""
-    count = plan.seeds
-    for line in plan.lines:
-        count *= line.count(",") + 1
+    count = plan.seeds * math.prod(line.count(",") + 1 for line in plan.lines)
     seconds = request.settings.get("stop.seconds")
     time = f", {duration(count * float(seconds))} (h:min:s) of training" if isinstance(seconds, int | float) else ""
     return f"{count} runs, one after the other{time}. Compare lists them as one sweep."
@@ -527,6 +503,5 @@ def show_sweep(folder: Path, live: str | None) -> None:
 def _running(text: str, label: str, name: str, folder: Path) -> None:
     cells = st.columns([5, 1], vertical_alignment="center")
     cells[0].info(text)
-    more: dict[str, Any] = {"key": "sweep_stop", "width": "stretch"}
-    more["help"] = "Stops its run like Ctrl-C, and starts no further one."
-    components.act_button(cells[1], label, control.stop, name, folder, **more)
+    text = "Stops its run like Ctrl-C, and starts no further one."
+    components.act_button(cells[1], label, control.stop, name, folder, key="sweep_stop", width="stretch", help=text)
