@@ -41,8 +41,7 @@ _MAX_POINTS = 400
 _MAX_VERDICT = 2000
 _ALL = "all metrics"
 _SMALL_PER_ROW = 3
-_CELL = 62
-"""Width of a number [px], by which the list of runs fits a screen of 1,280."""
+_CELL = 62  # Width of a number [px], by which the list of runs fits a screen of 1,280.
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _HAD_OWN = "compare_centre", "compare_had_own"
 CONFIG: dict[str, Any] = {

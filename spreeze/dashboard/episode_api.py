@@ -40,14 +40,11 @@ from spreeze.metrics.recorded_episodes import (
 from spreeze.metrics.return_change import return_change
 from spreeze.run_directory import finite_number, is_alive, read_config, read_run
 
-_MAX_FRAME_BYTES = 1_000_000
-"""Bytes of pictures in one response."""
-_DRAWERS = 2
-"""Processes that draw at a time; a further one ends the oldest."""
+_MAX_FRAME_BYTES = 1_000_000  # Bytes of pictures in one response.
+_DRAWERS = 2  # Processes that draw at a time; a further one ends the oldest.
 _MAX_COLUMNS, _MAX_NUMBERS, _BINS, _MAX_BINS = 100, 2000, 30, 40
 """Evaluations of a histogram over time, numbers of each, bins, and those of whole numbers."""
-_COLUMNS = 8
-"""Lines of one strip."""
+_COLUMNS = 8  # Lines of one strip.
 _OF_STEPS = "Of the env steps in the best, median and worst episode of each evaluation that is kept; line: median."
 _NO_TERMS = "its terms are unknown: the task reports none in info"
 _NO_VALUES = (

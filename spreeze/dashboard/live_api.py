@@ -37,8 +37,7 @@ from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_con
 MAX_BUCKETS = 350
 """Buckets of a first response; each has mean, minimum and maximum."""
 _TAIL_ROWS = 600
-_LOG_LINES, _EVENTS, _MARKS = 8, 12, 60
-"""Lines of the log, events in the list, and events that are marked in charts."""
+_LOG_LINES, _EVENTS, _MARKS = 8, 12, 60  # Lines of the log, events in the list, and events that are marked in charts.
 STALE_S = 3.0
 _FALLEN = 0.25  # share of the best return whose loss is reported
 _NEW_S = 5.0  # age of a timeline or of marks that are sent again, until every page has them
@@ -48,8 +47,7 @@ _MARK_TEXT = 160  # characters of a mark's sentence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
-_OF_A_TREND = 10_000
-"""Evaluations among which the trend looks for the last third of the time."""
+_OF_A_TREND = 10_000  # Evaluations among which the trend looks for the last third of the time.
 _OTHERS = ("external_cpu_cores", "sibling_cpu_cores")
 _OTHERS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
 _MAX_PARTS = 8

@@ -311,8 +311,7 @@ def _show_findings(document: dict[str, Any]) -> None:
 _DATE = re.compile(r"^\d{8}-\d{6}_(?=.)")
 _TABLE, _PICKED = "runs_list", "runs_picked"
 _CLICKED = "runs_clicked"
-_DRAWN = "runs_drawn"
-"""State of the shown run when the page was drawn."""
+_DRAWN = "runs_drawn"  # State of the shown run when the page was drawn.
 _CURVE_POINTS = 40
 _ENDED_BY: dict[str, str] = {StopReason.TARGET_RETURN: "target", StopReason.REQUEST: "stop"}
 """Reasons whose whole names would not fit."""

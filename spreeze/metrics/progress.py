@@ -27,12 +27,9 @@ from spreeze.metrics.store import EvaluationRow
 
 FIRST = 5
 """Number of first evaluations, whose mean is the level at which a run starts."""
-_LOW_LEVELS = 10
-"""Consecutive low levels that count as a fall."""
-_FALLEN_SHARE = 0.5
-"""Share of the gain below which the return has fallen; the latest returns are then no plateau."""
-_CLEARLY = 3.0
-"""Standard errors that a gain has to exceed."""
+_LOW_LEVELS = 10  # Consecutive low levels that count as a fall.
+_FALLEN_SHARE = 0.5  # Share of the gain below which the return has fallen; the latest returns are then no plateau.
+_CLEARLY = 3.0  # Standard errors that a gain has to exceed.
 MAX_ROLLBACKS = 5
 """Times that a session may go back to its best checkpoint: learning rates are then a 32nd of the settings."""
 
@@ -107,18 +104,13 @@ def level_of(rows: Sequence[EvaluationRow]) -> Level:
     return Level(float(returns.mean()), float(returns.std(ddof=1)) / math.sqrt(len(rows)), rows[-1].t)
 
 
-_MIN_S = 600.0
-"""Training time below which no plateau counts."""
-_MIN = 30
-"""Evaluations in the last third of the time below which no plateau counts."""
-_GAIN = 0.02
-"""Share of the gain so far by which the best mean has to rise in the last third."""
+_MIN_S = 600.0  # Training time below which no plateau counts.
+_MIN = 30  # Evaluations in the last third of the time below which no plateau counts.
+_GAIN = 0.02  # Share of the gain so far by which the best mean has to rise in the last third.
 _Z_95 = 1.96
 _MIN_TREND_POINTS = 6
-_MAX_TREND_POINTS = 200
-"""Points through which a trend is drawn; more of them are averaged in turn."""
-_MIN_TREND_S = 30.0
-"""Training time that a trend covers at least: a slope over seconds says little about a minute."""
+_MAX_TREND_POINTS = 200  # Points through which a trend is drawn; more of them are averaged in turn.
+_MIN_TREND_S = 30.0  # Training time that a trend covers at least: a slope over seconds says little about a minute.
 
 
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:

@@ -38,8 +38,7 @@ _NAME = re.compile(r"e(\d{1,13})-(\d{1,16})-(\d{1,16})-(\d{1,4})")
 _FRAME = struct.Struct("<II")
 NOTE = 2**32 - 1
 """Replaces a frame's env step if its bytes are a sentence on the pictures."""
-_AT_BOUND = 0.01
-"""An action is at its bound within this share of the range."""
+_AT_BOUND = 0.01  # An action is at its bound within this share of the range.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError)
 """Errors of reading a file that is no recording."""
 _OFTEN, _NEARLY_ALWAYS = 0.2, 0.9
@@ -319,8 +318,7 @@ def at_bound(action: np.ndarray, bounds: Any) -> np.ndarray:
     return np.asarray((action <= low + margin) | (action >= high - margin))
 
 
-_FALLS = ("Walker", "Hopper", "Humanoid", "Ant")
-"""Beginnings of tasks that end an episode when the robot falls."""
+_FALLS = ("Walker", "Hopper", "Humanoid", "Ant")  # Beginnings of tasks that end an episode when the robot falls.
 
 
 def can_fall(env_id: object) -> bool:

@@ -18,17 +18,13 @@ from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE
 
-_EARLIER = 12
-"""Number of earlier evaluations that show how much a metric usually changes from one to the next."""
+_EARLIER = 12  # Number of earlier evaluations that show how much a metric usually changes from one to the next.
 _MIN_EARLIER = 5
-_UNUSUAL = 4.0
-"""A metric is mentioned if its change is at least this multiple of its usual change."""
-_MIN_CHANGE = 0.1
-"""Least share of its value by which such a metric changes."""
+_UNUSUAL = 4.0  # A metric is mentioned if its change is at least this multiple of its usual change.
+_MIN_CHANGE = 0.1  # Least share of its value by which such a metric changes.
 _MAX_METRICS, _MAX_EVENTS = 3, 4
 _NEWEST_EVENTS = 2000
-_GROUPS = ("Learning", "Balance", "Speed")
-"""Groups of charts whose metrics are examined."""
+_GROUPS = ("Learning", "Balance", "Speed")  # Groups of charts whose metrics are examined.
 
 
 class ReturnChange(NamedTuple):

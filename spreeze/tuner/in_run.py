@@ -48,8 +48,7 @@ from spreeze.tuner.trials import REPLAY, Stopping, TrialFailed, Windows
 _CHANGEABLE = {BATCH, THREADS, SAMPLERS, RATIO, RATIO_MAX}
 _DECIDED_BEFORE = {DEVICE, PRECISION, ENVS, CAPACITY}
 """Knobs that running workers can change, and those whose value follows from facts."""
-_NO_LIMIT = 1e9
-"""Samples per insert up to which the learner of a candidate never waits."""
+_NO_LIMIT = 1e9  # Samples per insert up to which the learner of a candidate never waits.
 _UPDATES_S, _FIRST_STEPS_S = 10.0, 25.0
 """Longest time to a candidate's second update, and to the first env step of every sampler."""
 _WATCH_S, PAUSE_S = 0.002, 0.2

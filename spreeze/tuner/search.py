@@ -46,8 +46,7 @@ _MAX_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
 _MIN_GAIN = 0.05  # Only a setting that measures this much better replaces the choice.
-_ROLLOUT_GAIN = 0.10
-"""Least gain of a setting that changes the rollouts, for which the profile was made."""
+_ROLLOUT_GAIN = 0.10  # Least gain of a setting that changes the rollouts, for which the profile was made.
 _DISTURBED = 0.8  # A setting below this share of its earlier rate is measured again: other programs were active.
 _MAX_SPREAD = 0.75
 """A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
