@@ -74,20 +74,9 @@ def as_json(lag_unit: str) -> list[dict[str, Any]]:
         if chart is None or chart.group == RETURN:
             continue
         unit = lag_unit if metric.name == "policy_lag" else chart.unit or metric.unit
-        card = charts.setdefault(
-            chart.key,
-            {
-                "key": chart.key,
-                "title": chart.title,
-                "unit": unit,
-                "series": (),
-                "group": chart.group,
-                "scale": chart.scale,
-                "part": metric.parts or "group",
-                "split": metric.name in _SPLIT,
-                "help": "",
-            },
-        )
+        part, split = metric.parts or "group", metric.name in _SPLIT
+        card = chart._asdict() | {"unit": unit, "series": (), "part": part, "split": split, "help": ""}
+        card = charts.setdefault(chart.key, card)
         card["series"] += metric.series
         card["help"] = f"{card['help']} {metric.sentence}".strip()
     return list(charts.values())
@@ -550,7 +539,9 @@ def _learners(values: Mapping[str, float], latest: Mapping[str, Point]) -> list[
 
 def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:
     """One line on a GPU, and the learner's own share of busy time where it computes there."""
-    learner = f", learner busy {percent(shown.learner_busy)}" if gpu in shown.learner_gpus else ""
+    waits = shown.learner_shares.get("wait")
+    busy = percent(None if waits is None else 1.0 - waits)
+    learner = f", learner busy {busy}" if gpu in shown.learner_gpus else ""
     return f"GPU {gpu.index}: kernels run {percent(gpu.use)} of the time{learner}, {gpu.figures}"
 
 

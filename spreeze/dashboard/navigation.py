@@ -32,15 +32,10 @@ PAGES: dict[str, tuple[str, str]] = {
 There is no folder ``pages``: Streamlit would treat it as its own, and a first visit to a page would be empty."""
 COLOURS = {
     "running": "green",
-    "starting": "blue",
-    "tuning": "blue",
-    "paused": "orange",
-    "stopping": "orange",
-    "finished": "gray",
-    "stopped": "gray",
-    "failed": "red",
-    "crashed": "red",
-    "damaged": "red",
+    **dict.fromkeys(("starting", "tuning"), "blue"),
+    **dict.fromkeys(("paused", "stopping"), "orange"),
+    **dict.fromkeys(("finished", "stopped"), "gray"),
+    **dict.fromkeys(("failed", "crashed", "damaged"), "red"),
 }
 """State -> colour of its dot."""
 _MAX_ROWS = 200

@@ -85,22 +85,21 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
         return [handle for handle in handles if handle is not None]
-    found: list[Any] = []
+    chosen: list[Any] = []
     for name in (part.strip() for part in visible.split(",")):
         if name.isdecimal():
             matching = handles[int(name) : int(name) + 1]
         elif name.startswith("MIG-"):
             matching = [_query(nvml.nvmlDeviceGetHandleByUUID, name)]
-        else:  # CUDA accepts any unambiguous prefix of a UUID
-            matching = [
-                handle
-                for handle in handles
-                if name.startswith("GPU-") and (_query(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)
-            ]
-        if len(matching) != 1 or matching[0] is None or matching[0] in found:
+        elif name.startswith("GPU-"):  # CUDA accepts any unambiguous prefix of a UUID
+            uuids = [_query(nvml.nvmlDeviceGetUUID, handle) or "" for handle in handles]
+            matching = [handle for handle, uuid in zip(handles, uuids, strict=True) if uuid.startswith(name)]
+        else:
             break
-        found += matching
-    return found
+        if len(matching) != 1 or matching[0] is None or matching[0] in chosen:
+            break
+        chosen += matching
+    return chosen
 
 
 def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
@@ -188,9 +187,9 @@ class GpuMonitor:
         values: dict[str, float] = {}
         silent = []
         for index, handle in enumerate(handles):
-            found = _live(self._nvml, handle)
-            values.update({f"{name}/{index}": value for name, value in found.items()})
-            if not found:
+            live = _live(self._nvml, handle)
+            values.update({f"{name}/{index}": value for name, value in live.items()})
+            if not live:
                 silent.append(str(index))
         self.trouble = f"GPU {', '.join(silent)} does not respond (lost?)" if silent else None
         return values

@@ -130,8 +130,8 @@ def _cpu_quota(base: Path) -> float | None:
         fields = (_read(folder / "cpu.max") or "").split()  # version 2: "50000 100000" or "max 100000"
         if len(fields) != 2:  # version 1
             fields = [_read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
-        quota_us, period_us = (_integer(field) for field in fields)
-        if quota_us is not None and period_us is not None and quota_us > 0 and period_us > 0:
+        quota_us, period_us = (_integer(field) or 0 for field in fields)
+        if quota_us > 0 and period_us > 0:
             quotas.append(quota_us / period_us)
     return min(quotas, default=None)
 
@@ -195,8 +195,8 @@ def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
     """Reads all facts; never fails on a missing or malformed file."""
     report, shared = read_gpus(nvml), None
     with contextlib.suppress(OSError):
-        found = os.statvfs(Path(root) / "dev/shm")
-        shared = found.f_bavail * found.f_frsize
+        status = os.statvfs(Path(root) / "dev/shm")
+        shared = status.f_bavail * status.f_frsize
     return Machine(
         cpu_model=_cpu_model(Path(root)),
         cores=core_facts(root),
@@ -212,8 +212,8 @@ def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
 
 def _cpu_model(base: Path) -> str | None:
     text = _read(base / "proc/cpuinfo") or ""
-    found = (re.search(rf"^{name}\s*:\s*(\S.*)$", text, re.MULTILINE) for name in ("model name", "Model", "Hardware"))
-    return clean(next((match[1] for match in found if match), platform.processor()), 80) or None
+    matches = (re.search(rf"^{name}\s*:\s*(\S.*)$", text, re.MULTILINE) for name in ("model name", "Model", "Hardware"))
+    return clean(next((match[1] for match in matches if match), platform.processor()), 80) or None
 
 
 def _read(path: Path) -> str | None:
@@ -233,14 +233,14 @@ def _integer(text: str | None) -> int | None:
 
 def _id_list(text: str) -> set[int]:
     """``"0-2,5"`` as {0, 1, 2, 5}; empty for anything else."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for part in text.strip().split(","):
         low, _, high = part.partition("-")
         first, last = _integer(low), _integer(high or low)
         if first is None or last is None or not 0 <= first <= last < 2**16:
             return set()
-        found.update(range(first, last + 1))
-    return found
+        ids.update(range(first, last + 1))
+    return ids
 
 
 def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:

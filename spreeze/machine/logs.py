@@ -158,15 +158,15 @@ class KeptLog:
             skipped = max(0, size - self._read - MAX_BYTES)
             self._lost_bytes += skipped
             self._read += skipped
-            found = skipped
+            count = skipped
             while self._read < size and (data := os.pread(self._fd, min(_PIECE_BYTES, size - self._read), self._read)):
-                self._read, found = self._read + len(data), found + len(data)
+                self._read, count = self._read + len(data), count + len(data)
                 self._tail = (self._tail + data)[-_TAIL_BYTES:]
                 self._put(data)
             if self._read >= _IN_MEMORY_BYTES:
                 os.ftruncate(self._fd, 0)  # output written at this very moment is lost
                 self._read = 0
-            return found
+            return count
         return 0
 
     def _put(self, data: bytes) -> None:
@@ -256,11 +256,11 @@ class LogKeeper:
         self._logs.clear()
 
     def _move(self) -> int:
-        found = 0
+        count = 0
         for log in list(self._logs.values()):
-            found += log.read()
+            count += log.read()
             log.write()
-        return found
+        return count
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them

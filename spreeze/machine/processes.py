@@ -41,7 +41,6 @@ watcher."""
 _LONGEST_NAME_BYTES = 15
 LOW_PRIORITY = 10
 """Nice value at and above which a program counts as a batch job, which leaves the cores to all others."""
-_LOWEST_PRIORITY = 19
 _AUTOGROUP = Path("/proc/self/autogroup")
 _AUTOGROUP_TRIES, _AUTOGROUP_PAUSE_S = 50, 0.05
 """Linux accepts ten such changes a second from all unprivileged processes together."""
@@ -75,15 +74,13 @@ def lower_priority(nice: int) -> None:
         os.nice(nice)
     if nice == 0 or os.getsid(0) != os.getpid():
         return
-    for _ in range(_AUTOGROUP_TRIES):
-        try:
-            _AUTOGROUP.write_text(str(min(nice, _LOWEST_PRIORITY)), encoding="ascii")
-        except BlockingIOError:
-            time.sleep(_AUTOGROUP_PAUSE_S)
-        except OSError:
-            return
-        else:
-            return
+    with contextlib.suppress(OSError):
+        for _ in range(_AUTOGROUP_TRIES):
+            try:
+                _AUTOGROUP.write_text(str(min(nice, 19)), encoding="ascii")
+                return
+            except BlockingIOError:
+                time.sleep(_AUTOGROUP_PAUSE_S)
 
 
 @contextlib.contextmanager
@@ -180,10 +177,10 @@ def own_mark(nonce: str) -> Iterator[None]:
 
 def _limit_of(nonce: str) -> int:
     """A 62-bit hash of the nonce, which no other run has."""
-    found = 1
+    value = 1
     for byte in nonce.encode():
-        found = (found * 1_099_511_628_211 ^ byte) % 2**62
-    return found
+        value = (value * 1_099_511_628_211 ^ byte) % 2**62
+    return value
 
 
 def _marks_by_limit() -> bool:
@@ -223,12 +220,12 @@ def family() -> list[Any]:
     """All descendants of this process (``psutil.Process``), except watchers."""
     import psutil
 
-    found = []
+    alive = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
             if process.name() != WATCHER and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                alive.append(process)
+    return alive
 
 
 def stop_family() -> list[Any]:
@@ -336,13 +333,13 @@ def no_child_left() -> Iterator[None]:
     """At the end of the block, kills the processes that this one, or its children, have started within it."""
     import psutil
 
-    own = psutil.Process()
-    before = {child.pid for child in own.children(recursive=True)}
+    process = psutil.Process()
+    before = {child.pid for child in process.children(recursive=True)}
     try:
         yield
     finally:
         with contextlib.suppress(psutil.Error):
-            for child in own.children(recursive=True):
+            for child in process.children(recursive=True):
                 if child.pid not in before:
                     with contextlib.suppress(psutil.Error):
                         child.kill()

@@ -67,10 +67,10 @@ class Utilisation:
             self._before_s = now_s
             uses = psutil.cpu_percent(percpu=True)
             uses_of = dict(zip(_core_numbers(), uses, strict=False))
-            own = {f"cpu_core_use/{core}": uses_of[core] / 100 for core in self._core_ids if core in uses_of}
+            usable = {f"cpu_core_use/{core}": uses_of[core] / 100 for core in self._core_ids if core in uses_of}
             values |= self._process_values(elapsed_s)
             if elapsed_s:
-                values |= own | {"cpu_use": sum(own.values()) / max(1, len(own))}
+                values |= usable | {"cpu_use": sum(usable.values()) / max(1, len(usable))}
                 if self._usable < len(self._core_ids):  # relative to a quota: other programs use the same cores
                     used = sum(use for name, use in values.items() if name.startswith("process_cpu_use/"))
                     values["cpu_use"] = min(1.0, used / self._usable)
@@ -124,12 +124,12 @@ def _package_counters(root: Path) -> dict[Path, int]:
 
     Most systems let only root read them, and a virtual machine has none.
     """
-    found = {}
+    wraps = {}
     for folder in sorted(root.glob("intel-rapl:*")):  # AMD's too
         with contextlib.suppress(OSError, ValueError):
             if (folder / "name").read_text().startswith("package") and _counter(folder / "energy_uj") is not None:
-                found[folder / "energy_uj"] = int((folder / "max_energy_range_uj").read_text()) + 1
-    return found
+                wraps[folder / "energy_uj"] = int((folder / "max_energy_range_uj").read_text()) + 1
+    return wraps
 
 
 def _counter(path: Path) -> int | None:
@@ -188,10 +188,10 @@ def tree_memory_bytes(pid: int) -> int:
 
     The children come from the kernel's own lists, since ``psutil`` finds them by reading every process of the machine.
     """
-    found, used = [pid], 0
-    for member in found:  # the loop appends to it
+    pids, used = [pid], 0
+    for member in pids:  # the loop appends to it
         used += private_memory_bytes(member) or 0
         for path in Path(f"/proc/{member}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                found += map(int, path.read_text(encoding="ascii").split())
+                pids += map(int, path.read_text(encoding="ascii").split())
     return used

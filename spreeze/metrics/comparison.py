@@ -426,7 +426,7 @@ def _pair(
         seeds=len(couples),
         final=_of_all([_minus(a.final, b.final) for a, b in couples], rules),
         final_time=_of_all([_minus(a.final_time, b.final_time) for a, b in couples], rules),
-        required_ratio=tuple(_of_all([_over(a, b) for a, b in row], rules) for row in times),
+        required_ratio=tuple(_of_all([a / b if a is not None and b else None for a, b in row], rules) for row in times),
         improvement=chance,
         seeds_needed=needed,
     )
@@ -452,10 +452,6 @@ def _evidence(
 
 def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a - b
-
-
-def _over(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
 
 
 def read_curve(path: Path) -> Curve | None:

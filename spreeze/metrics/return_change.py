@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.formatting import duration, number, signed, whole
-from spreeze.metrics.recorded_episodes import EvaluationKey, Recording
+from spreeze.metrics.recorded_episodes import Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE
 
@@ -36,7 +36,9 @@ def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
     """Compares a recorded evaluation with the one before, None without one; a RunError if metrics cannot be read."""
     with MetricsReader(run_dir / "metrics.db").connected() as reader:
         rows = reader.evaluations()
-        index = next((i for i, row in enumerate(rows) if _is_of(row, recording.key)), 0)
+        t, *counts = recording.key[:3]
+        is_recorded = [[row.env_steps, row.updates] == counts and abs(row.t - t) < 2e-3 for row in rows]
+        index = is_recorded.index(True) if any(is_recorded) else 0
         if index == 0:
             return None
         before, now = rows[index - 1], rows[index]
@@ -54,10 +56,6 @@ def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
         f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {time}",
         (*_chance(before, now, recording), *_length_or_reward(before, now), *other_changes),
     )
-
-
-def _is_of(row: EvaluationRow, key: EvaluationKey) -> bool:
-    return (row.env_steps, row.updates) == (key.env_steps, key.updates) and abs(row.t - key.wall_s) < 2e-3
 
 
 def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:

@@ -131,12 +131,6 @@ class Snapshot:
         return percent(self.progress) + ("" if self.eta_s is None else f", {most}{duration(self.eta_s)} left")
 
     @property
-    def learner_busy(self) -> float | None:
-        """Share of its time in which the learner does not wait for rows."""
-        waits = self.learner_shares.get("wait")
-        return None if waits is None else 1.0 - waits
-
-    @property
     def learner_gpus(self) -> tuple[GpuSnapshot, ...]:
         """GPUs of the learner."""
         parts = (self.learner_device or "").split("+")

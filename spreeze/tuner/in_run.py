@@ -104,8 +104,8 @@ class _RunWindows(Windows):
     def _pid(self) -> int:
         return int(self.run.status.control(self._learner)[status_table.PID])
 
-    def apply(self, setting: Setting, most: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
-        """Applies a setting, with ``most`` samples per insert; all samplers rest if it names none.
+    def apply(self, setting: Setting, max_ratio: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
+        """Applies a setting, with at most ``max_ratio`` samples per insert; all samplers rest if it names none.
 
         With samplers the rate limiter counts anew: what they inserted before earns no updates. Unless it ``keeps_all``,
         rows beyond those of the ``base`` are dropped: unthrottled samplers of a fast environment would fill replay.
@@ -114,7 +114,7 @@ class _RunWindows(Windows):
         full, group, rows = Setting({**self.base, **setting}), self.run.status.group(0), self._rows_per_step
         group[status_table.SLOWED_SHARE] = 0
         group[status_table.ACTIVE_SAMPLERS] = setting.get(SAMPLERS, 0)
-        ratios = (full[RATIO] / rows, most / rows, kept / rows)
+        ratios = (full[RATIO] / rows, max_ratio / rows, kept / rows)
         self.run.status.retune(RetunedSettings(full[BATCH], full[THREADS], *ratios))
         for data in self.run.data if SAMPLERS in setting else ():
             data.forget()
@@ -171,16 +171,16 @@ class RunMeasurer(Measurer):
 
     def joint(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
         """All candidates once a round, forward and backward in turn, so that drift affects all equally."""
-        found = [TrialResult(trial=JOINT, setting=setting) for setting in dict.fromkeys(settings)]
-        settle_s, window_s = REPLAY.pace.divided(within_s, len(found))
+        candidates = [TrialResult(trial=JOINT, setting=setting) for setting in dict.fromkeys(settings)]
+        settle_s, window_s = REPLAY.pace.divided(within_s, len(candidates))
         for number in range(REPLAY.pace.repeats):
-            for candidate in found[:: 1 if number % 2 == 0 else -1]:
+            for candidate in candidates[:: 1 if number % 2 == 0 else -1]:
                 self._measure(candidate, settle_s, window_s)
             if self.seconds_left() < 0.0:
                 break
-        for candidate in found:
+        for candidate in candidates:
             on_result(candidate)
-        return found
+        return candidates
 
     def _take_turn(self, candidate: TrialResult, repeat_s: float) -> None:
         self._measure(candidate, 0.0, repeat_s)
@@ -233,11 +233,7 @@ class TunerThread(abc.ABC):
 
     def notes(self) -> list[str]:
         """Lines since the last call, for the user."""
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._notes.get_nowait())
-        return found
+        return [self._notes.get_nowait() for _ in range(self._notes.qsize())]  # nobody else takes from it
 
     def choice(self) -> TunerChoice | None:
         """The choice, once, as soon as the measurements are over."""
@@ -312,7 +308,7 @@ class InRunTuner(TunerThread):
     def _conclude(self, record: dict[str, Any] | None) -> None:
         if self._windows is not None:
             chosen = self._chosen(record)
-            self._windows.apply(chosen, most=chosen[RATIO_MAX], keeps_all=True)
+            self._windows.apply(chosen, chosen[RATIO_MAX], keeps_all=True)
 
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         return TunerChoice(self._chosen(record)[SAMPLERS])

@@ -92,8 +92,8 @@ class TrialResult:
     @property
     def spread(self) -> float | None:
         """(greatest - least) / median of the repeats, the larger one of the two rates."""
-        found = [one for one in (spread(self.env_steps_per_s), spread(self.updates_per_s)) if one is not None]
-        return max(found, default=None)
+        spreads = (spread(self.env_steps_per_s), spread(self.updates_per_s))
+        return max((value for value in spreads if value is not None), default=None)
 
     @property
     def ran(self) -> bool:
@@ -282,8 +282,8 @@ class Knob:
         """Settings that differ from ``current`` in this knob and in values that follow from it."""
         if self.name in problem.pins:
             return []
-        found = [self.fit(problem, current.replace(self.name, value)) for value in self.candidates(problem, current)]
-        return list(dict.fromkeys(setting for setting in found if setting is not None and setting != current))
+        fitted = [self.fit(problem, current.replace(self.name, value)) for value in self.candidates(problem, current)]
+        return list(dict.fromkeys(setting for setting in fitted if setting is not None and setting != current))
 
 
 def spread_of(rows: Iterable[TrialResult]) -> float:
@@ -296,6 +296,10 @@ def setting_text(problem: TuningProblem, setting: Setting) -> str:
     knobs = {knob.name: knob for knob in problem.knobs}
     names = [name for name in problem.configured if name in setting]
     return ", ".join(knobs[name].text(setting[name]) for name in names if setting[name] != knobs[name].usual)
+
+
+def too_much_memory(cap_bytes: int) -> str:
+    return f"out of memory: more than the {cap_bytes / 1e9:.1f} GB limit of a candidate"
 
 
 def result_line(problem: TuningProblem, result: TrialResult) -> str:

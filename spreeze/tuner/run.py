@@ -62,12 +62,8 @@ _ENGINE_ENV_BYTES = 2_000_000
 """Memory of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8  # A candidate may take this share of the memory that is free.
 _NOT_SPEED = ("reward_threshold", "obs_shape")  # Facts about an environment on which no speed depends.
-_NOT_MEASURED = (
-    "budget_s",
-    "algorithm_share",
-    "step_us",
-    "while_training",
-)  # Settings of the tuner that affect how it measures, not which setting is best.
+_NOT_MEASURED = ("budget_s", "algorithm_share", "step_us", "while_training")
+"""Settings of the tuner that affect how it measures, not which setting is best."""
 _BUSY_CORES = 0.1  # Load of other programs that is worth reporting.
 _BUSY_SHARE, _QUIETER = 0.15, 0.5
 """Other programs that keep this share of the cores busy make a result provisional; it is measured again once they keep
@@ -114,16 +110,14 @@ class Tuning:
             probe = probe_of(settings.config, steps=TIMED_STEPS, interrupted=lambda: interrupts.stop_requested)
         self.settings, self.probe, self.machine, self.samplers_only = settings, probe, machine, samplers_only
         self.interrupts, self.listener = interrupts, listener
-        facts = _facts(settings, probe, machine, samplers_only=samplers_only)
-        self._key = cache_key(facts)
+        self._key = cache_key(_cached_by(settings, probe, machine, samplers_only=samplers_only))
         self._path = cache_dir() / f"tune-{self._key}.json"
         self._tries = 1
         self._free_bytes = memory_limits().usable_bytes
 
     def problem(self) -> TuningProblem:
         """The choices to make, with the memory that was free at first; a ConfigError about an invalid knob."""
-        found = (self.settings, self.probe, self.machine, self._free_bytes)
-        return problem_of(*found, samplers_only=self.samplers_only)
+        return problem_of(self.settings, self.probe, self.machine, self._free_bytes, samplers_only=self.samplers_only)
 
     def known(self) -> dict[str, Any] | None:
         """The record of an earlier tuning that is still valid."""
@@ -205,22 +199,20 @@ class Tuning:
 
     def _record(self, search: Search, other_cores: float | None, seconds: float) -> dict[str, Any]:
         config, machine, probe = self.settings.config, self.machine, self.probe
-        found, provisional = search.as_json(), _doubts(search, other_cores, machine)
-        notes = [*found["notes"], *provisional.values()]
+        result, provisional = search.as_json(), _doubts(search, other_cores, machine)
+        notes = [*result["notes"], *provisional.values()]
         if other_cores is not None and other_cores >= _BUSY_CORES and LOAD not in provisional:
             notes.append(f"{_load_text(other_cores, machine)}: --fresh measures again once they are gone")
         if provisional:
             when = "later" if ROWS in provisional else "on mains"
-            when = "on a quieter machine" if LOAD in provisional else when
-            notes.append(
-                f"provisional: used now, measured again by itself at a start {when}; --fresh measures again now"
-            )
+            when = f"at a start {'on a quieter machine' if LOAD in provisional else when}"
+            notes.append(f"provisional: used now, measured again by itself {when}; --fresh measures again now")
         # Values that were not measured keep their source, profile or default.
-        chosen = found["choice"]
+        chosen = result["choice"]
         if search.fell_back:
             chosen = {name: value for name, value in chosen.items() if value != _configured(config, name, machine)}
         return {
-            **found,
+            **result,
             "notes": notes,
             "provisional": provisional,
             "fell_back": search.fell_back,
@@ -275,14 +267,14 @@ def _load_text(other_cores: float, machine: Machine) -> str:
 
 def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict[str, str]:
     """Why a result is provisional: cause -> sentence; empty for a final one."""
-    found = {}
+    doubts = {}
     if search.doubts:
-        found[ROWS] = "; ".join(search.doubts)
+        doubts[ROWS] = "; ".join(search.doubts)
     if other_cores is not None and _is_busy(other_cores, machine):
-        found[LOAD] = _load_text(other_cores, machine)
+        doubts[LOAD] = _load_text(other_cores, machine)
     if machine.power_source == "battery":
-        found[BATTERY] = "measured on battery power"
-    return found
+        doubts[BATTERY] = "measured on battery power"
+    return doubts
 
 
 def _outdated(record: dict[str, Any], probe: Probe, machine: Machine, interrupts: Stopping) -> str | None:
@@ -390,29 +382,30 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
     """
     precision = learner.precision if PRECISION in pins else "float32"
     on_cpu, on_gpu = ("bfloat16", "float32") if precision == "bfloat16" else ("float32", precision)
-    found = [Device(name="cpu", precision=on_cpu)]
-    found += [
-        Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precision=on_gpu) for gpu in machine.gpus
-    ]
+    memory = {f"cuda:{gpu.index}": gpu.memory_free_bytes for gpu in machine.gpus}
     if can_split and len(machine.gpus) >= 2:
         free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
-        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precision=on_gpu))
-    if DEVICE in pins and "+" in learner.device and learner.device not in {device.name for device in found}:
-        found.append(Device(name=learner.device, precision=on_gpu if "cuda" in learner.device else on_cpu))
-    return tuple(found)
+        memory["cuda:0+cuda:1"] = min(free, default=None)
+    if DEVICE in pins and "+" in learner.device:
+        memory.setdefault(learner.device, None)
+    gpus = (
+        Device(name=name, memory_bytes=free_bytes, precision=on_gpu if "cuda" in name else on_cpu)
+        for name, free_bytes in memory.items()
+    )
+    return Device(name="cpu", precision=on_cpu), *gpus
 
 
 _SPEED = ("overlap", "gpu_replay", "updates_per_launch", "compile", "device", "threads", "precision")
 """Settings of the learner on which rates depend, also where no knob is for them."""
 
 
-def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
+def _cached_by(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool) -> dict[str, Any]:
     """Everything that a result depends on, except the time of an env step, which always varies."""
     untimed = dataclasses.replace(probe, step_us_median=None, step_cv=None, step_cpu_share=1.0)
     config, problem = settings.config, problem_of(settings, untimed, machine, 0, samplers_only=samplers_only)
     # Learning rates, discounts and other floats do not change how long anything takes.
     part = dataclasses.asdict(config.on_policy or config.algorithm)
-    own = [knob for knob in problem.knobs if knob.varied_last]
+    custom = [knob for knob in problem.knobs if knob.varied_last]
     return {
         **({"samplers_only": True} if samplers_only else {}),
         "schema": SCHEMA,
@@ -434,7 +427,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only:
         "pins": sorted(problem.pins),
         "learning_starts": config.replay.learning_starts,
         "learner": {key: getattr(config.learner, key) for key in _SPEED if f"learner.{key}" not in problem.configured},
-        "own": {knob.name: [repr(value) for value in knob.candidates(problem, problem.configured)] for knob in own},
+        "own": {knob.name: list(map(repr, knob.candidates(problem, problem.configured))) for knob in custom},
     }
 
 
@@ -446,8 +439,8 @@ def check_tunable(config: Config) -> None:
             "; remove --auto, or set --batch-size and --samplers as in a tuned run with one learner"
         )
     if not config.data_flow.tunable:
-        found = [mode.data_flow(on_policy=config.on_policy is not None) for mode in DECLARED]
-        others = [mode.name for mode, data_flow in zip(DECLARED, found, strict=True) if data_flow and data_flow.tunable]
+        flows = {mode.name: mode.data_flow(on_policy=config.on_policy is not None) for mode in DECLARED}
+        others = [name for name, data_flow in flows.items() if data_flow and data_flow.tunable]
         raise ConfigError(
             f"--auto: {config.run.algo} in --mode {config.run.mode} has nothing to tune; use --mode "
             f"{' or '.join(others)}, or remove --auto"
@@ -536,19 +529,19 @@ def only_tuner(say: Callable[[str], None], interrupts: Stopping) -> Iterator[str
 
 def _open_lock(say: Callable[[str], None]) -> int | None:
     """A descriptor of the lock's file; None, with a message, if anything else is at its path."""
-    path, found = lock_path(), -1
+    path = lock_path()
     # O_NONBLOCK: a FIFO would wait for its other end.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        with contextlib.suppress(FileExistsError):
-            found = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
-            os.fchmod(found, 0o644)  # other users' tuners wait for it too, whatever the umask
-        if found < 0:  # in a sticky folder, another user's file opens only without O_CREAT
-            found = os.open(path, flags)
-        if stat.S_ISREG(os.fstat(found).st_mode):
-            return found
+        try:
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            os.fchmod(fd, 0o644)  # other users' tuners wait for it too, whatever the umask
+        except FileExistsError:  # in a sticky folder, another user's file opens only without O_CREAT
+            fd = os.open(path, flags)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
         why = "it is not a regular file"
-        os.close(found)
+        os.close(fd)
     except OSError as error:
         why = error.strerror or str(error)
     say(f"{clean(path)} cannot be locked ({why}): measuring without waiting for other tuners")

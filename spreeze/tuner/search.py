@@ -436,7 +436,7 @@ class Search:
         for name, value in self.learned.items():
             if name in (BATCH, RATIO):
                 values = {setting[name] for setting in settings}
-                self.learned[name] = min(values, key=lambda one: (_log_distance(one, value), one))
+                self.learned[name] = min(values, key=lambda one: (_distance(one, value), one))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
         """The best forecast; batch size and ratio change only for a gain above the noise of the measurements.
@@ -729,7 +729,7 @@ class Search:
         }
 
 
-def _log_distance(value: float, other: float) -> float:
+def _distance(value: float, other: float) -> float:
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
 
 

@@ -36,6 +36,7 @@ from spreeze.tuner.problem import (
     OnResult,
     Setting,
     TrialResult,
+    too_much_memory,
 )
 
 _MAX_FAILURES = 1
@@ -203,9 +204,9 @@ class Trial(contextlib.ExitStack, Windows):
         Windows.__init__(self, usable_cores, interrupts)
         self.candidates, self._finish, self._kind, self._plan = candidates, finish, kind, plan
         self._cap_bytes = memory_cap_bytes
-        self._setting = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
+        self._setting = max((candidate.setting for candidate in candidates), key=lambda one: one.get(SAMPLERS, 0))
         turn_s = self._setting.get(ENVS, 0) * (step_us or 0.0) / 1e6
-        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
+        self.min_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
         """Shortest time of a window that is meaningful."""
         self.edge_s = kind.edge_s
 
@@ -235,19 +236,16 @@ class Trial(contextlib.ExitStack, Windows):
             raise TrialFailed(str(error), starved=not isinstance(error, ConfigError)) from None
 
     def _late(self) -> str | None:
-        late, least = list[str](), self._kind.rounds
+        late, rounds = list[str](), self._kind.rounds
         swaps = [data.swaps for data in self.run.data if data.swaps is not None]
         if self._kind.learns and swaps:
             self._note_pace(swaps[0])
-            late += [f"{done} rollouts" for done in swaps if done < least]
-        elif self._kind.learns and (updates := self.run.counters()[1]) < least:
+            late += [f"{done} rollouts" for done in swaps if done < rounds]
+        elif self._kind.learns and (updates := self.run.counters()[1]) < rounds:
             late.append(f"the learner took {updates:.0f} updates")
-        late += [
-            f"{name} did no env step"
-            for name, spec in self.run.specs.items()
-            if spec.role.steps and self.run.slots(spec)["env_steps"] <= 0
-        ]
-        return ", ".join(late) or None
+        samplers = [name for name, spec in self.run.specs.items() if spec.role.steps]
+        idle = [name for name in samplers if self.run.slots(self.run.specs[name])["env_steps"] <= 0]
+        return ", ".join([*late, *(f"{name} did no env step" for name in idle)]) or None
 
     def _note_pace(self, done: int) -> None:
         """Makes windows, and the time for their edges, as long as rollouts take."""
@@ -257,7 +255,7 @@ class Trial(contextlib.ExitStack, Windows):
         if self._seen > 0:  # the first one holds the imports as well
             rollout_s = (now - self._swap_s) / (done - self._seen)
             self.edge_s = max(1.0, 1.5 * rollout_s)
-            self.least_window_s = min(_ROLLOUTS * rollout_s, _LONGEST_ROLLOUTS_S)
+            self.min_window_s = min(_ROLLOUTS * rollout_s, _LONGEST_ROLLOUTS_S)
         self._seen, self._swap_s = done, now
 
     def _mark(self) -> float:
@@ -296,15 +294,11 @@ class Trial(contextlib.ExitStack, Windows):
                 raise self._failed(f"{late} within {within_s:.0f} s; {self._why()}")
         self._workers.signal_all(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """After ``begin``, which stops all."""
-        self._workers.signal_all(signal.SIGCONT)
-
     def take_turn(self, number: int, settle_s: float, window_s: float) -> None:
-        """One window of each candidate, forward and backward in turn; then the workers are stopped."""
-        self.go_on()
+        """One window of each candidate, forward and backward in turn; then the workers are stopped again."""
+        self._workers.signal_all(signal.SIGCONT)
         for candidate in self.candidates[:: 1 if number % 2 == 0 else -1]:
-            self.measure(candidate, settle_s, max(window_s, self.least_window_s))
+            self.measure(candidate, settle_s, max(window_s, self.min_window_s))
             if len(candidate.cpu_share) == self._kind.pace.repeats:
                 self.finish(candidate)
         self._workers.signal_all(signal.SIGSTOP)
@@ -317,25 +311,22 @@ class Trial(contextlib.ExitStack, Windows):
             self._workers.watch()
         except WorkerError as error:
             raise self._failed(str(error)) from None
-        failures = [len(one.failures) for one in self._workers.handles.values() if not one.spec.role.learns]
-        learners = [len(one.failures) for one in self._workers.handles.values() if one.spec.role.learns]
-        if sum(learners) or sum(failures) > _MAX_FAILURES:
+        failed = [handle for handle in self._workers.handles.values() for _ in handle.failures]
+        if len(failed) > _MAX_FAILURES or any(handle.spec.role.learns for handle in failed):
             raise self._failed(self._why())
         if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
             self._looked_s = time.monotonic()
-            taken = sum(private_memory_bytes(one.pid) or 0 for one in self._processes())
+            taken = sum(private_memory_bytes(pid) or 0 for pid in self._process_ids())
             taken += sum(data.size_bytes for data in self.run.data)
             for candidate in self.candidates:
                 candidate.memory_bytes = max(taken, candidate.memory_bytes or 0)
             if taken > self._cap_bytes:
-                raise TrialFailed(
-                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB limit of a candidate", starved=True
-                )
+                raise TrialFailed(too_much_memory(self._cap_bytes), starved=True)
 
     def _failed(self, why: str) -> TrialFailed:
         """A failure; for lack of time or memory unless a worker ended by itself."""
         workers = self._workers.handles.values()
-        faults = [text for one in workers for text in (*one.failures, *filter(None, [one.reported]))]
+        faults = [text for worker in workers for text in (*worker.failures, *filter(None, [worker.reported]))]
         return TrialFailed(why, starved=all(text.startswith(_FROM_OUTSIDE) for text in faults))
 
     def _why(self) -> str:
@@ -344,32 +335,30 @@ class Trial(contextlib.ExitStack, Windows):
     def _pids(self) -> Iterable[int]:
         return self._workers.pids().values()
 
-    def _processes(self) -> Iterator[psutil.Process]:
+    def _process_ids(self) -> Iterator[int]:
         """The living workers, with all processes that they started."""
         for pid in self._pids():
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                yield process
-                yield from process.children(recursive=True)
+                yield from (pid, *(child.pid for child in psutil.Process(pid).children(recursive=True)))
 
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """Plan of the task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
     row_bytes, batch, samplers = plan.layout.step_bytes, setting[BATCH], setting[SAMPLERS]
-    least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps)
-    rows = max(min(ROWS, ROWS_BYTES // row_bytes), least)
+    needed = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps)
+    rows = max(min(ROWS, ROWS_BYTES // row_bytes), needed)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
-    replay = _ALONE | {"capacity": max(rows, 2), "samples_per_insert_max": 1e9}
+    replay = _REPLAY | {"capacity": max(rows, 2), "samples_per_insert_max": 1e9}
     return _trial_plan(plan, setting, {"replay": replay, "stop": {"updates": None}}, samplers)
 
 
-_ALONE: dict[str, Any] = {"learning_starts": 1, "save": False, "demonstrations": ""}
+_REPLAY: dict[str, Any] = {"learning_starts": 1, "save": False, "demonstrations": ""}
 """Settings of replay that is measured."""
 
 
 def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) -> RunPlan:
-    own, values = setting.layer().values, values | {"visualizer": {"enabled": False}}
-    merged = {part: {**values.get(part, {}), **own.get(part, {})} for part in (*own, *values)}
+    chosen, values = setting.layer().values, values | {"visualizer": {"enabled": False}}
+    merged = {part: {**values.get(part, {}), **chosen.get(part, {})} for part in (*chosen, *values)}
     settings = plan.settings.with_layer(Layer("tuner", merged))
     infer = settings.config.inference_workers if settings.config.on_policy is not None else 0
     return dataclasses.replace(plan, settings=settings, samplers=samplers, inference_workers=infer, all_learners=0)
@@ -377,9 +366,9 @@ def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers with that setting that write as fast as they can."""
-    least = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps
-    capacity = max(min(ROWS, ROWS_BYTES // plan.layout.step_bytes), least)
-    replay = _ALONE | {"capacity": capacity, "samples_per_insert_min": 0.0}
+    needed = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps
+    capacity = max(min(ROWS, ROWS_BYTES // plan.layout.step_bytes), needed)
+    replay = _REPLAY | {"capacity": capacity, "samples_per_insert_min": 0.0}
     return _trial_plan(plan, setting, {"replay": replay, "learner": {"batch_size": 1}}, setting[SAMPLERS])
 
 

@@ -24,6 +24,7 @@ from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
+from spreeze.tuner.problem import too_much_memory
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
@@ -49,12 +50,12 @@ def main(argv: list[str]) -> int:
         for line in sys.stdin:
             turn = UpdateTurn.from_json(json.loads(line))
             fork = kept.pop(turn.learner.device, None) or _Fork(job, ring)
-            found = fork.measure(turn)
-            if turn.kept and "failure" not in found:
+            result = fork.measure(turn)
+            if turn.kept and "failure" not in result:
                 kept[turn.learner.device] = fork
             else:
                 fork.close()
-            _write_line(found)
+            _write_line(result)
     finally:
         for fork in kept.values():
             fork.close()
@@ -101,9 +102,8 @@ class _Fork:
             elif time.monotonic() > end:
                 return {"failure": f"not done within {turn.deadline_s:.0f} s", "starved": True}
             elif (private_memory_bytes(self.pid) or 0) > self._cap_bytes:
-                return {"failure": _too_much(self._cap_bytes), "starved": True}
-        found: dict[str, Any] = json.loads(line)
-        return found
+                return {"failure": too_much_memory(self._cap_bytes), "starved": True}
+        return dict(json.loads(line))
 
     def close(self) -> None:
         if self.pid:
@@ -111,10 +111,6 @@ class _Fork:
             os.waitpid(self.pid, 0)
         os.close(self._turns)
         os.close(self._results)
-
-
-def _too_much(cap_bytes: int) -> str:
-    return f"out of memory: more than the {cap_bytes / 1e9:.1f} GB limit of a candidate"
 
 
 def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, results: int, parent: int) -> NoReturn:
@@ -127,8 +123,8 @@ def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, results: int, p
         with os.fdopen(turns, "rb", buffering=0) as lines:
             code = 0
             while code == 0 and os.getppid() == parent and (line := lines.readline()):
-                found, code = _result_of(job, ring, UpdateTurn.from_json(json.loads(line)))
-                os.write(results, json.dumps(found).encode() + b"\n")
+                result, code = _result_of(job, ring, UpdateTurn.from_json(json.loads(line)))
+                os.write(results, json.dumps(result).encode() + b"\n")
     os._exit(code)
 
 
@@ -138,7 +134,7 @@ def _result_of(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple
     except BaseException as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         too_much = any(word in text for word in _MEMORY_WORDS)
-        return {"failure": _too_much(job.memory_cap_bytes) if too_much else text[:300], "starved": too_much}, 1
+        return {"failure": too_much_memory(job.memory_cap_bytes) if too_much else text[:300], "starved": too_much}, 1
 
 
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
@@ -164,8 +160,10 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
             parallel=parallel,
         )
         # The recording of a graph is never timed, however long it takes.
-        warm_s, least = time.perf_counter(), max(_MIN_WARM_UPDATES, learning.updates_before_replay)
-        while learning.updates < least or (learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S):
+        warm_s, needed = time.perf_counter(), max(_MIN_WARM_UPDATES, learning.updates_before_replay)
+        while learning.updates < needed or (
+            learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S
+        ):
             learning.update()
         synchronise(device)
         start_s = time.perf_counter() - start
