@@ -52,10 +52,7 @@ def is_token_required() -> bool:
 
 
 def page_token(folder: Path, *, token_required: bool = True) -> str:
-    """The cookie's value, kept in a private file so that open pages survive a restart of the server.
-
-    A cookie handed out while no token was required lets nobody in once one is.
-    """
+    """The cookie's value, kept in a private file over restarts; one for servers that need no token is another."""
     path = folder / LAUNCHES / ("browser-token" if token_required else "open-token")
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError, ResourceError):

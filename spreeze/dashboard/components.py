@@ -25,10 +25,7 @@ _RETURN_HELP = "The band is its 95 % confidence interval. Dotted lines mark resu
 
 
 def show_live(path: Path, page_key: str) -> None:
-    """Mounts the Live component for a run; each run has its own instance.
-
-    ``page_key`` is the ``Activity.key`` that the page was drawn for; the component asks for a rerun when it changes.
-    """
+    """Mounts the Live component for a run, drawn for the ``Activity.key`` ``page_key``; it reruns when that changes."""
     run = row(path)
     parts = data_flow(read_run(path))
     reference = published(run.algo, run.env_id)
@@ -75,10 +72,7 @@ def _component(name: str, style: str, *scripts: str) -> Any:
 
 
 def show_command(name: str, *lines: str) -> None:
-    """Draws commands, one a line, each with its own copy button.
-
-    ``name`` is unique on the page; calling it again with the same name updates the commands.
-    """
+    """Draws commands, one a line, each with its own copy button; the same ``name`` again updates them."""
     _component("commands", "command.css", "command.js")(key=f"command_{name}", data={"lines": lines})
 
 

@@ -168,10 +168,7 @@ class Activity:
 
 
 def activity(folder: Path, shown: str | None = None) -> Activity:
-    """Activity of the run that a page shows, or of the newest live one where that is not alive.
-
-    Read from disk only, so that all tabs show the same; cheap enough for each second.
-    """
+    """Activity of the run that a page shows, else of the newest live one; read from disk, the same for all tabs."""
     name = live_run(folder, shown)
     if name is None:
         launch = launching(folder)

@@ -257,10 +257,7 @@ def _finite(value: float) -> float | None:
 
 
 def frames(request: Request) -> Response:
-    """Pictures of an episode from the byte ``from`` on, as far as they are drawn.
-
-    ``X-Done`` is 1 if these are the last ones, ``X-Drawing`` is 1 while a process draws more.
-    """
+    """Pictures of an episode from byte ``from`` on; ``X-Done``: these are the last, ``X-Drawing``: more are drawn."""
     try:
         path, key, kind = _requested_episode(request)
         offset = max(0, int(request.query_params.get("from", 0)))
@@ -303,10 +300,7 @@ def _foreign_module(path: Path) -> str | None:
 
 
 def warm(request: Request) -> dict[str, Any]:
-    """Starts the process that will draw, so that it loads its packages and constructs the run's task ahead.
-
-    While the run's module is not trusted, it constructs no task.
-    """
+    """Starts the process that will draw, to load packages and construct the task ahead, if its module is trusted."""
     path = run_path(request.query_params.get("run", ""), runs_dir())
     with _lock:
         if not _spare or _spare[0].poll() is not None:

@@ -191,9 +191,6 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         evals_seen: number of evaluations that it has.
         epoch: session of the run that these belong to.
         scores: ``scores`` of the last response, which change with the learners' returns.
-
-    Raises:
-        RunError: the metrics are damaged or take too long to read.
     """
     run = read_run(path)
     state = state_of(path)
@@ -567,10 +564,7 @@ def _evaluations(reader: MetricsReader, seen: int, count: int) -> dict[str, list
 
 
 def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
-    """Columns of a bucketed series: means, with minimum and maximum if a bucket has several values.
-
-    Then the newest value is appended, because the page shows the last one as the current value.
-    """
+    """Columns of a bucketed series: means, minimum and maximum if these differ, and then the newest value."""
     columns: dict[str, list[Any]] = {
         "t": [round(t, 2) for t in series.t.tolist()],
         "s": [int(step) for step in series.step.tolist()],

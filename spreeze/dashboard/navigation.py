@@ -62,11 +62,7 @@ def load(name: str) -> Callable[[], None]:
 
 
 def sidebar() -> Callable[[], None]:
-    """The list of runs; by default it shows the newest run that trains, else the newest.
-
-    Returns:
-        A function that draws the state of the run again, which may have changed while the page was drawn.
-    """
+    """The list of runs, at first the newest that trains; returns a function that draws the run's state again."""
     names = run_names(runs_dir())
     if not names:
         st.sidebar.info("No run yet.")

@@ -97,10 +97,7 @@ def run_names(folder: Path) -> list[str]:
 
 
 def run_path(name: str, folder: Path) -> Path:
-    """The directory of a run named by a page or a request.
-
-    A RunError if there is none, it is of a newer version, or its name leads out of the runs directory.
-    """
+    """The directory of a run named by a page or a request; a RunError if there is none, or it must not be shown."""
     if name == SAMPLE_NAME:
         return SAMPLE
     try:

@@ -319,10 +319,7 @@ _ENDED_BY: dict[str, str] = {StopReason.TARGET_RETURN: "target", StopReason.REQU
 
 @st.fragment(run_every=2.0)
 def show_table(folder: Path) -> None:
-    """The table, read again every two seconds; a click on a row shows that run.
-
-    Where the state of the shown run has changed, the whole page is drawn again.
-    """
+    """The table, read again every two seconds; a click shows a run, its changed state draws the page again."""
     runs = rows(folder)
     if not runs:
         st.info(f"No run in {short(folder)} yet: start one on the Live page. Shown is a recording.")
@@ -410,10 +407,7 @@ def _clicked(names: list[str]) -> None:
 
 
 def several(folder: Path) -> None:
-    """Compares, tags or deletes several runs at once.
-
-    They are chosen by name, because the table forgets which rows are ticked whenever a number in it changes.
-    """
+    """Compares, tags or deletes several runs at once, chosen by name: the table forgets ticks when it changes."""
     known = [path.name for path in reversed(list_runs(folder))]
     if len(known) < 2:
         return

@@ -153,10 +153,7 @@ class BaseAddress:
 
 
 async def picture(request: Request) -> Response:
-    """The newest picture of the agent as soon as it differs from ``after``; 204 if there is none within a second.
-
-    This request is what makes the visualizer render.
-    """
+    """The agent's newest picture once it differs from ``after``, 204 after a second; makes the visualizer render."""
     try:
         path = run_path(request.query_params.get("run", ""), runs_dir())
     except RunError:

@@ -444,11 +444,7 @@ def sweep_inputs(cell: DeltaGenerator) -> SweepPlan:
 
 
 def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
-    """The flags of ``spreeze sweep`` for a request and a plan.
-
-    Raises:
-        ConfigError: a line is malformed or of a setting that the algorithm does not read, or nothing ends the runs.
-    """
+    """The flags of ``spreeze sweep``; a ConfigError for a malformed or unread line, or if nothing ends the runs."""
     for line in plan.lines:
         if not _LINE.match(line):
             raise ConfigError(f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as sac.gamma=0.98,0.99")

@@ -42,10 +42,7 @@ class GpuReport(NamedTuple):
 
 
 def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = 5.0) -> GpuReport:
-    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (or of ``visible``).
-
-    A driver that does not answer within ``timeout_s`` counts as hung.
-    """
+    """The GPUs that this process may use, in order of CUDA_VISIBLE_DEVICES (or ``visible``); none of a hung driver."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     binding = nvml or importlib.import_module("pynvml")  # takes 30 ms, for which ``--help`` does not wait
     reports = [GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")]
@@ -78,10 +75,7 @@ def _session(nvml: Any) -> Iterator[None]:
 
 
 def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    """The devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list.
-
-    A slice of a partitioned GPU (MIG) is visible only if it is named.
-    """
+    """Devices in CUDA_VISIBLE_DEVICES up to the first invalid name, as in CUDA; slices (MIG) only if they are named."""
     handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
         return [handle for handle in handles if handle is not None]

@@ -38,7 +38,7 @@ _OF_PYTHON = ("Extension modules: ", "  ...", "Stack (", "  <")
 def ending(code: int, oom_kills_before: int | None = None) -> str:
     """Text for the end of a process: ``exit code 3``, ``signal SIGSEGV``; real-time signals have no name.
 
-    ``oom_kills_before`` is an earlier value of ``oom_kills``: if it has risen, a SIGKILL is attributed to the kernel.
+    If ``oom_kills`` has risen above ``oom_kills_before``, a SIGKILL is attributed to the kernel.
     """
     if code >= 0:
         return f"exit code {code}"

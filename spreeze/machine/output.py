@@ -284,10 +284,7 @@ def emit(document: dict[str, Any]) -> None:
 
 
 def say(text: str, *, as_json: bool = False, keep: bool = False) -> None:
-    """Prints one line to stdout, or to stderr if stdout belongs to the JSON document.
-
-    ``keep``: the line is never dropped, even while nobody reads the output.
-    """
+    """Prints one line to stdout, or to stderr if stdout belongs to the JSON document; with ``keep`` never dropped."""
     write(sys.stderr if as_json else sys.stdout, text + "\n", keep=keep)
 
 

@@ -22,10 +22,7 @@ _POWERCAP = Path("/sys/class/powercap")
 
 
 class Utilisation:
-    """Samples cores, memory, this run's processes and the GPUs; never waits for a driver.
-
-    A rate needs two samples, so the first one has none; values that cannot be read are left out.
-    """
+    """Samples cores, memory, this run's processes and GPUs. Rates need two samples; unreadable values are absent."""
 
     def __init__(
         self,
@@ -120,10 +117,7 @@ class Utilisation:
 
 
 def _package_counters(root: Path) -> dict[Path, int]:
-    """Readable energy counters of the processor's packages (RAPL) -> value at which each wraps [uJ].
-
-    Most systems let only root read them, and a virtual machine has none.
-    """
+    """Energy counters of processor packages (RAPL), mostly only for root -> value at which each wraps [uJ]."""
     wraps = {}
     for folder in sorted(root.glob("intel-rapl:*")):  # AMD's too
         with contextlib.suppress(OSError, ValueError):
@@ -184,10 +178,7 @@ def private_memory_bytes(pid: int) -> int | None:
 
 
 def tree_memory_bytes(pid: int) -> int:
-    """Unshared resident memory of a process and, on Linux, of all that it started; 0 if it has ended.
-
-    The children come from the kernel's own lists, since ``psutil`` finds them by reading every process of the machine.
-    """
+    """Unshared resident memory of a process and, by the kernel's lists (psutil is slow), of all that it started."""
     pids, used = [pid], 0
     for member in pids:  # the loop appends to it
         used += private_memory_bytes(member) or 0

@@ -139,10 +139,7 @@ def _less_load(snapshot: Snapshot) -> str:
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
-    """The side that has finished its rollout waits for the other; samplers also wait for inference workers.
-
-    Samplers that run free wait only where a rollout has to be used before it is written over.
-    """
+    """The side that has finished its rollout waits for the other; samplers also wait for inference workers."""
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
         more = "--mode hts does both at once" if snapshot.serial else "other learners use the cores in the meantime"

@@ -236,10 +236,7 @@ def final_metric(curve: Sequence[EvaluationRow], policies: int = POLICIES, limit
 
 
 def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> float | None:
-    """Wall time [s] of the policy at which the running mean first reaches ``target``.
-
-    Means over fewer than ``policies`` policies do not count: one lucky evaluation is not a score.
-    """
+    """Wall time [s] at which the running mean over the latest ``policies``, not fewer, first reaches ``target``."""
     row = reached(curve, target, policies)
     return None if row is None else row.t
 
@@ -272,10 +269,7 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
 
 
 def differing(curves: Sequence[Curve], also: Sequence[str] = ()) -> list[str]:
-    """The settings in which runs differ, by name, without those of algorithms that none runs or without effect.
-
-    ``IGNORED`` settings count only if they are in ``also``.
-    """
+    """Names of the settings in which runs differ and that have an effect; ``IGNORED`` ones only if in ``also``."""
     unused = {*ALGORITHMS} - {curve.group.algo for curve in curves}
     ignored = (*IGNORED, *(f"{algo}." for algo in unused))
     names = {name for curve in curves for name in curve.settings if name in also or not name.startswith(ignored)}
@@ -321,10 +315,7 @@ def split_by_settings(
 
 
 def _distinguishing(curves: Sequence[Curve], differ: Sequence[str], first: Sequence[str]) -> list[str]:
-    """A few of the settings in which runs differ that separate as many groups as all do; always includes ``first``.
-
-    If two settings separate equally many, the one that a user set is chosen.
-    """
+    """A few of the settings that separate as many groups as all do: ``first``, then rather those that a user set."""
     columns = {name: _values(curves, name) for name in differ}
     by_user = {name for name in differ if any(curve.sources.get(name) == USER for curve in curves)}
 
@@ -435,10 +426,7 @@ def _pair(
 def _evidence(
     runs: Sequence[RunReport], others: Sequence[RunReport], rules: Rules
 ) -> tuple[Spread | None, bool, int | None]:
-    """The probability that one of ``runs`` beats one of ``others`` at equal time.
-
-    Also returns True if both were resampled by seed, and the number of seeds needed to tell them apart.
-    """
+    """The probability that ``runs`` beat ``others`` at equal time, whether by pairs of seeds, and the seeds needed."""
     paired = [run.seed for run in runs] == [run.seed for run in others] and None not in {run.seed for run in runs}
     mine, theirs = ([run.final_time for run in part if run.final_time is not None] for part in (runs, others))
     paired = paired and len(mine) == len(theirs) == len(runs)
@@ -517,9 +505,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> Report:
     """Compares runs, grouped by the settings in ``by``, or by all in which they differ.
 
-    Raises:
-        ConfigError: a setting is not ``section.field``, or no run has it.
-        RunError: a run has no evaluation, or its metrics cannot be read.
+    A ConfigError if a setting is not ``section.field`` or no run has it; a RunError if a run cannot be compared.
     """
     for key in by or ():
         if not all(key.partition(".")):

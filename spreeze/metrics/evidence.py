@@ -20,10 +20,7 @@ _CHUNK_VALUES = 1_000_000
 
 
 def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half.
-
-    It is more robust than the mean and more efficient than the median (arXiv 2108.13264).
-    """
+    """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half (arXiv 2108.13264)."""
     ordered = np.sort(values, axis=0)
     count = len(ordered)
     cut = count // 4
@@ -62,13 +59,10 @@ def improvement(
     paired: bool = False,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Probability that a run of one group exceeds one of the other, ties counting half, with its bootstrap interval.
+    """Probability that a run of one group exceeds one of the other, ties counting half, and the ends of its interval.
 
     It is the share of all pairs of runs (Mann-Whitney's statistic, arXiv 2108.13264, section 4). Either sequence needs
     at least one number. ``paired``: the n-th of both have the same seed, so they are resampled together.
-
-    Returns:
-        The probability, and the ends of its interval.
     """
     a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
     wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)

@@ -90,17 +90,13 @@ class _Run(NamedTuple):
 def make(
     paths: Sequence[Path], *, targets: Mapping[str, float] | None = None, robust: bool = False, also: Sequence[str] = ()
 ) -> str:
-    """The whole file, as text.
+    """The whole file, as text; a ConfigError for too many runs, a RunError if metrics cannot be read.
 
     Args:
         paths: run directories.
         targets: target return for each task; the times to it are shown.
         robust: the centre over seeds is their interquartile mean.
         also: settings that separate runs although they define no other experiment, as in a sweep that varies them.
-
-    Raises:
-        ConfigError: too many runs.
-        RunError: the metrics of a run cannot be read.
     """
     if not 0 < len(paths) <= MAX_RUNS:
         raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MAX_RUNS} fit on a page")

@@ -66,10 +66,7 @@ class FallWatch:
         self._judged, self._reported = len(curve), False
 
     def fallen(self, curve: Sequence[EvaluationRow]) -> str | None:
-        """A sentence on a fall of the return, with its levels; None without a fall that is not yet reported.
-
-        ``curve`` is that of the last call, with the evaluations since then.
-        """
+        """A sentence on a fall that is not yet reported, or None; ``curve`` only grows from call to call."""
         if len(curve) - self._first < FIRST + POLICIES:
             return None
         first = level_of(curve[self._first : self._first + FIRST])
@@ -173,10 +170,7 @@ class Trend(NamedTuple):
     """The return at which the line ends."""
 
     def sentence(self, target: float | None = None, best: float = -math.inf) -> str:
-        """The slope in words, and when the line reaches ``target``, by it and by the ends of its interval.
-
-        A target up to the ``best`` return so far has been reached, and is left out.
-        """
+        """The slope in words, and when the line reaches ``target`` if the ``best`` return so far has not."""
         low, high = self.low, self.high
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"

@@ -59,10 +59,7 @@ class _Rollup:
         self._points: dict[str, list[tuple[float, int, float]]] = {}
 
     def add(self, points: Iterable[tuple[str, float, int, float]], t: float) -> list[tuple[Any, ...]]:
-        """Adds points of time ``t``; returns the rows of the buckets that ended before it.
-
-        A late point joins the open bucket: an ended bucket is never written again.
-        """
+        """Adds points of time ``t``, late ones to the open bucket; returns the rows of buckets that ended before."""
         bucket = math.floor(t / self._width_s)
         ended: list[tuple[Any, ...]] = []
         if bucket > self._bucket:
@@ -110,10 +107,7 @@ class MetricsWriter:
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
-        """Stores the values of one time in one transaction; None and values that are not finite are left out.
-
-        A KeyError if a name is not in the table of metrics; nothing is stored then.
-        """
+        """Stores finite values of one time in one transaction; a KeyError if a name is not in the table of metrics."""
         for name in values:
             if name not in self._series:
                 self._table.by_name(name)

@@ -101,11 +101,7 @@ def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:
-    """Powers of two and the configured batch, from the least that may be chosen up to what replay allows; or the pin.
-
-    Nothing else bounds them: a batch that exceeds the device's memory, or whose update takes too long, is found by
-    measuring, and larger ones are then left out.
-    """
+    """Powers of two and the configured batch up to what replay allows, or the pin; measuring finds other bounds."""
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
     high, configured = memory_plan(problem).batch_size, problem.configured[BATCH]
@@ -146,10 +142,7 @@ def _sharing(problem: TuningProblem) -> int:
 
 
 def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
-    """Numbers of samplers to choose from: 1, 2, 3, 4, 6, 8 ... and those that just fill the cores.
-
-    Coarse on purpose: 14 or 15 samplers do the same, and noise would choose between them.
-    """
+    """Numbers of samplers: 1, 2, 3, 4, 6, 8 ... and those that fill the cores; finer steps would be chosen by noise."""
     if problem.pin(SAMPLERS) is not None:
         return [problem.pin(SAMPLERS)]
     high = most_samplers(problem, setting[THREADS])
@@ -165,10 +158,7 @@ def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
 
 
 def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
-    """Samples per insert below which samplers wait: the configured value, and that in steps of four.
-
-    Where the mode keeps a balance, it is that of mode serial within the configured bounds.
-    """
+    """Samples per insert below which samplers wait: as configured and in steps of four; one value if balanced."""
     if problem.balanced:
         return [serial_ratio(setting[BATCH], problem.configured[RATIO], problem.configured[RATIO_MAX])]
     if problem.pin(RATIO) is not None:

@@ -121,10 +121,7 @@ class Measurer:
         return found
 
     def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
-        """Every candidate once a round, forward and backward in turn, so that drift affects all equally.
-
-        If the budget ends while trials start, the last ones are left out.
-        """
+        """Every candidate once a round, forward and backward in turn, so that drift affects all equally."""
         with contextlib.ExitStack() as stack:
             trials: list[Trial] = []
             for at in range(0, len(groups), self._starts):
@@ -155,10 +152,7 @@ class Measurer:
     # --- updates alone ---
 
     def learner(self, settings: Sequence[Setting], *, within_s: float, on_result: OnResult) -> list[TrialResult]:
-        """Measures updates alone, on synthetic rows, in rounds so that drift of the machine affects all equally.
-
-        Larger batches are left out once an update takes too long.
-        """
+        """Measures updates alone on synthetic rows, in rounds against drift, without batches whose updates are slow."""
         start = AWAKE()
         everyone = [TrialResult(trial=LEARNER, setting=setting) for setting in settings]
         waiting, done = list(everyone), []
@@ -233,10 +227,7 @@ def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
 
 
 class UpdateHelper:
-    """A process that has loaded a learner's libraries, and measures in forks of itself.
-
-    A helper that dies is restarted for the next turn.
-    """
+    """A process that has loaded a learner's libraries, and measures in forks of itself; a dead one is restarted."""
 
     def __init__(self, plan: RunPlan, memory_cap_bytes: int, interrupts: Stopping) -> None:
         config = plan.config
@@ -280,10 +271,7 @@ class UpdateHelper:
                     stream.close()
 
     def run_turn(self, turn: UpdateTurn) -> dict[str, Any]:
-        """Result of one turn; the helper's death or silence is a failure of this measurement.
-
-        A measurement during which the process was stopped (Ctrl-Z) or the machine slept is repeated.
-        """
+        """Result of one turn; a helper that dies or hangs is a failure. Repeated if the process stopped or slept."""
         while True:
             slept_s = AWAKE.slept_s
             found = self._result_of(turn)

@@ -135,10 +135,7 @@ class Tuning:
         return {**record, "reused": True}
 
     def measured(self, *, spent_s: float, fresh: bool) -> dict[str, Any]:
-        """Measures in processes of its own, and stores the record; ``spent_s`` of the budget are used up.
-
-        Waits for another tuner that is measuring now; its result counts, unless ``fresh``.
-        """
+        """Measures in processes of its own and stores the record; another tuner's result counts, unless ``fresh``."""
         seen_s = _changed_s(self._path)
         self.listener.before()
         with only_tuner(self.listener.say, self.interrupts) as note:
@@ -236,13 +233,9 @@ class Tuning:
 
 
 def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[Layer, dict[str, Any]]:
-    """The tuner's choice as a settings layer, and its record for ``tune.json``.
+    """The tuner's choice as a settings layer, and its record for ``tune.json``; a SpreezeError if there can be none.
 
     ``fresh`` measures even if a result is stored. ``spent_s``, the age of this process, is part of the budget.
-
-    Raises:
-        SpreezeError: nothing could be measured, or a pinned value cannot work.
-        KeyboardInterrupt: the user asked to stop.
     """
     record = None if fresh else tuning.known()
     if record is None:
@@ -502,11 +495,7 @@ _LOCK_WAIT_S = 75.0  # A tuning takes a minute.
 
 
 def lock_path() -> Path:
-    """The file whose lock the tuners of this machine share, whoever runs them.
-
-    Those with another ``TMPDIR`` do not see it: their measurements are load like any other, which makes a result
-    provisional.
-    """
+    """The file whose lock all tuners of this machine share; those with another ``TMPDIR`` count as other load."""
     return Path(tempfile.gettempdir()) / "spreeze-tune.lock"
 
 

@@ -68,11 +68,8 @@ def tune(
     """Measures and chooses within the budget; ``on_result`` gets each result as it is measured.
 
     ``busy`` returns whether other programs have disturbed the measurements so far. If no measurement is usable, the
-    configured values are the choice, and ``Search.doubts`` gives the reason.
-
-    Raises:
-        ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
-        WorkerError: every candidate failed by an error of its own.
+    configured values are the choice, and ``Search.doubts`` gives the reason. A ConfigError names the limit of a pin or
+    of memory; a WorkerError says that every candidate failed by an error of its own.
     """
     search = Search(problem, measure, on_result, busy)
     try:
@@ -210,10 +207,7 @@ class Search:
         )
 
     def _is_clearly_better(self, rounds: Rounds, current: Setting, other: Setting, min_gain: float) -> bool:
-        """True if another setting is clearly better than ``current``, as measured in the same turns.
-
-        Values that affect learning change only for a gain above the spread of both rows, without other load.
-        """
+        """True for a clear gain in the same turns; if it affects learning, one above the spread, without other load."""
         gain, spread = self.gain_over(rounds, current, other)
         if self._changes_learning(current, other):
             return gain > max(min_gain, spread) and not self.busy()
@@ -304,10 +298,7 @@ class Search:
             raise NothingMeasured(f"update rates of the learner vary by {_typical(ran)}")
 
     def _larger_may_be_better(self, kind: LearnerKind, largest: int) -> bool:
-        """True while batches above ``largest`` may be better: all ran, and the best one is not far below it.
-
-        Of the kinds on one device only the fastest one continues.
-        """
+        """True while batches above ``largest`` may be better; of the kinds on one device only for the fastest."""
         rows = self.rates.get(kind, [])
         if not rows or rows[-1].setting[BATCH] < largest or any(row.updates <= 0 for row in rows):
             return False
@@ -394,10 +385,7 @@ class Search:
     # --- everything running, with a model ---
 
     def sweep_samplers(self) -> None:
-        """Measures samplers beside the best learner, unthrottled, and forecasts everything that may be chosen.
-
-        Raises as ``tune``, or NothingMeasured for lack of time or because of other load.
-        """
+        """Measures samplers beside the best learner without a rate limit, and forecasts all that may be chosen."""
         problem, first = self.problem, self.first
         envs = knobs.memory_plan(problem).envs_per_sampler.value
         base = Setting({**first, **self.varied_last, ENVS: envs, RATIO: 0.0})
@@ -439,10 +427,7 @@ class Search:
                 self.learned[name] = min(values, key=lambda one: (_distance(one, value), one))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
-        """The best forecast; batch size and ratio change only for a gain above the noise of the measurements.
-
-        Each such value has to pay by itself.
-        """
+        """The best forecast; batch size and ratio each change only for a gain above the noise of the measurements."""
         rows = [row for row in self._rows() if row.ran]
         needed = math.inf if self.busy() else max(_middle_spread(rows), _middle_spread(self.swept))
         best: dict[tuple[Any, ...], float] = {}
@@ -559,10 +544,7 @@ class Search:
         return rounds, best
 
     def _neighbours(self, current: Scored) -> list[Setting]:
-        """The most promising settings that differ in one knob by one step, and the best of each other kind.
-
-        The model distinguishes kinds least well.
-        """
+        """The most promising settings one step away in one knob, and the best of each other kind of learner."""
         kind, candidates = kind_of(current.setting), []
         for name in (BATCH, SAMPLERS, RATIO):
             values = sorted({setting[name] for setting in self.expected if kind_of(setting) == kind})
@@ -624,11 +606,7 @@ class Search:
             raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
     def _first_steps(self, rollout: Sequence[Knob]) -> bool:
-        """Measures one step by each of these knobs in the same turns; True if more of them are worth measuring.
-
-        False if no step is better and the cores are busy, with other programs or without: further steps would add
-        processes that get no core.
-        """
+        """Measures one step by each of these knobs in the same turns; False if none helps and the cores are busy."""
         current = self.chosen.setting
         steps = {knob: knob.neighbours(self.problem, current)[:1] for knob in rollout}
         wanted, within_s = [current, *itertools.chain(*steps.values())], self.measure.seconds_left() / 3

@@ -137,12 +137,7 @@ class Windows(abc.ABC):
         return self.run.counters()[1]
 
     def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
-        """Measures one window of a candidate after ``settle_s``; again if it was disturbed.
-
-        Raises:
-            TrialFailed: a worker keeps failing, or too much memory is taken.
-            KeyboardInterrupt: the user asked to stop.
-        """
+        """Measures one window of a candidate after ``settle_s``, again if disturbed; TrialFailed if workers fail."""
         disturbed = True
         while disturbed:
             before = self._disturbances()
