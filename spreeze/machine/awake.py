@@ -28,8 +28,7 @@ class AwakeClock:
         self._watchers = 0
         self._threshold_s = _ASLEEP_S
         self._read_s, self._used_s = clock(), processor_s()
-        self.slept_s = 0.0
-        """Time that was left out so far."""
+        self.slept_s = 0.0  # Time that was left out so far.
 
     def __call__(self) -> float:
         with self._lock:

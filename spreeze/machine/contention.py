@@ -131,7 +131,7 @@ class ContentionReader:
         self._before: tuple[float, float, dict[str, _Threads], _Threads] | None = None
 
     def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
-        """Use since the last call, None at first or if unknown; descendants count as their worker unless in ``pids``."""
+        """Use since the last call, None at first or if unknown; descendants count as their worker, unless named."""
         before, self._before = self._before, None
         try:
             now_s, used_s = self._clock(), busy_s(self._cores.ids, self._proc)

@@ -137,8 +137,7 @@ class GpuMonitor:
         self._closing = False
         self._reading: tuple[float, dict[str, float]] | None = None
         self._requested_s: float | None = None
-        self.trouble: str | None = None
-        """Why a GPU's figures are missing, or None."""
+        self.trouble: str | None = None  # Why a GPU's figures are missing, or None.
         self._thread = threading.Thread(target=self._run, name="gpu-monitor", daemon=True)
         self._thread.start()
 

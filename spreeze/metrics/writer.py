@@ -102,8 +102,7 @@ class MetricsWriter:
         self._reports: list[tuple[str, str]] = []
         self.rows_dropped = 0
         """Rows (samples, events, evaluations, roll-ups) dropped because the trouble lasted too long."""
-        self.trouble: str | None = None
-        """The last failure; None again once everything is stored."""
+        self.trouble: str | None = None  # The last failure; None again once everything is stored.
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:

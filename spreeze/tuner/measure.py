@@ -77,8 +77,7 @@ class Measurer:
         )
         self._groups = max(1, min(_MAX_GROUPS, memory_cap_bytes // max(1, group_bytes)))
         self._starts = max(1, int(usable_cores / _CORES_OF_START))
-        self.step_us: float | None = None
-        """Time of one env step, None if not known; windows are long enough for some."""
+        self.step_us: float | None = None  # Time of one env step, None if not known; windows are long enough for some.
         self._start_s: dict[str, float] = {}
         """By device: time before the first repeat of the newest measurement of updates alone."""
 

@@ -145,8 +145,7 @@ class Search:
             problem = dataclasses.replace(problem, memory_plan=knobs.find_memory_plan(problem))
         self.problem, self.measure, self.on_result, self.busy = problem, measure, on_result, busy
         self.results: list[TrialResult] = []
-        self.doubts: list[str] = []
-        """Why another measurement may find another choice, each in a sentence."""
+        self.doubts: list[str] = []  # Why another measurement may find another choice, each in a sentence.
         without_effect = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
         always = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
         self.learned = {
@@ -158,18 +157,14 @@ class Search:
         """Values on which learning depends, as configured or as close to that as this machine allows."""
         self.limits: list[str] = list(problem.memory_plan.limits) if problem.memory_plan else []
         """Bounds that cut the choice short, each in a sentence."""
-        self.notes: list[str] = []
-        """Notes on changes in the algorithm, on gains, and on missing measurements."""
-        self.rates: dict[LearnerKind, list[TrialResult]] = {}
-        """Learners measured alone."""
-        self.sizes: dict[LearnerKind, list[int]] = {}
-        """Batch sizes that may be chosen."""
+        self.notes: list[str] = []  # Notes on changes in the algorithm, on gains, and on missing measurements.
+        self.rates: dict[LearnerKind, list[TrialResult]] = {}  # Learners measured alone.
+        self.sizes: dict[LearnerKind, list[int]] = {}  # Batch sizes that may be chosen.
         self.expected: dict[Setting, Scored] = {}
         """Everything that could be chosen in a mode with replay, as the model forecasts it."""
         self.varied_last = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.varied_last}
         """Values of the knobs that the model does not know."""
-        self.checked = Rounds()
-        """The expected best and its neighbours, measured in the same turns."""
+        self.checked = Rounds()  # The expected best and its neighbours, measured in the same turns.
         self.runners: dict[str, tuple[tuple[Any, float], ...]] = {}
         """Other values of each varied knob, with scores relative to the chosen one, best first."""
 
