@@ -55,15 +55,9 @@ _SPREAD = {
     "action": ("Actions", "ratio", "Numbers of actions, bounds scaled to -1 .. 1, or else numbers of options."),
     "advantage": ("Advantages", "return", "The discounted return that came, less the critic's value."),
 }
+_GROUP: dict[str, Any] = {"group": "Distributions", "series": ()}
 HISTOGRAMS = tuple(
-    {
-        "key": f"steps_{name}",
-        "title": title,
-        "unit": unit,
-        "group": "Distributions",
-        "series": (),
-        "help": f"{text} {_OF_STEPS}",
-    }
+    {"key": f"steps_{name}", "title": title, "unit": unit, "help": f"{text} {_OF_STEPS}", **_GROUP}
     for name, (title, unit, text) in _SPREAD.items()
 )
 """Charts of the Live page that ``histograms`` fills."""
@@ -202,14 +196,10 @@ def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
     for _, values in columns:
         counts = np.histogram(np.clip(values, low, high), ends)[0]
         shares.append([round(float(count) / len(values), 4) for count in counts])
-    middle = [[_finite(float(value)) for value in np.percentile(values, (50, 5, 95))] for _, values in columns]
-    return {
-        "t": [t for t, _ in columns],
-        **{name: list(column) for name, column in zip(("y", "lo", "hi"), zip(*middle, strict=True), strict=True)},
-        "low": float(low),
-        "step": float(high - low) / bins,
-        "shares": shares,
-    }
+    quantiles = {"y": 50, "lo": 5, "hi": 95}
+    lines = {name: [_finite(float(np.percentile(values, q))) for _, values in columns] for name, q in quantiles.items()}
+    scale = {"low": float(low), "step": float(high - low) / bins}
+    return {"t": [t for t, _ in columns], **lines, **scale, "shares": shares}
 
 
 def _gamma(path: Path) -> float | None:
@@ -218,32 +208,28 @@ def _gamma(path: Path) -> float | None:
 
 def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[dict[str, Any]]:
     """Reward and its terms, value and return, actions, observations, other numbers; step 0 is the reset."""
-    info = list(zip(_names(facts, "info"), chosen.info.T, strict=False))
+
+    def named(name: str, columns: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        return list(zip(_names(facts, name), columns.T, strict=False))
+
+    info = named("info", chosen.info)
     terms = [(name, column) for name, column in info if is_term(name)]
     others = [(name, column) for name, column in info if not is_term(name)]
-    values = [] if gamma is None else [("discounted return that came", returns_to_go(chosen, gamma))]
-    values += [("value", chosen.value)] if len(chosen.value) else []
-    missing = "" if len(chosen.value) else _NO_VALUES
-    return [
-        strip
-        for strip in (
-            _strip("Reward", [("reward", chosen.reward), *terms], 1) | {"note": "" if terms else _NO_TERMS},
-            _strip("Value and return", values[::-1], 1) | {"note": missing},
-            _strip("Action", list(zip(_names(facts, "actions"), chosen.action.T, strict=False)), 1),
-            _strip("Observation", list(zip(_names(facts, "obs"), chosen.obs.T, strict=False)), 0),
-            _strip("Other numbers of info", others, 1),
-        )
-        if strip["lines"]
-    ]
+    values = [("value", chosen.value)] if len(chosen.value) else []
+    values += [] if gamma is None else [("discounted return that came", returns_to_go(chosen, gamma))]
+    strips = (
+        _strip("Reward", [("reward", chosen.reward), *terms], 1) | {"note": "" if terms else _NO_TERMS},
+        _strip("Value and return", values, 1) | {"note": "" if len(chosen.value) else _NO_VALUES},
+        _strip("Action", named("actions", chosen.action), 1),
+        _strip("Observation", named("obs", chosen.obs), 0),
+        _strip("Other numbers of info", others, 1),
+    )
+    return [strip for strip in strips if strip["lines"]]
 
 
 def _strip(title: str, lines: Sequence[tuple[str, np.ndarray]], first: int) -> dict[str, Any]:
-    return {
-        "title": title,
-        "first": first,
-        "most": _COLUMNS,
-        "lines": [{"name": clean(name, 60), "y": [_finite(value) for value in column]} for name, column in lines],
-    }
+    shown = [{"name": clean(name, 60), "y": [_finite(value) for value in column]} for name, column in lines]
+    return {"title": title, "first": first, "most": _COLUMNS, "lines": shown}
 
 
 def _names(facts: Any, name: str) -> list[str]:

@@ -75,10 +75,8 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
             st.markdown(f"For the running **{components.plain(name)}**:")
         line = st.container(horizontal=True)
         stopping = now.phase in ("stopping", "late")
-        label, text = (
-            "Stopping" if stopping else "Stop",
-            "Stops like Ctrl-C: writes a checkpoint and evaluates once more.",
-        )
+        label = "Stopping" if stopping else "Stop"
+        text = "Stops like Ctrl-C: writes a checkpoint and evaluates once more."
         components.act_button(line, label, control.stop, name, folder, disabled=stopping, key="stop", help=text)
         commands = [control.stop_command(name, folder)]
         if now.phase in ("running", "paused"):
@@ -97,13 +95,8 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     run = read_run(folder / name)
     parts = data_flow(run)
     one_process = parts is not None and parts.one_process
-    pause = (
-        "pause",
-        "Pause",
-        "Suspends all processes and frees the cores; replay and networks stay in memory.",
-        False,
-        "",
-    )
+    text = "Suspends all processes and frees the cores; replay and networks stay in memory."
+    pause = ("pause", "Pause", text, False, "")
     if paused:
         pause = ("continue", "Continue", "Lets all processes go on where they were suspended.", False, "")
     trace = "Records and shows the phases of all workers for 0.25 s."
@@ -115,8 +108,9 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         ("checkpoint", "Save now", "Writes a checkpoint now.", paused, "a checkpoint is written"),
         ("timeline", "Timeline", trace, paused or one_process, "the phases of the workers are shown"),
     )
+    more: dict[str, Any]
     for request, label, text, disabled, then in buttons:
-        more: dict[str, Any] = {"key": f"steer_{request}", "help": text, "disabled": disabled}
+        more = {"key": f"steer_{request}", "help": text, "disabled": disabled}
         more["note"] = then and f"{label} is requested, soon {then}."
         components.act_button(line, label, steer, name, folder, request, **more)
     commands = [control.runs_command(folder, request, name) for request, *_ in buttons]
@@ -127,18 +121,11 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         if sent == share or time.monotonic() - sent_s > _TAKEN_WITHIN_S:
             st.session_state.pop(f"{key}_sent", None)
             st.session_state[key] = round(100 * share)
-        line.popover(f"Leave free: {st.session_state[key]} %").slider(
-            "Leave free for other programs [%]",
-            0,
-            90,
-            step=5,
-            key=key,
-            disabled=paused,
-            width=260,
-            on_change=_leave_free,
-            args=(name, folder, key),
-            help="Share of the usable cores; samplers are paused as needed.",
-        )
+        more = {"step": 5, "key": key, "disabled": paused, "width": 260}
+        more |= {"on_change": _leave_free, "args": (name, folder, key)}
+        more["help"] = "Share of the usable cores; samplers are paused as needed."
+        box = line.popover(f"Leave free: {st.session_state[key]} %")
+        box.slider("Leave free for other programs [%]", 0, 90, **more)
         commands.append(control.runs_command(folder, "leave-free", name, f"{st.session_state[key] / 100:g}"))
     return commands
 

@@ -133,14 +133,15 @@ def _downloads(path: Path, folder: Path) -> str:
         help="All metrics and evaluations as tables.",
         **_DOWNLOAD,
     )
+    kinds = {row.name: row for row in POLICY_FORMATS}
     chosen = left.selectbox(
         "Policy as",
-        [row.name for row in POLICY_FORMATS],
+        list(kinds),
         key=f"export_format_{path.name}",
         help="The best policy, including normalisation and action scaling, checked against Spreeze, with a "
         "program that runs it without Spreeze.",
     )
-    kind = next(row for row in POLICY_FORMATS if row.name == chosen)
+    kind = kinds[chosen]
     reason = control.why_no_export(path, kind)
     right.download_button(
         "Download best policy",

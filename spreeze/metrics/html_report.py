@@ -211,22 +211,18 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
             groups: dict[str, list[Line]] = {}
             for curve in of_task:
                 groups.setdefault(curve.group.label, []).append(comparison.returns(curve.evaluations, axis))
-            traces = [
-                _trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines, robust)
-                for label, lines in groups.items()
-            ]
+            counts = {label: f"{len(lines)} run{'s' if len(lines) > 1 else ''}" for label, lines in groups.items()}
+            traces = [_trace(f"{label} ({counts[label]})", lines, robust) for label, lines in groups.items()]
             charts.append(_chart(traces, title, "greedy return"))
-        parts += [
-            _charts(f"{task}: greedy return, mean of {comparison.SMOOTHING} evaluations", charts),
-            _scores(of_task, targets.get(task), robust),
-        ]
+        parts.append(_charts(f"{task}: greedy return, mean of {comparison.SMOOTHING} evaluations", charts))
+        parts.append(_scores(of_task, targets.get(task), robust))
     centre = "interquartile mean" if robust else "mean"
-    caption = (
-        f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
-        "the band is the 95 % bootstrap interval over them, and one run has none."
-        if len(curves) > 1
-        else "One run: one seed says nothing about the spread over seeds."
-    )
+    caption = "One run: one seed says nothing about the spread over seeds."
+    if len(curves) > 1:
+        caption = (
+            f"A curve is the {centre} over the runs of the same settings, up to the end of the shortest; "
+            "the band is the 95 % bootstrap interval over them, and one run has none."
+        )
     metrics = (
         f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.POLICIES} evaluated policies, "
         f"at the end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
@@ -347,11 +343,9 @@ def _settings(path: Path) -> list[str]:
         for name, value in fields.items()
     ]
     chosen = [row for row in rows if row[2] != DEFAULT]
+    defaults = [row for row in rows if row[2] == DEFAULT]
     head = ("setting", "value", "source")
-    return [
-        _table(head, chosen),
-        _folded(f"{len(rows) - len(chosen)} defaults", _table(head, [row for row in rows if row not in chosen])),
-    ]
+    return [_table(head, chosen), _folded(f"{len(defaults)} defaults", _table(head, defaults))]
 
 
 def _machine(run: _Run) -> str:

@@ -72,8 +72,7 @@ class Event(NamedTuple):
 
 def format_number(connection: sqlite3.Connection) -> int:
     """Format number of a file; 0 in a new one."""
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    return int(found)
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 _QUERY_TIMEOUT_S = 5.0
@@ -110,9 +109,9 @@ class RawValues:
         """The last (t, step, value) of a series that is later than ``after``."""
         t, step, value = self._sampled(number, after)
         sql = "SELECT t, step, value FROM points WHERE series = ? ORDER BY t DESC LIMIT 1"
-        found = [(float(at), int(steps), float(last)) for at, steps, last in self._query(sql, number)]
-        found += [(float(t[-1]), int(step[-1]), float(value[-1]))] if len(t) else []
-        return max(found, key=lambda row: row[0], default=None)
+        rows = [(float(at), int(steps), float(last)) for at, steps, last in self._query(sql, number)]
+        rows += [(float(t[-1]), int(step[-1]), float(value[-1]))] if len(t) else []
+        return max(rows, key=lambda row: row[0], default=None)
 
     def _sampled(self, number: int, after: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         self._read(after)
@@ -128,15 +127,13 @@ class RawValues:
             return
         rows, size_bytes, next_us = list[tuple[Any, ...]](), 0, begin_us
         sql = "SELECT us, step, data FROM samples WHERE us >= ? AND length(data) <= ? ORDER BY us LIMIT ?"
-        while found := self._query(sql, next_us, 8 * MAX_SERIES, _SLICE_ROWS):
-            rows += found
-            next_us, size_bytes = int(found[-1][0]) + 1, size_bytes + sum(len(data) for *_, data in found)
+        while batch := self._query(sql, next_us, 8 * MAX_SERIES, _SLICE_ROWS):
+            rows += batch
+            next_us, size_bytes = int(batch[-1][0]) + 1, size_bytes + sum(len(data) for *_, data in batch)
             if size_bytes > _MAX_RAW_BYTES:
                 raise ValueError(f"more than {_MAX_RAW_BYTES / 1e6:.0f} MB of samples")
         width = max((len(data) for *_, data in rows), default=0) // 8
-        joined = b"".join(
-            data if len(data) == 8 * width else data + _NAN * (width - len(data) // 8) for *_, data in rows
-        )
+        joined = b"".join(data + _NAN * (width - len(data) // 8) for *_, data in rows)
         self._values = np.frombuffer(joined, "<f8").reshape(len(rows), width)
         self._t = np.array([us for us, *_ in rows], np.float64) / US
         self._step = np.array([step for _, step, _ in rows], np.float64)
@@ -216,13 +213,9 @@ class MetricsReader:
             # The roll-ups of a bucket are written together, so newer values exist as raw values.
             after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
             for number, name in series:
-                point = raw.newest(number, math.nextafter(after, -math.inf))
-                t, step, value = max(
-                    (row[:3] for row in (rolled.get(number), point) if row is not None),
-                    key=lambda row: float(row[0]),
-                    default=(None, 0, 0.0),
-                )
-                if t is not None:
+                rows = [rolled.get(number), raw.newest(number, math.nextafter(after, -math.inf))]
+                if known := [row for row in rows if row is not None]:
+                    t, step, value, *_ = max(known, key=lambda row: float(row[0]))
                     newest[str(name)] = Point(float(t), int(step), float(value))
         return newest
 
@@ -230,21 +223,14 @@ class MetricsReader:
         """The newest events, oldest first."""
         with self._session() as query:
             rows = query("SELECT t, level, source, text FROM events ORDER BY rowid DESC LIMIT ?", int(limit))
-            return [
-                Event(float(t), clean(level, 20), clean(source, 80), clean(text, 2000))
-                for t, level, source, text in reversed(rows)
-            ]
+            return [Event(float(t), clean(a, 20), clean(b, 80), clean(c, 2000)) for t, a, b, c in reversed(rows)]
 
     def tail(self, names: Iterable[str], since: float, limit: int = 600) -> dict[str, list[Point]]:
         """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
-        found: dict[str, list[Point]] = {}
         with self._session() as query:
             numbers, raw = dict(query("SELECT name, id FROM series")), self._raw(query)
-            for name in names:
-                rows = raw.column(int(numbers.get(name, -1)), since)[-limit:]
-                if len(rows):
-                    found[name] = [Point(t, int(step), value) for t, step, value in rows.tolist()]
-        return found
+            columns = {name: raw.column(int(numbers.get(name, -1)), since)[-limit:].tolist() for name in names}
+        return {name: [Point(t, int(step), y) for t, step, y in rows] for name, rows in columns.items() if rows}
 
     def evaluations(self, after: int = 0) -> list[EvaluationRow]:
         """Returns evaluations, oldest first, without the first ``after``."""
@@ -353,10 +339,10 @@ def _rows(query: Query, raw: RawValues, number: int, since: float, max_points: i
         values = raw.column(number, -math.inf)
         raw_from = values[0, 0] if len(values) else math.inf
     plan = ((coarse, coarse_width, math.inf if bucket_s >= coarse_width else fine_from), (start, width, raw_from))
-    found = [np.empty((0, 5))]
+    parts = [np.empty((0, 5))]
     covered = math.nextafter(since, -math.inf)
     for table, tier_s, until in plan:
-        first = math.floor(since / tier_s) if len(found) == 1 else math.floor(covered / tier_s) + 1
+        first = math.floor(since / tier_s) if len(parts) == 1 else math.floor(covered / tier_s) + 1
         last = min(until / tier_s, float(2**53))
         first_bucket = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
         if first_bucket >= math.floor(last):  # the series started within this bucket: finer rows have all of it
@@ -364,21 +350,20 @@ def _rows(query: Query, raw: RawValues, number: int, since: float, max_points: i
         sql = f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ?"
         rows = query(f"{sql} ORDER BY bucket", number, first, last, covered)
         if rows:
-            found.append(np.array(rows, np.float64).reshape(-1, 5))
-            covered = found[-1][-1, 0]
-    return np.concatenate([*found, raw.column(number, covered)[:, [0, 1, 2, 2, 2]]])
+            parts.append(np.array(rows, np.float64).reshape(-1, 5))
+            covered = parts[-1][-1, 0]
+    return np.concatenate([*parts, raw.column(number, covered)[:, [0, 1, 2, 2, 2]]])
 
 
-def _first(found: list[tuple[Any, ...]], otherwise: float = math.inf) -> float:
-    return float(found[0][0]) if found and found[0][0] is not None else otherwise
+def _first(rows: list[tuple[Any, ...]], otherwise: float = math.inf) -> float:
+    return float(rows[0][0]) if rows and rows[0][0] is not None else otherwise
 
 
 def _bucketed(head: tuple[str, str, str], table: np.ndarray, max_points: int) -> Series:
     """At most ``max_points`` buckets of equal time of rows [n, 5]; a bucket keeps its lowest and highest value."""
     if len(table) > max_points:
         t = table[:, 0]
-        edges = np.searchsorted(t, np.linspace(t[0], t[-1], max_points, endpoint=False))
-        starts = np.unique(edges)
+        starts = np.unique(np.searchsorted(t, np.linspace(t[0], t[-1], max_points, endpoint=False)))
         counts = np.diff(np.append(starts, len(table)))
         last = starts + counts - 1
         mean = np.add.reduceat(table[:, 2], starts) / counts

@@ -462,13 +462,10 @@ class MetricTable:
 
     def cumulative(self, role: str) -> tuple[str, ...]:
         """The slots of a role in which a restarted worker continues from its predecessor's values."""
-        rows = [
-            (metric.source, metric.cumulative or metric.kind is Kind.SHARE)
-            for metric in self.metrics
-            if not metric.is_sent
-        ]
-        rows += [(_address(row.slot), row.cumulative) for row in self._posted]
-        return tuple(dict.fromkeys(source[1] for source, resumes in rows if source and resumes and source[0] == role))
+        resumed = [metric for metric in self.metrics if metric.cumulative or metric.kind is Kind.SHARE]
+        sources = [metric.source for metric in resumed if not metric.is_sent]
+        sources += [_address(row.slot) for row in self._posted if row.cumulative]
+        return tuple(dict.fromkeys(source[1] for source in sources if source and source[0] == role))
 
     def by_name(self, name: str) -> Metric:
         """The metric of a series ``name`` or ``name/part``; a KeyError if there is none."""
