@@ -48,16 +48,8 @@ _HELP = {
     "cpu": st.column_config.TextColumn(help="Share of the usable cores that learner and samplers kept busy."),
     "note": st.column_config.TextColumn(width="large"),
 }
-_MAIN = (
-    BATCH,
-    THREADS,
-    SAMPLERS,
-    "sampling.envs_per_sampler",
-    "rollout.samplers",
-    "rollout.envs_per_sampler",
-    "rollout.inference_workers",
-    "rollout.sync_interval",
-)
+_OF_ROLLOUTS = ("samplers", "envs_per_sampler", "inference_workers", "sync_interval")
+_MAIN = (BATCH, THREADS, SAMPLERS, "sampling.envs_per_sampler", *(f"rollout.{name}" for name in _OF_ROLLOUTS))
 _CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
 
 

@@ -44,13 +44,8 @@ _SMALL_PER_ROW = 3
 _CELL = 62  # Width of a number [px], by which the list of runs fits a screen of 1,280.
 _CENTRES = ("mean", "interquartile mean")
 _CENTRE, _HAD_OWN = "compare_centre", "compare_had_own"
-CONFIG: dict[str, Any] = {
-    "displayModeBar": False,
-    "displaylogo": False,
-    "showTips": False,
-    "showSendToCloud": False,
-    "plotlyServerURL": "",
-}
+_OFF = ("displayModeBar", "displaylogo", "showTips", "showSendToCloud")
+CONFIG: dict[str, Any] = dict.fromkeys(_OFF, False) | {"plotlyServerURL": ""}
 
 
 def page() -> None:

@@ -94,14 +94,18 @@ def series_to_plot(names: list[str]) -> list[str]:
 
 _WHEN = "in the last seconds; of a run that has ended, the mean of its last session from the first update on."
 _STATE = f"State of the run: {', '.join(LIVE_STATES)}; finished, stopped, failed; crashed or damaged."
+_WALL = "Time that the run has taken without pauses, with earlier sessions and closing."
+_BEST = (
+    "Highest mean return of one evaluation. The policy to play and download is chosen by the lower "
+    "confidence bound of its mean return, after additional episodes on fresh seeds."
+)
+_PROGRESS = (
+    "Share of the stop condition that comes first, and the time until then [h:min:s]: at most, where returns may "
+    "end the run earlier. Seconds of a resumed run count from its resume."
+)
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
-    (
-        "wall",
-        "Wall time [h:min:s]",
-        "",
-        "Time that the run has taken without pauses, with earlier sessions and closing.",
-    ),
+    ("wall", "Wall time [h:min:s]", "", _WALL),
     ("env_steps", "Env steps", "", ""),
     ("updates", "Updates", "", ""),
     ("env_steps_per_s", "Sampling", "steps/s", f"Env steps of all samplers, {_WHEN}"),
@@ -109,24 +113,12 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("update_frames_per_s", "Update frames", "/s", f"Updates times batch size, {_WHEN}"),
     ("eval_return", "Return", "", ""),
     ("interval", "95 % interval", "", "Half-width of the 95 % confidence interval of the latest mean return."),
-    (
-        "best",
-        "Best return",
-        "",
-        "Highest mean return of one evaluation. The policy to play and download is chosen by the lower "
-        "confidence bound of its mean return, after additional episodes on fresh seeds.",
-    ),
+    ("best", "Best return", "", _BEST),
     ("final", "Last ten", "", "Mean return over all episodes of the last ten evaluations, or of as many as there are."),
     ("cpu_use", "Processor", "", ""),
     ("memory_used_bytes", "Memory", "", ""),
     ("restarts", "Restarts", "", ""),
-    (
-        "progress",
-        "Progress",
-        "",
-        "Share of the stop condition that comes first, and the time until then [h:min:s]: at most, where returns may "
-        "end the run earlier. Seconds of a resumed run count from its resume.",
-    ),
+    ("progress", "Progress", "", _PROGRESS),
     ("since_best", "Since best", "", "Training time since the highest evaluation [h:min:s]."),
     ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
 )
@@ -453,11 +445,9 @@ def _note(
     """
     problem = state in ("failed", "crashed", "damaged")
     if not latest:
-        text = (
-            "No numbers yet: they appear 0.5 s after the samplers start."
-            if state in LIVE_STATES
-            else f"The run ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
-        )
+        text = f"The run ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
+        if state in LIVE_STATES:
+            text = "No numbers yet: they appear 0.5 s after the samplers start."
         return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}

@@ -38,16 +38,8 @@ from spreeze.types import POLICY_FORMATS
 
 _MAX_PACKED_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
-_PACKED = (
-    "run.json",
-    "config.toml",
-    "tune.json",
-    "summary.json",
-    "eval.csv",
-    "metrics.db",
-    "checkpoints/best.safetensors",
-    "checkpoints/best.json",
-)
+_POLICY = ("checkpoints/best.safetensors", "checkpoints/best.json")
+_PACKED = ("run.json", "config.toml", "tune.json", "summary.json", "eval.csv", "metrics.db", *_POLICY)
 _DOWNLOAD: dict[str, Any] = {"width": "stretch", "on_click": "ignore"}
 """Options of download buttons: a rerun would drop the downloads of the buttons beside it."""
 

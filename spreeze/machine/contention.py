@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE
@@ -41,13 +40,6 @@ RoleOf = Callable[[str], object]
 """Role of a worker by the name of its process (``workers.roles.role_of``); None for all other processes."""
 
 
-class Found(NamedTuple):
-    roots: set[int]
-    """Their descendants are siblings too."""
-    parents: set[int]
-    """Parents of roots; their other descendants are not siblings."""
-
-
 class Siblings:
     """Finds siblings and programs of low priority; examines only processes that are new or due again."""
 
@@ -56,25 +48,27 @@ class Siblings:
         self._round = 0
         self._postponed: dict[int, tuple[int, int]] = {}  # process id -> (round at which it is due, rounds until then)
 
-    def find(self, ours: Collection[int]) -> Found:
-        """The siblings; ``ours`` are the calling run's processes. An OSError if the system does not list processes."""
+    def find(self, ours: Collection[int]) -> tuple[set[int], set[int]]:
+        """Roots, whose descendants are siblings too, and the roots' parents, without ``ours``, the calling run's.
+
+        An OSError if the system does not list processes.
+        """
         self._round += 1
         before, self._postponed = self._postponed, {}
-        found = Found(set(), set())
+        roots, parents = set[int](), set[int]()
         for pid in [int(name) for name in os.listdir(self._proc) if name.isdecimal()]:
             if pid in ours:
                 continue
             due, pause = before.get(pid, (0, 0))
             if due > self._round:
                 self._postponed[pid] = due, pause
-            elif not self._add(pid, found):
+            elif not self._add(pid, roots, parents):
                 pause = min(max(1, 2 * pause), _MAX_ROUNDS)
                 self._postponed[pid] = self._round + pause, pause
-        found.parents.difference_update(ours, found.roots)
-        return found
+        return roots, parents.difference(ours, roots)
 
-    def _add(self, pid: int, found: Found) -> bool:
-        """Adds a process to ``found`` if it is no external load; returns True if it did. False if the process ended."""
+    def _add(self, pid: int, roots: set[int], parents: set[int]) -> bool:
+        """Adds a process that is no external load, and a sibling's parent; returns True if it added any."""
         try:
             is_ours = os.stat(f"{self._proc}/{pid}").st_uid == self._user
             with open(f"{self._proc}/{pid}/stat", encoding="ascii", errors="replace") as file:
@@ -87,11 +81,11 @@ class Siblings:
             return False
         if not is_ours or not (name.startswith(OWN_PREFIX) or (self._role_of(name) and group == pid)):
             if nice >= LOW_PRIORITY:
-                found.roots.add(pid)
+                roots.add(pid)
             return nice >= LOW_PRIORITY
-        found.roots.add(pid)
+        roots.add(pid)
         if name != PAGE and parent > 0:
-            found.parents.add(parent)
+            parents.add(parent)
         return True
 
 
@@ -137,7 +131,7 @@ class ContentionReader:
             now_s, used_s = self._clock(), busy_s(self._cores.ids, self._proc)
             named = set(pids.values())
             threads = {name: self._tree(pid, named) for name, pid in pids.items()}
-            siblings = self._sibling_threads({tid for own in threads.values() for tid in own})
+            siblings = self._sibling_threads({tid for worker_threads in threads.values() for tid in worker_threads})
         except (OSError, ValueError, IndexError):
             return None
         self._before = now_s, used_s, threads, siblings
@@ -145,8 +139,8 @@ class ContentionReader:
             return None
         elapsed_s = now_s - before[0]
         ran, wanted = {}, {}
-        for name, own in threads.items():
-            ran_s, waited_s = _gained(before[2].get(name, {}), own)
+        for name, worker_threads in threads.items():
+            ran_s, waited_s = _gained(before[2].get(name, {}), worker_threads)
             ran[name] = ran_s / elapsed_s
             wanted[name] = ran[name] + waited_s / elapsed_s
         ours, usable, busy = sum(ran.values()), self._cores.usable, (used_s - before[1]) / elapsed_s
@@ -164,18 +158,18 @@ class ContentionReader:
     def _sibling_threads(self, ours: set[int]) -> _Threads:
         """Threads of all siblings, each once; ``ours`` are our own threads."""
         roots, parents = self._siblings.find(ours)
-        found: _Threads = {}
+        total: _Threads = {}
         waiting = [*parents, *roots]
         while waiting:
             pid = waiting.pop()
-            if pid in found:
+            if pid in total:
                 continue
             threads, children = self._process(pid)
-            share = self._share_here(pid)
-            found |= {tid: (share * ran_s, share * waited_s) for tid, (ran_s, waited_s) in threads.items()}
+            fraction = self._share_here(pid)
+            total |= {tid: (fraction * ran_s, fraction * waited_s) for tid, (ran_s, waited_s) in threads.items()}
             if pid not in parents:
                 waiting += [child for child in children if child not in ours and child not in parents]
-        return found
+        return total
 
     def _share_here(self, pid: int) -> float:
         """Share of a process's allowed cores that are ours; 1 if unknown."""
@@ -189,13 +183,13 @@ class ContentionReader:
 
     def _tree(self, pid: int, named: set[int]) -> _Threads:
         """Threads of a process and its descendants outside ``named``; skips processes that have ended."""
-        found: _Threads = {}
+        total: _Threads = {}
         waiting = [pid]
         while waiting:
             threads, children = self._process(waiting.pop())
-            found |= threads
+            total |= threads
             waiting += [child for child in children if child not in named]
-        return found
+        return total
 
     def _process(self, pid: int) -> tuple[_Threads, list[int]]:
         tasks = f"{self._proc}/{pid}/task"

@@ -32,17 +32,8 @@ from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import finite_number, read_config, read_run
 
-IGNORED = (
-    "run.seed",
-    "run.name",
-    "run.runs_dir",
-    "env.import_module",
-    "evaluation.",
-    "logging.",
-    "stop.",
-    "tuning.",
-    "visualizer.",
-)
+_IGNORED_SECTIONS = ("evaluation.", "logging.", "stop.", "tuning.", "visualizer.")
+IGNORED = ("run.seed", "run.name", "run.runs_dir", "env.import_module", *_IGNORED_SECTIONS)
 """Settings, or prefixes of settings, that do not distinguish experiments."""
 POLICIES = 10
 HELD = 5

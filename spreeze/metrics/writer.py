@@ -328,14 +328,8 @@ class MetricsWriter:
 
 
 _TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError)  # failures of a transaction
-_DAMAGE = (
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_ERROR,
-    sqlite3.SQLITE_CONSTRAINT,
-    sqlite3.SQLITE_MISMATCH,
-)
-"""SQLite's codes for a file that is no database, is damaged, or has different tables."""
+_OTHER_TABLES = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH)
+_DAMAGE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, *_OTHER_TABLES)
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _REMEDIES = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG), "free some disk space"),

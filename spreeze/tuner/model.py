@@ -34,11 +34,9 @@ from spreeze.tuner.problem import (
 BATCH_HALF_WORTH = 96.0
 """B0 (transitions): the batch at which an update has half of its greatest worth.
 
-It depends on the task and on the stage of training: fits give 7 for early returns of easy tasks and some hundred for
-late ones of Walker2D (``tests/slow``). It cannot be known before a run, so this is the value that loses least when
-wrong. With ``knobs.MIN_BATCH``, whatever the truth between 7 and 250: nothing where an update's
-time grows with its batch (a processor: a < 100 b), and at most a factor of 1.2 where it hardly does (a GPU). A B0 of 16
-loses up to 1.9 there, one of 250 up to 1.4.
+Fits give 7 for early returns of easy tasks, some hundred for late ones of Walker2D (``tests/slow``): unknown before a
+run. With ``knobs.MIN_BATCH``, whatever the truth between 7 and 250, it loses nothing on a processor (a < 100 b), and at
+most a factor of 1.2 on a GPU; a B0 of 16 loses up to 1.9 there, one of 250 up to 1.4.
 """
 UPDATES_PER_STEP = 2.0
 """R (updates per env step): the ratio at which an update has half of its worth on fresh data; also fitted."""

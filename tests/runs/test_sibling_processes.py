@@ -77,7 +77,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_left_out(proc):
     (proc.root / "12").mkdir()
     (proc.root / "13").mkdir()
     (proc.root / "13" / "stat").write_text("")
-    assert Siblings(proc.root, role_of).find(ours=()).roots == {11}
+    assert Siblings(proc.root, role_of).find(ours=())[0] == {11}
 
 
 def test_a_name_that_is_taken_late_is_seen_within_eight_looks_and_a_number_with_a_new_owner_at_once(proc):
@@ -89,7 +89,7 @@ def test_a_name_that_is_taken_late_is_seen_within_eight_looks_and_a_number_with_
             proc.put(12, "python")  # due at looks 3, 5, 9, 17, 25, 33
         if look == 18:
             proc.put(12, "learner", parent=11)
-        seen.append(siblings.find(ours=()).roots)
+        seen.append(siblings.find(ours=())[0])
         if look == 30:
             proc.put(12, "bash")
     assert [index + 1 for index, roots in enumerate(seen) if roots == {12}] == list(range(25, 31))
@@ -132,9 +132,9 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
     ) as child:
         poll(lambda: said.exists() and said.read_text() == f"{said} b", what="the module's first line")
         assert name_of(child.pid) == PROBE
-        found = Siblings(Path("/proc"), role_of).find(ours=())
-        assert child.pid in found.roots
-        assert os.getpid() in found.parents
+        roots, parents = Siblings(Path("/proc"), role_of).find(ours=())
+        assert child.pid in roots
+        assert os.getpid() in parents
 
 
 def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_siblings(tmp_path):
