@@ -53,8 +53,7 @@ def page() -> None:
     names = run_names(runs_dir())
     if not names:
         navigation.need_run()
-    current = navigation.current()
-    sweeps = _sweeps()
+    current, sweeps = navigation.current(), _sweeps()
     had_own, st.session_state[_HAD_OWN] = st.session_state.get(_HAD_OWN, True), names[0] != SAMPLE_NAME
     first_own = not had_own and st.session_state[_HAD_OWN] and st.session_state.get(_RUNS) == [SAMPLE_NAME]
     if first_own and current == SAMPLE:
@@ -78,23 +77,13 @@ def page() -> None:
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is the time that you wait.")
     if _CENTRE not in st.session_state:  # from then on it is the user's, even if runs are added
         st.session_state[_CENTRE] = _CENTRES[all(name in sweeps for name in picked)]
-    centre = cells[2].selectbox(
-        "Centre",
-        _CENTRES,
-        key=_CENTRE,
-        persist_state="session",
-        help="Average over runs, in chart and table. The interquartile mean (as in sweeps) drops the best and "
-        "the worst quarter of four or more runs; of fewer it is the mean.",
-    )
-    grouping = cells[3].segmented_control(
-        "One curve per",
-        _GROUPINGS,
-        default=_SETTINGS,
-        required=True,
-        key="compare_group",
-        help="Runs are always separated by environment, algorithm and mode. Seeds with the same settings form "
-        "one curve with a band.",
-    )
+    text = "Average over runs, in chart and table. The interquartile mean (as in sweeps) drops the best and "
+    text += "the worst quarter of four or more runs; of fewer it is the mean."
+    centre = cells[2].selectbox("Centre", _CENTRES, key=_CENTRE, persist_state="session", help=text)
+    text = "Runs are always separated by environment, algorithm and mode. Seeds with the same settings form "
+    text += "one curve with a band."
+    more = {"default": _SETTINGS, "required": True, "key": "compare_group", "help": text}
+    grouping = cells[3].segmented_control("One curve per", _GROUPINGS, **more)
     varied = sorted({key for name in picked if name in sweeps for key in sweeps[name].varied})
     curves = grouped(read, grouping or _SETTINGS, varied)
     in_order, robust = list(curves.values()), centre != "mean"
@@ -107,8 +96,8 @@ def page() -> None:
     )
     scores = _scores(in_order, robust=robust)
     reports, by_name = list(scores.values()), {curve.name: curve for curve in in_order}
-    crowded = f"A report can have {MAX_RUNS} runs, not {len(curves)}: remove some."
     targets = {task: report.rules.targets[0] for task, report in scores.items()}
+    crowded = f"A report can have {MAX_RUNS} runs, not {len(curves)}: remove some."
     st.download_button(
         "Report of these runs",
         lambda: control.report_html(list(curves), targets=targets, robust=robust, also=varied),
@@ -270,14 +259,9 @@ def _scores(curves: list[Curve], *, robust: bool) -> dict[str, Report]:
         st.session_state[f"{key}_usual"] = usual
         if st.session_state.get(key, before) == before:  # not set by the user
             st.session_state[key] = usual
-        target = cell.number_input(
-            f"Target return of {components.plain(task)}",
-            key=key,
-            step=0.1,
-            help="For the times to target. "
-            "At first the published return where a group reached it in every run, else the highest mean of ten "
-            "evaluations that a group has in every run.",
-        )
+        text = "For the times to target. At first the published return where a group reached it in every run, else the "
+        text += "highest mean of ten evaluations that a group has in every run."
+        target = cell.number_input(f"Target return of {components.plain(task)}", key=key, step=0.1, help=text)
         reports[task] = comparison.report(of_task, Rules(targets=(float(target),), robust=robust))
     return reports
 

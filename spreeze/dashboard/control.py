@@ -61,7 +61,7 @@ from spreeze.types import PolicyFormat
 
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _COUNTS = ("stop.env_steps", "stop.updates")
-_VERB_S = 120.0
+_COMMAND_S = 120.0
 _MAX_ERROR_TEXT = 300
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
@@ -478,16 +478,10 @@ def doctor(*flags: str) -> dict[str, Any]:
 def _spreeze(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs ``python -m spreeze ARGUMENTS``; a RunError if it cannot be run or takes too long."""
     try:
-        return subprocess.run(
-            [sys.executable, "-m", "spreeze", *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_VERB_S,
-            check=False,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "spreeze", *arguments]
+        streams: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
+        streams["stdin"] = subprocess.DEVNULL
+        return subprocess.run(command, timeout=_COMMAND_S, check=False, env=environment(), **streams)
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"spreeze {arguments[0]} could not be run: {clean(error)}") from None
 

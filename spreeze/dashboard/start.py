@@ -328,14 +328,9 @@ def _custom_environment(env_id: str) -> _CustomEnv:
     """Arguments for the task's constructor, and a module that registers it, which is imported only once allowed."""
     more: dict[str, Any] = {"key": "start_args", "placeholder": "push=2.0", **_KEPT}
     args = _lines(st.text_area("Constructor arguments", help="One KEY=VALUE per line, as for --env-arg.", **more))
-    module = st.text_input(
-        "Module that has it",
-        key="start_module",
-        **_KEPT,
-        placeholder="my_robot",
-        help="An installed Python module, or one where the page was started, as my_robot; its ids are offered under "
-        "Task once you trust it.",
-    ).strip()
+    text = "An installed Python module, or one where the page was started, as my_robot; its ids are offered under "
+    more = {"key": "start_module", "placeholder": "my_robot", "help": f"{text}Task once you trust it.", **_KEPT}
+    module = st.text_input("Module that has it", **more).strip()
     if not module:
         return _CustomEnv(None, args)
     name = components.plain(module)
@@ -392,11 +387,9 @@ def _settings(request: control.Request) -> dict[str, Any]:
     if request.auto:
         st.checkbox("Measure again", key=FRESH, **_KEPT, help="Ignore cached results of the tuner.")
     if knobs:
-        st.caption(
-            "Settings that the tuner chooses, unless you set them."
-            if request.auto
-            else "Settings that Autotune would choose; it is off, so these values are used."
-        )
+        by_tuner = "Settings that the tuner chooses, unless you set them."
+        by_user = "Settings that Autotune would choose; it is off, so these values are used."
+        st.caption(by_tuner if request.auto else by_user)
         add_inputs(list(knobs), blank="automatic" if request.auto else "")
     text = "All settings that this mode and algorithm use."
     more = st.multiselect("More settings", others, key="start_more", placeholder="choose by name", help=text, **_KEPT)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from spreeze.config import python_path
 from spreeze.machine.processes import (
@@ -48,14 +49,11 @@ class OrphanWatch:
         """Starts the watcher; if no process can be started, the run continues without it."""
         code, folder = f"from {__name__} import watch; watch()", [] if self._folder is None else [str(self._folder)]
         with contextlib.suppress(OSError), signals_blocked():
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, self._nonce, str(self._silent_s or 0.0), *folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": python_path(), MARK: ""},
-            )
+            command = [sys.executable, "-c", code, self._nonce, str(self._silent_s or 0.0), *folder]
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+            streams["stderr"] = subprocess.DEVNULL
+            env = {**os.environ, "PYTHONPATH": python_path(), MARK: ""}
+            self._process = subprocess.Popen(command, start_new_session=True, env=env, **streams)
 
     def receive_signals(self) -> None:
         """Passes each signal that this process handles to the watcher, even while this process is busy."""

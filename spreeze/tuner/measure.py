@@ -105,19 +105,19 @@ class Measurer:
             candidate = TrialResult(trial=self._kind.trial, setting=setting)
             shared.setdefault(setting.without(SAMPLERS) if self._kind.shares else setting, []).append(candidate)
         waiting, end = list(shared.values()), AWAKE() + within_s
-        found: list[TrialResult] = []
+        results: list[TrialResult] = []
 
         def finish(candidate: TrialResult) -> None:
-            found.append(candidate)
+            results.append(candidate)
             on_result(candidate)
 
         while waiting and self.seconds_left() > _SHORTEST_START_S:
-            if found and AWAKE() + _GROUP_START_S > end:
+            if results and AWAKE() + _GROUP_START_S > end:
                 break
-            share = min(1.0, self._groups / len(waiting))
-            self._together(waiting[: self._groups], AWAKE() + (end - AWAKE()) * share, finish)
+            fraction = min(1.0, self._groups / len(waiting))
+            self._together(waiting[: self._groups], AWAKE() + (end - AWAKE()) * fraction, finish)
             waiting = waiting[self._groups :]
-        return found
+        return results
 
     def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
         """Every candidate once a round, forward and backward in turn, so that drift affects all equally."""
@@ -126,10 +126,8 @@ class Measurer:
             for at in range(0, len(groups), self._starts):
                 if trials and self.seconds_left() < _SHORTEST_START_S + _GROUP_START_S:
                     break
-                new = [
-                    stack.enter_context(self._open(group, finish, step_us=self.step_us))
-                    for group in groups[at : at + self._starts]
-                ]
+                starting = groups[at : at + self._starts]
+                new = [stack.enter_context(self._open(group, finish, step_us=self.step_us)) for group in starting]
                 trials += new
                 for trial in new:
                     trial.attempt(trial.start)
@@ -176,9 +174,8 @@ class Measurer:
         starts, repeats = 0.0, 0
         for candidate in candidates:
             device, missing = candidate.setting[DEVICE], REPEATS - len(candidate.updates_per_s)
-            starts += self._start_s.get(device, _GPU_START_S if starts_slowly(device) else _START_S) * (
-                1 if starts_slowly(device) else missing
-            )
+            start_s, count = (_GPU_START_S, 1) if starts_slowly(device) else (_START_S, missing)
+            starts += self._start_s.get(device, start_s) * count
             repeats += missing
         return min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, (left_s - starts) / max(1, repeats)))
 
@@ -216,13 +213,8 @@ def starts_slowly(device: str) -> bool:
 
 def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
     setting = candidate.setting
-    return any(
-        other.updates_per_s
-        and other.updates_per_s[0] * _SLOW_UPDATE_S < 1.0
-        and setting[BATCH] > other.setting[BATCH]
-        and setting.without(BATCH) == other.setting.without(BATCH)
-        for other in others
-    )
+    slow = [one.setting for one in others if one.updates_per_s and one.updates_per_s[0] * _SLOW_UPDATE_S < 1.0]
+    return any(setting[BATCH] > one[BATCH] and setting.without(BATCH) == one.without(BATCH) for one in slow)
 
 
 class UpdateHelper:
@@ -250,15 +242,10 @@ class UpdateHelper:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the helper lives)
         self._pending, self._ready = b"", False
         job = json.dumps(self._job.to_json())
+        command = [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.tuner.update_probe", job]
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         with signals_blocked():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.tuner.update_probe", job],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                process_group=0,
-                env=child_environment(1, "probe"),
-            )
+            self._process = subprocess.Popen(command, process_group=0, env=child_environment(1, "probe"), **streams)
 
     def close(self) -> None:
         """Ends the helper and whatever it measures."""
@@ -273,9 +260,9 @@ class UpdateHelper:
         """Result of one turn; a helper that dies or hangs is a failure. Repeated if the process stopped or slept."""
         while True:
             slept_s = AWAKE.slept_s
-            found = self._result_of(turn)
+            result = self._result_of(turn)
             if AWAKE.slept_s == slept_s:
-                return found
+                return result
 
     def _result_of(self, turn: UpdateTurn) -> dict[str, Any]:
         if self._unusable is not None:

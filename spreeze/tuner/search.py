@@ -147,13 +147,9 @@ class Search:
         self.results: list[TrialResult] = []
         self.doubts: list[str] = []  # Why another measurement may find another choice, each in a sentence.
         without_effect = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
-        always = (BATCH, RATIO) if problem.objective != ROLLOUT else tuple(problem.configured)
-        self.learned = {
-            name: problem.configured[name]
-            for name in problem.configured
-            if name not in without_effect
-            and (name in always or any(knob.varied_last and knob.name == name for knob in problem.knobs))
-        }
+        always = {BATCH, RATIO} if problem.objective != ROLLOUT else {*problem.configured}
+        always = {*always, *(knob.name for knob in problem.knobs if knob.varied_last)} - without_effect
+        self.learned = {name: value for name, value in problem.configured.items() if name in always}
         """Values on which learning depends, as configured or as close to that as this machine allows."""
         self.limits: list[str] = list(problem.memory_plan.limits) if problem.memory_plan else []
         """Bounds that cut the choice short, each in a sentence."""
@@ -680,10 +676,8 @@ class Search:
         """Everything measured and chosen, for ``tune.json``."""
         problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
         labels = {knob.name: knob.column for knob in problem.knobs}
-        rates = {
-            name: [row.as_json() for row in self.results if row.trial == trial]
-            for name, trial in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))
-        }
+        names = {"update_rates": LEARNER, "joint_rates": JOINT, "rollout_rates": ROLLOUT}
+        rates = {name: [row.as_json() for row in self.results if row.trial == trial] for name, trial in names.items()}
         return {
             "schema": SCHEMA,
             "objective": problem.objective,
