@@ -42,7 +42,7 @@ class EpisodePlayer {
     this.speed.value = 1;
     this.step = make(left, "div", "sz-strong", "");
     this.marks = make(left, "div", "sz-player-marks");
-    this.right = make(body, "div", "sz-player-right");
+    this.right = make(body, "div", "");
     box.addEventListener("keydown", (event) => this.key(event));
     box.addEventListener("close", () => this.leave());
     box.addEventListener("click", (event) => { if (event.target === box) box.close(); });

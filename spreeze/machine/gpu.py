@@ -55,12 +55,12 @@ def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = 5
 def _read_report(nvml: Any, visible: str | None) -> GpuReport:
     try:
         with _session(nvml):
-            facts = tuple(_facts(nvml, *device) for device in enumerate(_visible_handles(nvml, visible)))
+            gpus = tuple(_facts(nvml, *device) for device in enumerate(_visible_handles(nvml, visible)))
             total = _query(nvml.nvmlDeviceGetCount) or 0
     except Exception as error:  # the binding raises one class per code, and OSError for a broken library
         return GpuReport((), f"no NVIDIA driver: {error}")
-    if facts:
-        return GpuReport(facts, f"{len(facts)} of {total} visible")
+    if gpus:
+        return GpuReport(gpus, f"{len(gpus)} of {total} visible")
     return GpuReport((), f"CUDA_VISIBLE_DEVICES={visible!r} hides all {total} GPUs" if total else "no NVIDIA GPU")
 
 

@@ -69,8 +69,8 @@ class Machine:
         memory_bytes = min(self.memory.total_bytes, self.memory.cgroup_limit_bytes or self.memory.total_bytes)
         memory_gib = round(memory_bytes / 2**30)
         gpus = [(gpu.uuid, gpu.name, gpu.driver) for gpu in self.gpus]
-        facts = repr((self.cpu_model, len(self.cores.ids), self.cores.usable, self.cores.quota, memory_gib, gpus))
-        digest = hashlib.sha256(facts.encode()).hexdigest()[:12]
+        text = repr((self.cpu_model, len(self.cores.ids), self.cores.usable, self.cores.quota, memory_gib, gpus))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return f"{self.cores.usable:g}c-{memory_gib}g-{len(self.gpus)}gpu-{digest}"
 
     def one_line(self) -> str:
@@ -110,16 +110,16 @@ def _physical_cores(base: Path, ids: list[int]) -> int | None:
 
 def _affinity(base: Path) -> set[int]:
     for line in (_read(base / "proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:") and (found := _id_list(line.split(":", 1)[1])):
-            return found
+        if line.startswith("Cpus_allowed_list:") and (ids := _id_list(line.split(":", 1)[1])):
+            return ids
     return os.sched_getaffinity(0)
 
 
 def _cpuset(base: Path) -> set[int]:
     for folder in _cgroup_folders(base, "cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-            if found := _id_list(_read(folder / name) or ""):
-                return found
+            if ids := _id_list(_read(folder / name) or ""):
+                return ids
     return set()
 
 

@@ -113,20 +113,20 @@ def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
         column = [settings.get(name) for settings, _ in runs]
         if None not in column and 1 < len(set(column)) < len(runs):
             alike.setdefault(tuple(map(column.index, column)), []).append(name)
-    found = []
+    effects = []
     for names in alike.values():
         values: dict[str, list[float]] = {}
         for settings, result in runs:
             values.setdefault(", ".join(settings[name] for name in names), []).append(result)
         between = sum(len(part) * (float(np.mean(part)) - float(results.mean())) ** 2 for part in values.values())
-        found.append(Effect(tuple(names), between / total if total > 0.0 else 0.0, values))
-    return sorted(found, key=lambda effect: -effect.share)
+        effects.append(Effect(tuple(names), between / total if total > 0.0 else 0.0, values))
+    return sorted(effects, key=lambda effect: -effect.share)
 
 
 def _interval(resampled: Callable[[int], np.ndarray], values: int, level: float, resamples: int) -> tuple[float, float]:
     """Quantiles of a statistic of resamples; ``resampled(n)`` returns n of these, each of ``values`` numbers."""
     chunk = max(1, _CHUNK_VALUES // values)
-    found = [resampled(min(chunk, resamples - start)) for start in range(0, resamples, chunk)]
+    parts = [resampled(min(chunk, resamples - start)) for start in range(0, resamples, chunk)]
     tail = (1.0 - level) / 2.0
-    low, high = np.quantile(np.concatenate(found), [tail, 1.0 - tail])
+    low, high = np.quantile(np.concatenate(parts), [tail, 1.0 - tail])
     return float(low), float(high)

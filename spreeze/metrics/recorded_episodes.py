@@ -188,7 +188,7 @@ def kept_evaluations(run_dir: Path) -> list[EvaluationKey]:
     return []
 
 
-def prune(run_dir: Path, most: int, most_bytes: float) -> None:
+def prune(run_dir: Path, max_evaluations: int, max_bytes: float) -> None:
     """Enforces the limits: deletes the oldest pictures, then the evaluations that their neighbours represent best.
 
     An evaluation counts by the share of the run's time between its neighbours, and by how far its return is from
@@ -200,17 +200,17 @@ def prune(run_dir: Path, most: int, most_bytes: float) -> None:
     sizes = {key: _age_and_size(folder / f"{key.id}.npz")[1] for key in keys}
     total = sum(sizes.values()) + sum(size for (_, size), _ in pictures)
     for (_, size), path in pictures:
-        if total <= most_bytes:
+        if total <= max_bytes:
             break
         path.unlink(missing_ok=True)
         total -= size
-    while len(keys) > 2 and (len(keys) > most or total > most_bytes):
+    while len(keys) > 2 and (len(keys) > max_evaluations or total > max_bytes):
         t = np.array([key.wall_s for key in keys])
         y = np.array([_return_mean(folder / f"{key.id}.npz") for key in keys])
         gap, off = (t[2:] - t[:-2]) / max(t[-1] - t[0], 1e-9), np.zeros(len(keys))
         for group in {key.group for key in keys}:  # each learner has returns of its own
-            own = np.array([index for index, key in enumerate(keys) if key.group == group])
-            off[own[1:-1]] = np.abs(y[own[1:-1]] - (y[own[2:]] + y[own[:-2]]) / 2.0) / max(np.ptp(y[own]), 1e-9)
+            at = np.array([index for index, key in enumerate(keys) if key.group == group])
+            off[at[1:-1]] = np.abs(y[at[1:-1]] - (y[at[2:]] + y[at[:-2]]) / 2.0) / max(np.ptp(y[at]), 1e-9)
         key = keys.pop(1 + int(np.argmin(gap + off[1:-1])))
         total -= sizes[key]
         for path in [folder / f"{key.id}.npz", *folder.glob(f"{key.id}-*")]:
@@ -247,12 +247,12 @@ def frames_path(run_dir: Path, key: EvaluationKey, kind: str) -> Path:
     return run_dir / FOLDER / f"{key.id}-{kind}{FRAMES}"
 
 
-def read_frames(path: Path, offset: int, most: int) -> tuple[bytes, bool]:
-    """At most ``most`` bytes of an episode's pictures from ``offset``, and whether these are the last ones."""
+def read_frames(path: Path, offset: int, max_bytes: int) -> tuple[bytes, bool]:
+    """At most ``max_bytes`` of an episode's pictures from ``offset``, and whether these are the last ones."""
     for file_path, final in ((path, True), (path.with_suffix(UNFINISHED), False), (path, True)):
         with contextlib.suppress(OSError), _opened(file_path) as file:
             file.seek(offset)
-            data = file.read(most)
+            data = file.read(max_bytes)
             return data, final and offset + len(data) >= os.fstat(file.fileno()).st_size
     return b"", False
 

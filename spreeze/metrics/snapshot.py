@@ -152,7 +152,7 @@ def snapshot_of(
     *,
     state: str,
     table: MetricTable = TABLE,
-    **own: Any,
+    **extra: Any,
 ) -> Snapshot:
     """The state of a run now: for its terminal from the run's own process, for the page from its directory.
 
@@ -163,7 +163,7 @@ def snapshot_of(
         data_flow: how its mode runs its algorithm; None if unknown.
         state: its state.
         table: the metrics.
-        own: fields of the snapshot that only the run's own process knows, or knows better.
+        extra: fields of the snapshot that only the run's own process knows, or knows better.
     """
     lag = data_flow.lag if data_flow else None
     replay = config.get("replay", {}) if lag is None else {}
@@ -212,7 +212,7 @@ def snapshot_of(
         "sampler_shares": {} if rests else split_of(values, "sampler", table=table),
         "learner_shares": {} if rests else split_of(values, "learner", on_policy=on_policy, table=table),
     }
-    return Snapshot(**known | own)
+    return Snapshot(**known | extra)
 
 
 _LIMITS = ("seconds", "env_steps", "updates", "target_return")

@@ -184,23 +184,23 @@ class MetricsReader:
         A RunError, here and below, if the file is damaged or takes too long to read.
         """
         with self._session() as query:
-            found = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
-            if not found:
+            head = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
+            if not head:
                 return _bucketed((name, "", ""), np.empty((0, 5)), max_points)
-            number, unit, meaning = found[0]
+            number, unit, meaning = head[0]
             rows = _rows(query, self._raw(query), number, since, max_points)
             return _bucketed((name, str(unit), str(meaning)), rows, max_points)
 
     def whole_series(self, name: str) -> Series:
         """A series in full: roll-ups, then all raw points."""
         with self.connected() as reader:
-            found = reader.series(name, max_points=_MAX_ROWS)
+            rolled = reader.series(name, max_points=_MAX_ROWS)
             points = np.array(reader.tail([name], -1.0, _MAX_ROWS).get(name, []), np.float64).reshape(-1, 3)
         # A roll-up may already cover the first raw points.
-        older = found.t < (points[0, 0] if len(points) else math.inf)
+        older = rolled.t < (points[0, 0] if len(points) else math.inf)
         t, step, value = points.T
-        columns = zip(found[3:], (t, step, value, value, value), strict=True)
-        return Series(*found[:3], *(np.concatenate([column[older], raw]) for column, raw in columns))
+        columns = zip(rolled[3:], (t, step, value, value, value), strict=True)
+        return Series(*rolled[:3], *(np.concatenate([column[older], raw]) for column, raw in columns))
 
     def latest(self) -> dict[str, Point]:
         """The newest value of every series, however old."""

@@ -45,7 +45,7 @@ class BesideRunTuner(TunerThread):
         tuning = self._tuning
 
         @contextlib.contextmanager
-        def alone() -> Iterator[None]:
+        def exclusive() -> Iterator[None]:
             """Suspends the workers; waits for the end of the user's pause, and preserves one that begins."""
             while is_paused(run) and not self._ended.stop_requested:
                 time.sleep(PAUSE_S)
@@ -58,7 +58,7 @@ class BesideRunTuner(TunerThread):
 
         problem = tuning.problem()
         ends_s = AWAKE() + problem.targets.budget_s
-        measurer = tuning.measurer(problem, ends_s, alone=alone, interrupts=self._ended)
+        measurer = tuning.measurer(problem, ends_s, exclusive=exclusive, interrupts=self._ended)
         return tuning.search(problem, measurer, note)
 
     def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:

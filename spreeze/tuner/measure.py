@@ -61,15 +61,15 @@ class Measurer:
         ends_s: float,
         interrupts: Stopping,
         samplers_only: bool = False,
-        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        exclusive: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """Starts nothing yet; all must be done at ``ends_s``; ``samplers_only`` measures without a learner.
 
         One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``. The context of
-        ``alone`` keeps the workers of a run from computing during a turn of a mode's real workers.
+        ``exclusive`` keeps the workers of a run from computing during a turn of a mode's real workers.
         """
         on_policy = plan.config.on_policy is not None
-        self._plan, self._ends_s, self._alone = plan, ends_s, alone
+        self._plan, self._ends_s, self._exclusive = plan, ends_s, exclusive
         self._helper = None if on_policy or samplers_only else UpdateHelper(plan, memory_cap_bytes, interrupts)
         self._kind = HOST if samplers_only else ROLLOUTS if on_policy else REPLAY
         self._open = functools.partial(
@@ -138,7 +138,7 @@ class Measurer:
             settle_s, window_s = pace.divided(end - AWAKE(), sum(len(one.candidates) for one in trials))
             for number in range(pace.repeats):
                 for trial in trials[:: 1 if number % 2 == 0 else -1]:
-                    with self._alone():
+                    with self._exclusive():
                         trial.attempt(functools.partial(trial.take_turn, number, settle_s, window_s))
                 if self.seconds_left() < 0.0:
                     break

@@ -239,13 +239,13 @@ class Sharing:
     def forecast(self, setting: Setting) -> tuple[float, float, float]:
         """(updates/s, env steps/s, share of the cores) of a setting whose learner was measured alone."""
         batch, samplers, ratio = setting[BATCH], setting[SAMPLERS], setting[RATIO]
-        alone = 1.0 / self.costs[kind_of(setting)].update_s(batch)
+        updates_alone = 1.0 / self.costs[kind_of(setting)].update_s(batch)
         quiet, duty = float(setting[THREADS]), 1.0
         full = samplers * self._factor(self.sampler, quiet + 1.0)
         if ratio > 0.0:
-            duty = min(1.0, alone * self._factor(self.learner, quiet) * batch / (ratio * full))
+            duty = min(1.0, updates_alone * self._factor(self.learner, quiet) * batch / (ratio * full))
         busy = samplers * duty + quiet
-        updates = alone * self.speed(busy) * self._factor(self.learner, busy)
+        updates = updates_alone * self.speed(busy) * self._factor(self.learner, busy)
         steps = samplers * duty * self.speed(busy) * self._factor(self.sampler, busy)
         if ratio > 0.0:
             steps = min(steps, updates * batch / ratio)

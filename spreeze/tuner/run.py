@@ -453,9 +453,9 @@ def cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / f"spreeze-cache-{os.getuid()}"
 
 
-def cache_key(facts: dict[str, Any]) -> str:
+def cache_key(values: dict[str, Any]) -> str:
     """Key of a result in the cache, which changes with each of the facts that it depends on; checksum of a result."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _changed_s(path: Path) -> float | None:
