@@ -453,7 +453,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "ok": all(check.status != "fail" for check in checks),
         "checks": [dataclasses.asdict(check) for check in checks],
-        "machine": {**machine.to_json(), "identity": machine.identity(), "one_line": machine.one_line()},
+        "machine": {**dataclasses.asdict(machine), "identity": machine.identity(), "one_line": machine.one_line()},
         "env": environment,
         "cluster": hosts,
         "versions": versions(),

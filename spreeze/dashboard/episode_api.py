@@ -32,6 +32,7 @@ from spreeze.metrics.recorded_episodes import (
     is_term,
     kept_evaluations,
     marks_of,
+    names_of,
     read_frames,
     read_recording,
     returns_to_go,
@@ -210,7 +211,7 @@ def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[di
     """Reward and its terms, value and return, actions, observations, other numbers; step 0 is the reset."""
 
     def named(name: str, columns: np.ndarray) -> list[tuple[str, np.ndarray]]:
-        return list(zip(_names(facts, name), columns.T, strict=False))
+        return list(zip(names_of(facts, name), columns.T, strict=False))
 
     info = named("info", chosen.info)
     terms = [(name, column) for name, column in info if is_term(name)]
@@ -230,11 +231,6 @@ def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[di
 def _strip(title: str, lines: Sequence[tuple[str, np.ndarray]], first: int) -> dict[str, Any]:
     shown = [{"name": clean(name, 60), "y": [_finite(value) for value in column]} for name, column in lines]
     return {"title": title, "first": first, "most": _COLUMNS, "lines": shown}
-
-
-def _names(facts: Any, name: str) -> list[str]:
-    names = facts.get(name)
-    return [str(text) for text in names] if isinstance(names, list) else []
 
 
 def _finite(value: float) -> float | None:

@@ -99,19 +99,17 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
     uuid = _query(nvml.nvmlDeviceGetUUID, handle)
     memory, live = _query(nvml.nvmlDeviceGetMemoryInfo, handle), _live(nvml, handle)
+    names = ("power_limit_w", "clock_max_hz", "use", "power_w", "clock_hz")
+    measured: dict[str, Any] = {name: live.get(f"gpu_{name}") for name in names}
     return GpuFacts(
         index=index,
         uuid=uuid,
         name=_query(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
-        power_limit_w=live.get("gpu_power_limit_w"),
-        clock_max_hz=live.get("gpu_clock_max_hz"),
         driver=_query(nvml.nvmlSystemGetDriverVersion),
         is_mig=str(uuid).startswith("MIG-"),
-        use=live.get("gpu_use"),
-        power_w=live.get("gpu_power_w"),
-        clock_hz=live.get("gpu_clock_hz"),
+        **measured,
     )
 
 

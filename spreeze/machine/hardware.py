@@ -7,7 +7,6 @@ cores is never ``cpu_count()`` but follows from affinity, cgroup quota and cpuse
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import math
 import os
@@ -60,9 +59,6 @@ class Machine:
     gpu_reason: str
     kernel: str | None
     python_version: str
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
     def identity(self) -> str:
         """A short cache key that changes when measured choices no longer hold on this machine."""

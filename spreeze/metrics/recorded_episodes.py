@@ -353,7 +353,7 @@ def _ending(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Mark:
 
 
 def _action_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterator[Mark]:
-    names, bounds, counts = _texts(facts, "actions"), facts.get("bounds"), facts.get("options")
+    names, bounds, counts = names_of(facts, "actions"), facts.get("bounds"), facts.get("options")
     for column, name in enumerate(names[: episode.action.shape[1]]):
         values = episode.action[:, column]
         if isinstance(counts, list) and column < len(counts) and counts[column]:
@@ -374,7 +374,7 @@ def _reward_marks(episode: RecordedEpisode, facts: Mapping[str, Any]) -> Iterato
         worst = int(reward.argmin())
         if reward[worst] < reward.mean() - _OUTLIER * reward.std():
             yield Mark(f"least reward {number(float(reward[worst]))} at step {worst + 1:,}", worst + 1)
-    names = enumerate(_texts(facts, "info")[: episode.info.shape[1]])
+    names = enumerate(names_of(facts, "info")[: episode.info.shape[1]])
     sums = [(name, float(np.nansum(episode.info[:, column]))) for column, name in names if is_term(name)]
     if sums:
         sums.sort(key=lambda term: -abs(term[1]))
@@ -386,6 +386,7 @@ def is_term(name: str) -> bool:
     return any(word in name.lower() for word in ("reward", "rew_", "cost", "penalty", "bonus"))
 
 
-def _texts(facts: Mapping[str, Any], name: str) -> Sequence[str]:
-    texts = facts.get(name)
-    return [str(text)[:80] for text in texts] if isinstance(texts, list) else []
+def names_of(facts: Mapping[str, Any], name: str) -> Sequence[str]:
+    """The names of actions, observations or numbers of ``info`` in a recording's facts, none if they are damaged."""
+    names = facts.get(name)
+    return [str(text)[:80] for text in names] if isinstance(names, list) else []

@@ -156,17 +156,9 @@ class Phase(IntEnum):
 
 
 DEADLINE_S: dict[Phase, float] = {
-    Phase.START: 120.0,
-    Phase.INIT: 120.0,
-    Phase.RESET: 60.0,
-    Phase.STEP: 30.0,
-    Phase.WAIT: 30.0,
-    Phase.UPDATE: 60.0,
-    Phase.PUBLISH: 60.0,
-    Phase.CHECKPOINT: 120.0,
-    Phase.EVALUATE: 60.0,
-    Phase.RENDER: 60.0,
-    Phase.DONE: 30.0,
+    **dict.fromkeys(Phase, 60.0),
+    **dict.fromkeys((Phase.START, Phase.INIT, Phase.CHECKPOINT), 120.0),
+    **dict.fromkeys((Phase.STEP, Phase.WAIT, Phase.DONE), 30.0),
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
 
@@ -179,9 +171,9 @@ def deadlines(step_s: float, start_s: float) -> dict[Phase, float]:
 
 
 DEADLINE_SETTINGS: dict[Phase, str] = {
-    Phase.STEP: "sampling.step_deadline_s", Phase.INIT: "sampling.start_deadline_s",
-    Phase.RESET: "sampling.start_deadline_s",
-}  # fmt: skip
+    Phase.STEP: "sampling.step_deadline_s",
+    **dict.fromkeys((Phase.INIT, Phase.RESET), "sampling.start_deadline_s"),
+}
 """The settings that change deadlines of phases."""
 
 

@@ -167,18 +167,13 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
     if stage not in _NEEDED or any(finite_number(setting.get(key), _MAX) is None for key in _NEEDED[stage]):
         return None
-    updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
-    spreads = [value for value in (spread(updates), spread(steps)) if value is not None]
-    return MeasuredRow(
-        stage,
-        setting,
-        _middle(updates),
-        _middle(steps),
-        max(spreads, default=None),
-        _middle(busy),
-        finite_number(entry.get("score"), _MAX),
-        entry["failure"] if isinstance(entry.get("failure"), str) else None,
-    )
+    rates = {name: _rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share")}
+    spreads = [spread(rates[name]) for name in ("updates_per_s", "env_steps_per_s")]
+    medians = {name: statistics.median(values) if values else None for name, values in rates.items()}
+    largest = max((value for value in spreads if value is not None), default=None)
+    score, failure = finite_number(entry.get("score"), _MAX), entry.get("failure")
+    failure = failure if isinstance(failure, str) else None
+    return MeasuredRow(stage, setting, spread=largest, score=score, failure=failure, **medians)
 
 
 def _rates(value: Any) -> list[float]:
@@ -188,10 +183,6 @@ def _rates(value: Any) -> list[float]:
 def setting_text(value: Any) -> str:
     """A setting as it is written on a command line."""
     return DASH if value is None else clean(f"{value:g}" if isinstance(value, float) else value, 40)
-
-
-def _middle(rates: list[float]) -> float | None:
-    return statistics.median(rates) if rates else None
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -217,7 +217,7 @@ class Tuning:
             "measured_at": time.strftime("%Y-%m-%d %H:%M"),
             "measured_s": time.time(),
             "seconds": seconds,
-            "machine": machine.to_json(),
+            "machine": dataclasses.asdict(machine),
             "machine_id": machine.identity(),
             "env": probe.spec.env_id,
             "algo": config.run.algo,

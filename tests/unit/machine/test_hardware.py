@@ -1,5 +1,6 @@
 """Cores, memory and GPUs as containers of all kinds show them, played by fake /proc and /sys trees."""
 
+import dataclasses
 import json
 import threading
 from types import SimpleNamespace
@@ -140,7 +141,7 @@ def test_nonsense_in_every_file_is_ignored(tmp_path, text):
 
 def test_real_machine_is_json_and_one_line():
     machine = hardware.read_machine()
-    assert json.loads(json.dumps(machine.to_json()))["cores"]["usable"] == machine.cores.usable
+    assert json.loads(json.dumps(dataclasses.asdict(machine)))["cores"]["usable"] == machine.cores.usable
     assert "usable core" in machine.one_line()
     assert "\n" not in machine.one_line()
 
