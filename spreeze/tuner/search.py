@@ -472,9 +472,8 @@ class Search:
             # Settings that do not affect learning, with no more samplers than those that failed and those that ran.
             candidates = unmoved or expected
             untried = [scored for scored in candidates if scored.setting not in rows] or candidates
-            fewer = [
-                scored for scored in untried if scored.setting[SAMPLERS] <= min(plain.setting[SAMPLERS], max_samplers)
-            ]
+            max_samplers = min(plain.setting[SAMPLERS], max_samplers)
+            fewer = [scored for scored in untried if scored.setting[SAMPLERS] <= max_samplers]
             self.chosen = model.pick(problem, fewer or untried)
             why = next((f": {row.failure}" for row in rows.values() if row.failure), "")
             self.doubts.append(f"the expected best could not be measured{why}")

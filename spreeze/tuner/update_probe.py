@@ -160,10 +160,8 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
             parallel=parallel,
         )
         # The recording of a graph is never timed, however long it takes.
-        warm_s, needed = time.perf_counter(), max(_MIN_WARM_UPDATES, learning.updates_before_replay)
-        while learning.updates < needed or (
-            learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S
-        ):
+        warm_s, first = time.perf_counter(), max(_MIN_WARM_UPDATES, learning.updates_before_replay)
+        while learning.updates < first or (learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S):
             learning.update()
         synchronise(device)
         start_s = time.perf_counter() - start
