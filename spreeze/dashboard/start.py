@@ -7,7 +7,6 @@ import dataclasses
 import math
 import re
 import tomllib
-from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -563,16 +563,16 @@ def group_cells(report: Report) -> list[dict[str, str]]:
             "runs": number(group.runs),
             "final return": spread_text(group.final),
             "return at equal time": spread_text(group.final_time),
-            **{title: time_text(report, group, kind) for title, (kind, _) in times.items()},
+            **{title: _time_text(report, group, kind) for title, (kind, _) in times.items()},
         }
         for group in report.groups
     ]
 
 
-def time_text(report: Report, group: GroupReport, kind: str, form: Callable[[float | None], str] = duration) -> str:
+def _time_text(report: Report, group: GroupReport, kind: str) -> str:
     """The time to the only target, ``kind`` being a field such as ``held_s``; ``(1 of 3)`` where not all have it."""
     known = sum(getattr(run, kind)[0] is not None for run in report.runs if run.group == group.group)
-    shown = spread_text(getattr(group, kind)[0], form)
+    shown = spread_text(getattr(group, kind)[0], duration)
     return shown if known == group.runs else f"{shown} ({known} of {group.runs})"
 
 
