@@ -24,7 +24,7 @@ from spreeze.runtime.plan import RunPlan, TunerChoice
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table
 from spreeze.transport.status_table import RetunedSettings
-from spreeze.tuner.knobs import as_configured, find_memory_plan, most_samplers
+from spreeze.tuner.knobs import as_configured, find_memory_plan, max_samplers
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     BATCH,
@@ -75,7 +75,7 @@ def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
     problem = dataclasses.replace(problem, memory_plan=find_memory_plan(problem))
     assert problem.memory_plan is not None
     first = as_configured(problem).replace(ENVS, problem.memory_plan.envs_per_sampler.value)
-    return first, problem.pin(SAMPLERS) or max(first[SAMPLERS], most_samplers(problem, 1))
+    return first, problem.pin(SAMPLERS) or max(first[SAMPLERS], max_samplers(problem, 1))
 
 
 def is_paused(run: Assembly) -> bool:

@@ -126,7 +126,7 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
 # --- samplers and replay ---
 
 
-def most_samplers(problem: TuningProblem, threads: int) -> int:
+def max_samplers(problem: TuningProblem, threads: int) -> int:
     """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
 
     Two even on one core: the number of samplers sets the share that they get of it. More where environments wait most
@@ -145,7 +145,7 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
     """Numbers of samplers: 1, 2, 3, 4, 6, 8 ... and those that fill the cores; finer steps would be chosen by noise."""
     if problem.pin(SAMPLERS) is not None:
         return [problem.pin(SAMPLERS)]
-    high = most_samplers(problem, setting[THREADS])
+    high = max_samplers(problem, setting[THREADS])
     physical = int(problem.physical_cores or problem.usable_cores) - setting[THREADS]
     return sorted({count for count in (*_LADDER, physical, high) if 1 <= count <= 0.85 * high or count == high})
 
@@ -172,7 +172,7 @@ def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
     return [ratio for ratio in steps if ratio == start or 0.5 <= ratio <= high]
 
 
-def _moved(problem: TuningProblem, name: str, value: float) -> float:
+def _distance(problem: TuningProblem, name: str, value: float) -> float:
     start = problem.configured[name]
     return round(abs(math.log(value / start)), 6) if value > 0 and start > 0 else 0.0
 
@@ -406,7 +406,7 @@ def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
 # --- the table ---
 
 
-def _least(problem: TuningProblem, name: str, value: int) -> int:
+def _value_itself(problem: TuningProblem, name: str, value: int) -> int:
     return value
 
 
@@ -437,7 +437,7 @@ KNOBS = (
         trial=LEARNER,
         candidates=_threads,
         text_format="{} learner thread{s}",
-        tie=_least,
+        tie=_value_itself,
     ),
     Knob(name=PRECISION, trial=LEARNER, text_format="learner in {}", usual="float32", precedence=-1),
     Knob(
@@ -445,7 +445,7 @@ KNOBS = (
         candidates=sampler_counts,
         text_format="{} sampler{s}",
         precedence=1,
-        tie=_least,
+        tie=_value_itself,
         figures="{env_steps_per_s:.0f} env steps/s in a run, beside {updates_per_s:.0f} updates/s",
     ),
     Knob(name=ENVS, trial=FACTS, text_format="{} environment{s} per sampler", label="envs"),
@@ -455,7 +455,7 @@ KNOBS = (
         candidates=ratios,
         text_format="at least {:g} samples per insert",
         label="samples/insert",
-        tie=_moved,
+        tie=_distance,
     ),
     Knob(name=RATIO_MAX, trial=FACTS, text_format="the learner waits above {:g} samples per insert"),
     Knob(

@@ -12,7 +12,7 @@ from spreeze.tuner.knobs import (
     find_memory_plan,
     knob_names,
     learner_kinds,
-    most_samplers,
+    max_samplers,
     ordered,
     ratios,
 )
@@ -267,7 +267,7 @@ def _every_number(problem, threads):
     """All numbers of samplers up to 12, then about every eighth part more."""
     if problem.pin(SAMPLERS) is not None:
         return [problem.pin(SAMPLERS)]
-    most = most_samplers(problem, threads)
+    most = max_samplers(problem, threads)
     return [count for count in range(1, most + 1) if count <= 12 or count % (1 + count // 8) == 0 or count == most]
 
 
