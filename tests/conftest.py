@@ -76,7 +76,14 @@ def pytest_unconfigure():
 
 
 def pytest_runtest_setup(item):
-    """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
+    """Decides how processes start, also for fixtures of the module; skips what needs more CUDA devices than there are.
+
+    Processes of Spreeze start warm in ``tests/runs`` and in tests marked ``warm``, but in those marked ``cold``. A mark
+    ``gpu`` needs one CUDA device, ``gpu(2)`` two.
+    """
+    warm.FIRST.wanted = _is_warm(item)
+    if not (warm.FIRST.wanted or item.path.parent.name == "runs"):
+        warm.FIRST.close()  # to tests of processes it is one too many
     marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]
     if marks:
         import torch
@@ -136,12 +143,9 @@ def _descriptors() -> set[str]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def warm_starts(request):
-    """Processes of Spreeze start warm in ``tests/runs`` and in tests marked ``warm``, but in those marked ``cold``."""
-    warm.FIRST.wanted = _is_warm(request.node)
-    if not (warm.FIRST.wanted or request.path.parent.name == "runs"):
-        warm.FIRST.close()  # to tests of processes it is one too many
+@pytest.fixture
+def warm_starts():
+    """The nursery of this session of tests."""
     return warm.FIRST
 
 

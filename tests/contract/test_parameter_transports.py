@@ -124,6 +124,7 @@ def test_a_learner_that_starts_again_begins_a_new_epoch_whatever_its_version(whe
         publish(where, 51)
 
 
+@pytest.mark.warm
 def test_publishers_that_are_killed_leave_whole_versions_and_successors_go_on(where):
     publish(where, 0)
     address, fds = where.address()

@@ -7,9 +7,11 @@ import resource
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import warm
 from harness import PATIENCE_S, REPO, SUPPORT, poll
 
 pytestmark = [pytest.mark.warm, pytest.mark.skipif(sys.platform != "linux", reason="tests start warm on Linux")]
@@ -132,14 +134,18 @@ def test_a_warm_process_is_a_child_of_its_caller_and_its_nursery_ends_with_it(wa
     poll(lambda: not nursery.is_running() or nursery.status() == psutil.STATUS_ZOMBIE, what="the end of the nursery")
 
 
-def test_where_the_nursery_was_killed_the_next_process_begins_another(warm_starts):
-    with started() as process:
-        process.communicate(timeout=PATIENCE_S)
-    warm_starts.process.kill()
-    warm_starts.process.wait()
-    with started() as process:
-        assert warm_starts.latest == process.pid
-        process.communicate(timeout=PATIENCE_S)
+def test_where_the_nursery_was_killed_the_next_process_begins_another(monkeypatch):
+    first, begun = warm.FirstNursery(), []
+
+    def begin(self):
+        begun.append(SimpleNamespace(code=None))
+        self.process = SimpleNamespace(poll=lambda: begun[-1].code)
+        self._nursery = SimpleNamespace(start=lambda told, fds: 100 * len(begun) + told["number"])
+
+    monkeypatch.setattr(warm.FirstNursery, "_begin", begin)
+    assert [first.start({"number": number}, []) for number in (1, 2)] == [101, 102]
+    begun[-1].code = -signal.SIGKILL
+    assert first.start({"number": 3}, []) == first.latest == 203
 
 
 def test_limits_that_a_caller_sets_at_once_hold(warm_starts):

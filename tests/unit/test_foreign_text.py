@@ -25,6 +25,8 @@ from spreeze.machine import output
 from spreeze.transport.weights import encode, read_weights
 from spreeze.tuner import run as tuner_run
 
+pytestmark = pytest.mark.warm
+
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b]52;c;b3du\x1b\\\x9b31m\r\x08\u202e\u2066\ufeff\udc9b\x00[bold][link=http://evil.example]x"
 """Sets the title, clears the screen, fills the clipboard, colours, goes back, turns the direction; rich's markup."""
 UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
@@ -66,7 +68,6 @@ def plain(capsys):
     return out + err
 
 
-@pytest.mark.warm
 def test_the_list_of_runs_is_plain_text(foreign, capsys):
     shutil.copytree(foreign, foreign.with_name("b" * 120))
     shutil.copytree(foreign, foreign.with_name(f"a\n\x1b[31mb{'x' * 150}"))

@@ -191,6 +191,7 @@ def test_a_known_description_stays_what_it_is_whatever_the_rule():
 # --- drawn ---
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("drawn", ["init", "reset"])
 def test_what_observes_what_it_draws_is_made_with_a_render_mode_and_says_so(drawn):
     probe = probe_env(ID, MODULE, steps=0, args=(f"drawn={drawn}", "sees=plain"))
@@ -202,12 +203,14 @@ def test_what_observes_what_it_draws_is_made_with_a_render_mode_and_says_so(draw
     assert probe_env(ID, MODULE, steps=0, args=probe.spec.args).notes == probe.notes[1:]
 
 
+@pytest.mark.warm
 def test_an_environment_that_fails_now_and_then_is_not_taken_for_one_that_draws():
     probe = probe_env("habits/Fails-v0", MODULE, steps=0, args=("sees=plain",), picture=False)
     assert probe.spec.args == ("sees=plain",)
     assert not any("render_mode" in note for note in probe.notes)
 
 
+@pytest.mark.warm
 def test_the_error_of_an_environment_that_drawing_does_not_help_is_its_own():
     with pytest.raises(EnvironmentError_, match="unexpected keyword argument 'no_such'"):
         probe_env(ID, MODULE, steps=0, args=("no_such=1",))

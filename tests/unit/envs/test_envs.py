@@ -432,6 +432,7 @@ def test_a_fault_at_reset(monkeypatch):
 # --- probe ---
 
 
+@pytest.mark.warm
 def test_a_probe_reports_spaces_and_step_time():
     probe = probe_env("Pendulum-v1", steps=500)
     assert (probe.spec.obs_dim, probe.spec.action.low) == (3, (-2.0,))
@@ -439,6 +440,7 @@ def test_a_probe_reports_spaces_and_step_time():
     assert probe.step_cv >= 0.0
 
 
+@pytest.mark.warm
 def test_a_probe_that_was_stopped_meanwhile_is_tried_again(tmp_path, monkeypatch):
     """As by Ctrl-Z: the first child would never end."""
     hangs = tmp_path / "hangs"
@@ -458,11 +460,13 @@ def test_a_probe_that_was_stopped_meanwhile_is_tried_again(tmp_path, monkeypatch
     assert hangs.exists()
 
 
+@pytest.mark.warm
 def test_a_quick_probe_describes_without_timing():
     probe = probe_env("Pendulum-v1", steps=0)
     assert probe.step_us_median is None
 
 
+@pytest.mark.warm
 def test_a_probe_hands_on_the_error_of_the_environment():
     with pytest.raises(EnvironmentError_, match="unknown environment"):
         probe_env("CartPol-v1", steps=0)
@@ -510,6 +514,7 @@ def test_the_time_of_a_step_leaves_out_what_it_waited_for_a_core(monkeypatch, st
     assert probe.measure(task, len(step_us), 0, 0.0).step_us_median == pytest.approx(told_us, rel=0.05)
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -526,6 +531,7 @@ def test_a_probe_survives_an_environment_that_does_not(monkeypatch, name, value,
         probe_env(FAULT, FAULT_MODULE, steps=0, deadline_s=deadline_s)
 
 
+@pytest.mark.warm
 def test_a_fatal_fault_can_be_limited_to_one_process(monkeypatch, tmp_path):
     monkeypatch.setenv("SPREEZE_FAULT_EXIT_AT", "1")
     monkeypatch.setenv("SPREEZE_FAULT_ONCE", str(tmp_path / "happened"))
@@ -583,6 +589,7 @@ def test_a_child_ended_by_a_signal_without_a_name_is_reported_by_its_number():
     assert [ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize(("cost", "shares"), [("sleep", (0.0, 0.5)), ("spin", (1.0, 1.0))])
 def test_a_probe_tells_environments_that_wait_from_those_that_compute(cost, shares):
     args = ("mean_s=0.002", f"cost={cost}")

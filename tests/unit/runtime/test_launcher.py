@@ -26,7 +26,6 @@ from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, group_argume
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table
 
-pytestmark = pytest.mark.cold
 _HOLDER = """
 import sys, time
 from pathlib import Path
@@ -93,6 +92,7 @@ def until_messages(process, kind):
     return found
 
 
+@pytest.mark.warm
 @every_launcher
 def test_a_worker_starts_speaks_is_killed_and_its_end_is_seen(tmp_path, name):
     with worker(tmp_path, LAUNCHERS[name]) as (process, status):
@@ -111,6 +111,7 @@ def test_a_worker_starts_speaks_is_killed_and_its_end_is_seen(tmp_path, name):
         assert process.kill_and_wait() == -signal.SIGKILL, "who has ended can be killed again"
 
 
+@pytest.mark.warm
 @every_launcher
 def test_a_worker_that_was_asked_to_stop_ends_by_itself(tmp_path, name):
     with worker(tmp_path, LAUNCHERS[name]) as (process, status):

@@ -19,7 +19,7 @@ from spreeze.types import Jsonable
 from spreeze.workers.main import install_fds, receive
 from spreeze.workers.roles import Address
 
-pytestmark = pytest.mark.cold
+pytestmark = pytest.mark.warm
 _TWO_CORES = pytest.mark.skipif(read_machine().cores.usable < 2, reason="a head start takes a core of its own")
 _HOLDER = """
 import sys, time
@@ -34,6 +34,7 @@ def _began_early(process):
     return process.cmdline()[3] == "--wait"
 
 
+@pytest.mark.cold  # its command line is looked at
 @_TWO_CORES
 def test_the_first_learner_of_a_run_loads_beforehand_and_a_restarted_one_is_fresh(tmp_path):
     with Run(tmp_path, *PENDULUM, "--set", "learner.checkpoint_interval_s=0.5") as run:
@@ -60,6 +61,7 @@ def test_what_an_early_learner_prints_is_in_its_log(tmp_path):
         assert run.stop()[0] == 0
 
 
+@pytest.mark.cold  # processes are known by their variables
 def test_a_run_that_is_refused_leaves_no_process(tmp_path):
     run, code, _ = train(tmp_path, "--env", "NoSuchTask-v0")
     assert code == 2
