@@ -211,40 +211,59 @@ def test_pictures_come_in_bounded_pieces(run, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))
-def test_a_click_on_a_curve_shows_the_moving_episode(run, tmp_path):
+def test_the_newest_episode_of_a_run_without_pictures_moves_and_a_click_on_a_curve_shows_another(run, tmp_path):
+    recorded_run(run.parent, "short")
+    with web.server(run.parent, tmp_path / "server.log") as (address, _), web.browser() as driver:
+        web.enter(driver, address, run.parent)
+        driver.get(f"{address}/?run=short")
+        the_newest_episode_moves(driver)
+        driver.get(f"{address}/?run=r1")
+        a_click_on_a_curve_shows_an_episode(driver, kept_evaluations(run)[0].id)
+
+
+def the_newest_episode_moves(driver):
+    card = "return document.querySelector('.sz-picture')?.innerText ?? ''"
+    web.wait(lambda: "recorded at 0:20 min: median episode" in driver.execute_script(card))
+    moving = "return window.__spreeze.frames"
+    web.wait(lambda: driver.execute_script(moving) > 5, lambda: driver.execute_script(card))
+    assert "No picture" not in driver.execute_script(card)
+    pause = driver.find_element("css selector", ".sz-picture .sz-button")
+    pause.click()
+    assert pause.text == "Play"
+    assert driver.execute_script("return window.__spreeze.errors") == []
+
+
+def a_click_on_a_curve_shows_an_episode(driver, evaluation):
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     player = "return window.__episode"
-    with web.server(run.parent, tmp_path / "server.log") as (address, _), web.browser() as driver:
-        web.enter(driver, address, run.parent)
-        driver.get(f"{address}/?run=r1")
-        drawn = "return document.querySelector('[data-chart=return]')?.__chart?.draws > 0"
-        web.wait(lambda: driver.execute_script(drawn))
+    drawn = "return document.querySelector('[data-chart=return]')?.__chart?.draws > 0"
+    web.wait(lambda: driver.execute_script(drawn))
 
-        def opened():  # again and again: what is above may have changed its height meanwhile
-            curve = driver.find_element("css selector", "[data-chart=return] canvas")
-            driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", curve)
-            ActionChains(driver).move_to_element(curve).click().perform()
-            return driver.execute_script("return document.querySelector('.sz-player')?.open")
+    def opened():  # again and again: what is above may have changed its height meanwhile
+        curve = driver.find_element("css selector", "[data-chart=return] canvas")
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", curve)
+        ActionChains(driver).move_to_element(curve).click().perform()
+        return driver.execute_script("return document.querySelector('.sz-player')?.open")
 
-        web.wait(opened)
-        caption = "return document.querySelector('.sz-player')?.innerText"
-        moving = lambda: (driver.execute_script(player) or {}).get("pictures", 0) > 3  # noqa: E731
-        web.wait(moving, lambda: driver.execute_script(caption))
-        shown = driver.execute_script(player)
-        assert (shown["id"], shown["kind"]) == (kept_evaluations(run)[0].id, "worst")
-        step = "return document.querySelector('.sz-player .sz-player-left > .sz-strong').textContent"
-        focus = driver.find_element("css selector", ".sz-player input[type=range]")
-        focus.send_keys(Keys.HOME)
-        focus.send_keys(Keys.ARROW_RIGHT)
-        assert driver.execute_script(step) == "step 1 of 200", "an arrow key pauses and goes one step"
-        reading = "return document.querySelector('.sz-player-strip .sz-keys .sz-strong').textContent"
-        web.wait(lambda: driver.execute_script(reading) not in ("", "-"))
-        press = "[...document.querySelectorAll('.sz-player button')].find(b => b.innerText.startsWith('best')).click()"
-        driver.execute_script(press)
-        web.wait(lambda: driver.execute_script(player)["kind"] == "best")
-        assert driver.execute_script("return window.__spreeze.errors") == []
+    web.wait(opened)
+    caption = "return document.querySelector('.sz-player')?.innerText"
+    moving = lambda: (driver.execute_script(player) or {}).get("pictures", 0) > 3  # noqa: E731
+    web.wait(moving, lambda: driver.execute_script(caption))
+    shown = driver.execute_script(player)
+    assert (shown["id"], shown["kind"]) == (evaluation, "worst")
+    step = "return document.querySelector('.sz-player .sz-player-left > .sz-strong').textContent"
+    focus = driver.find_element("css selector", ".sz-player input[type=range]")
+    focus.send_keys(Keys.HOME)
+    focus.send_keys(Keys.ARROW_RIGHT)
+    assert driver.execute_script(step) == "step 1 of 200", "an arrow key pauses and goes one step"
+    reading = "return document.querySelector('.sz-player-strip .sz-keys .sz-strong').textContent"
+    web.wait(lambda: driver.execute_script(reading) not in ("", "-"))
+    press = "[...document.querySelectorAll('.sz-player button')].find(b => b.innerText.startsWith('best')).click()"
+    driver.execute_script(press)
+    web.wait(lambda: driver.execute_script(player)["kind"] == "best")
+    assert driver.execute_script("return window.__spreeze.errors") == []
 
 
 _AGENT = """
@@ -278,21 +297,3 @@ def test_a_recorded_episode_is_shown_without_a_live_picture_and_once_more_when_t
     found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     nothing_yet, no_picture, live, ended, unseen = json.loads(found.stdout)
     assert (nothing_yet, no_picture, live, ended, unseen) == ([], [True], [], [False], [])
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))
-def test_a_run_without_any_picture_shows_its_newest_recorded_episode_move(tmp_path):
-    recorded_run(tmp_path / "runs", "short")
-    with web.server(tmp_path / "runs", tmp_path / "server.log") as (address, _), web.browser() as driver:
-        web.enter(driver, address, tmp_path / "runs")
-        driver.get(f"{address}/?run=short")
-        card = "return document.querySelector('.sz-picture')?.innerText ?? ''"
-        web.wait(lambda: "recorded at 0:20 min: median episode" in driver.execute_script(card))
-        moving = "return window.__spreeze.frames"
-        web.wait(lambda: driver.execute_script(moving) > 5, lambda: driver.execute_script(card))
-        assert "No picture" not in driver.execute_script(card)
-        pause = driver.find_element("css selector", ".sz-picture .sz-button")
-        pause.click()
-        assert pause.text == "Play"
-        assert driver.execute_script("return window.__spreeze.errors") == []
