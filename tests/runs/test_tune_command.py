@@ -67,9 +67,12 @@ def test_a_run_cannot_be_tuned_for(capsys):
     assert "name it with --env" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stage", [pytest.param(_is_probe, marks=pytest.mark.cold), _is_learner])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
-def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, stage, number):
+@pytest.mark.parametrize(("number", "stage"), [
+    (signal.SIGINT, _is_learner), (signal.SIGKILL, _is_learner),
+    pytest.param(signal.SIGKILL, _is_probe, marks=pytest.mark.cold),
+    pytest.param(signal.SIGINT, _is_probe, marks=[pytest.mark.cold, pytest.mark.slow]),
+], ids=["ctrl-c-learner", "killed-learner", "killed-probe", "ctrl-c-probe"])  # fmt: skip
+def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, number, stage):
     with _tuner(tmp_path) as process:
         family = _at_work(process, stage, tmp_path)
         if number == signal.SIGINT:

@@ -56,10 +56,15 @@ def _feasible(machine, knobs, setting, tuning):
     assert all(choice.reason and "\n" not in choice.reason for choice in tuning.choices.values())
 
 
+def machines_of(few, many):
+    """So many random machines, and more where slow tests run."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
 machines = st.integers(0, 10**6).map(lambda seed: random_machine(random.Random(seed)))
 
 
-@settings(max_examples=5000 if "SPREEZE_LONG_TESTS" in os.environ else 200, deadline=None)
+@settings(max_examples=5000 if "SPREEZE_LONG_TESTS" in os.environ else 60, deadline=None)
 @given(machine=machines, noise=st.sampled_from([0.0, 0.03, 0.05]), objective=st.sampled_from(sorted(FORMULAS)),
        budget_s=st.sampled_from([15.0, 30.0, 60.0]), leave_free=st.sampled_from([0.0, 0.25]),
        crash=st.sampled_from([None, 512, 4096]), crowd=st.sampled_from([None, 3]))  # fmt: skip
@@ -81,11 +86,12 @@ def test_a_cheap_task_gets_a_pair_of_threads_on_two_cores_where_there_are_pairs(
     assert chosen(tuning)[THREADS] == threads
 
 
+@machines_of(8, 25)
 @pytest.mark.parametrize(("objective", "share"), [("return", 0.98), ("sampling", 0.95), ("updates", 0.98)])
-def test_the_pick_is_within_five_per_cent_of_the_best_of_the_whole_grid(objective, share):
+def test_the_pick_is_within_five_per_cent_of_the_best_of_the_whole_grid(objective, share, count):
     dice = random.Random(5)
     found = []
-    for _ in range(25):
+    for _ in range(count):
         machine = random_machine(dice)
         tuning, _, knobs = _tuned(machine, objective=objective)
         found.append(true_score(machine, knobs, chosen(tuning)) / best_score(machine, knobs))
@@ -97,30 +103,31 @@ _MAX_LOST = 0.75
 """Windows that another program slows by a quarter hide a gain of about as much."""
 
 
+@machines_of(10, 30)
 @pytest.mark.parametrize(("objective", "share"), [("return", 0.95), ("sampling", 0.95), ("updates", 0.95),
                                                   ("paper", 0.85)])  # fmt: skip
-def test_noise_of_three_per_cent_does_not_change_the_answer(objective, share):
+def test_noise_of_three_per_cent_does_not_change_the_answer(objective, share, count):
     dice = random.Random(9)
-    learning = worth = count = 0
-    for number in range(30):
+    learning = worth = 0
+    for number in range(count):
         machine = random_machine(dice)
         tuning, _, knobs = _tuned(machine, objective=objective)
         steady = chosen(tuning)
         for repeat in range(2):
             noisy = chosen(_tuned(machine, noise=0.03, seed=10 * number + repeat, knobs=knobs)[0])
-            count += 1
             # A gain below the spread of the rows that show it moves nothing.
             learning += noisy[BATCH] == steady[BATCH] or noisy[BATCH] == CONFIGURED[BATCH]
             kept = any(noisy[name] == CONFIGURED[name] != steady[name] for name in (BATCH, RATIO))
             least = _MAX_LOST if kept else 0.95
             worth += true_score(machine, knobs, noisy) >= least * true_score(machine, knobs, steady)
-    assert learning >= share * count
-    assert worth >= 0.95 * count
+    assert learning >= share * 2 * count
+    assert worth >= 0.95 * 2 * count
 
 
-def test_the_papers_objective_finds_the_knee_and_fills_the_cores_up_to_its_target():
+@machines_of(20, 60)
+def test_the_papers_objective_finds_the_knee_and_fills_the_cores_up_to_its_target(count):
     dice = random.Random(5)
-    knees, fills, count = 0, 0, 60
+    knees = fills = 0
     for _ in range(count):
         machine = random_machine(dice)
         tuning, _, knobs = _tuned(machine, objective="paper")
@@ -159,9 +166,10 @@ def test_the_papers_rule_has_no_answer_where_rows_cost_nothing_that_can_be_measu
     assert tuning.as_json()["paper_batch_size"] is None
 
 
-def test_dearer_rows_never_ask_for_a_larger_batch():
+@machines_of(8, 25)
+def test_dearer_rows_never_ask_for_a_larger_batch(count):
     dice = random.Random(21)
-    for _ in range(25):
+    for _ in range(count):
         machine = changed(random_machine(dice), gpu=None)
         pins = {THREADS: 1}
         cheap, dear = (
@@ -342,9 +350,10 @@ def test_samplers_that_flood_the_learner_are_held_back_and_it_is_said():
     assert any(f"at least {low.value:g} instead of 8" in note for note in tuning.notes)
 
 
-def test_a_reason_says_what_the_rows_of_the_table_say_or_that_it_was_not_measured():
+@machines_of(20, 60)
+def test_a_reason_says_what_the_rows_of_the_table_say_or_that_it_was_not_measured(count):
     seen = {"measured": 0, "expected": 0}
-    for seed in range(60):
+    for seed in range(count):
         machine = random_machine(random.Random(seed))
         tuning, _, problem = _tuned(machine, noise=0.05, seed=seed, budget_s=random.Random(seed).choice([15.0, 60.0]))
         low, configured = tuning.choices["replay.samples_per_insert_min"], problem.configured[RATIO]
@@ -422,11 +431,12 @@ def _beside(machine, load, seed, *, load_s=math.inf, hang=frozenset(), knobs=Non
     return tune(knobs or machine.problem(), bench, lambda row: None, bench.busy if told else lambda: False), bench
 
 
+@machines_of(12, 40)
 @pytest.mark.parametrize("told", [True, False], ids=["load is seen", "load is not seen"])
 @pytest.mark.parametrize("load", [1.0, 4.0, 12.0])
-def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_more(load, told):
+def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_more(load, told, count):
     dice, fell_back, moved = random.Random(31), 0, 0
-    for seed in range(40):
+    for seed in range(count):
         machine = random_machine(dice)
         tuning, _ = _beside(machine, load, seed, told=told)
         learned = {name: tuning.choices[name].value for name in (BATCH, RATIO, RATIO_MAX)}
@@ -442,8 +452,8 @@ def test_load_that_stays_never_moves_what_is_learned_on_rows_that_scatter_by_mor
         assert tuning.doubts or not tuning.fell_back
         assert all(choice.reason for choice in tuning.choices.values())
         json.dumps(tuning.as_json())
-    assert fell_back >= {1.0: 0, 4.0: 10, 12.0: 30}[load]
-    assert moved <= 6
+    assert fell_back >= {1.0: 0.0, 4.0: 0.25, 12.0: 0.75}[load] * count
+    assert moved <= 0.15 * count
 
 
 def _assert_shown(tuning):
@@ -480,8 +490,9 @@ def test_where_load_stays_the_run_gets_what_a_run_without_the_tuner_has():
     assert fell_back >= 9
 
 
-def test_load_that_goes_is_measured_over_and_the_pick_is_near_the_quiet_one():
-    dice, near, count = random.Random(7), 0, 30
+@machines_of(10, 30)
+def test_load_that_goes_is_measured_over_and_the_pick_is_near_the_quiet_one(count):
+    dice, near = random.Random(7), 0
     for seed in range(count):
         machine = random_machine(dice)
         problem = machine.problem()
