@@ -37,8 +37,7 @@ def test_algorithms_learn_in_turn_and_the_best_goes_on_with_what_it_learned(tmp_
     with Run(tmp_path, *SHORT, tiny=(), name="again") as again:
         again.wait_for(lambda: "compared before" in again.stderr, what="the known algorithm")
         again.wait_for(lambda: read_run(again.path).get("algo") == record["algo"], what="its run")
-        again.interrupt()
-        again.end()
+        again.process.kill()
 
 
 def test_ctrl_c_while_algorithms_are_compared_stops_the_one_that_learns(tmp_path):

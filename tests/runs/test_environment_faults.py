@@ -28,7 +28,7 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("exit_at", "sampler-0 exited unexpectedly (exit code 0) in phase STEP"),
+        pytest.param("exit_at", "sampler-0 exited unexpectedly (exit code 0) in phase STEP", marks=pytest.mark.slow),
         ("segfault_at", "sampler-0 ended by SIGSEGV in phase STEP"),
         ("hang_at", "in phase STEP; its stack is in logs/sampler-0.log (sampling.step_deadline_s = 3)"),
     ],
@@ -78,8 +78,8 @@ def _with(*assignments):
 @pytest.mark.parametrize(
     ("faults", "words"),
     [({"p_crash_reset": 1.0}, "injected fault: reset raises"), ({"exit_at": 1}, "exit code 0 before the first step"),
-     ({"segfault_at": 1}, "signal SIGSEGV"), ({"p_nan": 1.0}, "nan"), ({"p_shape": 1.0}, "shape")],
-    ids=["raises", "exits", "segfaults", "nan", "shape"],
+     ({"p_shape": 1.0}, "shape")],
+    ids=["raises", "exits", "shape"],
 )  # fmt: skip
 def test_an_environment_that_never_works_is_refused_before_anything_starts(tmp_path, faults, words):
     run, code, document = train(tmp_path, *FAULT, faults=faults)
@@ -89,14 +89,12 @@ def test_an_environment_that_never_works_is_refused_before_anything_starts(tmp_p
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("how", ["stop", "killed sampler"])
-def test_processes_that_an_environment_started_end_with_it(tmp_path, how):
+def test_processes_that_an_environment_started_end_with_it(tmp_path):
     with Run(tmp_path, "--env", "GrandchildEnv-v0", "--import", "grandchild_env") as run:
         run.until_updates(30)
         assert len(run.nonce_processes()) > 3
-        if how == "killed sampler":
-            os.kill(run.children()["sampler-0"].pid, 9)
-            run.wait_for(lambda: run.numbers()["restarts"] >= 1, what="a restart")
+        os.kill(run.children()["sampler-0"].pid, 9)
+        run.wait_for(lambda: run.numbers()["restarts"] >= 1, what="a restart")
         code, _ = run.stop()
         assert code == 0
         poll(lambda: run.nonce_processes() == [], what=run.nonce_processes)

@@ -20,9 +20,10 @@ def own_modules(monkeypatch):
 
 @pytest.mark.parametrize(("flags", "tiny"), [
     ((*OWN, "--algo", "sac"), TINY),
-    ((*OWN, "--algo", "sac", "--mode", "serial", "--set", "sac.hidden_sizes=[2]"), ()),
     ((*CHOICE, "--algo", "ppo", "--samplers", "2"), ()),
-    ((*CHOICE, "--algo", "impala", "--samplers", "1"), ()),
+    *(pytest.param((*task, *more), (), marks=pytest.mark.slow) for task, *more in (
+        (OWN, "--algo", "sac", "--mode", "serial", "--set", "sac.hidden_sizes=[2]"),
+        (CHOICE, "--algo", "impala", "--samplers", "1"))),
 ])  # fmt: skip
 def test_numbers_in_info_become_metrics_however_they_are_collected(tmp_path, flags, tiny):
     with Run(tmp_path, *flags, tiny=tiny) as run:

@@ -6,7 +6,7 @@ import math
 import os
 
 import pytest
-from harness import PENDULUM, Run, train, verb
+from harness import PENDULUM, TINY, Run, train, verb
 
 from spreeze.__main__ import VERBS, main
 from spreeze.cli.arguments import guarded
@@ -50,6 +50,16 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
     assert len(document["parameters_sha256"]) == 64
 
 
+@pytest.mark.parametrize("args", [["--env", "Pendulm-v1"], [*PENDULUM, "--set", "sac.gamma=2"]], ids=["env", "set"])
+def test_a_refusal_of_the_command_is_one_document_one_line_and_code_2(tmp_path, args):
+    run, code, document = train(tmp_path, *args)
+    assert code == 2, run.stderr
+    assert list(document) == ["error", "kind"]
+    errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [run.stderr.splitlines()[-1]] == [f"error: {document['error']}"]
+    assert not run.path.exists(), "nothing was started, nothing is left"
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -71,16 +81,16 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
-def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
-    run, code, document = train(tmp_path, *args)
-    assert code == 2, run.stderr
-    assert list(document) == ["error", "kind"]
+def test_a_refusal_says_why(tmp_path, capsys, args, words):
+    code = main(["train", *TINY, "--runs-dir", str(tmp_path / "runs"), "--json", *args])
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert (code, list(document)) == (2, ["error", "kind"])
     assert words in document["error"]
-    errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == [run.stderr.splitlines()[-1]] == [f"error: {document['error']}"]
-    assert "Traceback" not in run.stderr
+    errors = [line for line in told.err.splitlines() if line.startswith("error: ")]
+    assert errors == [told.err.splitlines()[-1]] == [f"error: {document['error']}"]
     assert not (tmp_path / "x").exists()
-    assert not run.path.exists(), "nothing was started, nothing is left"
+    assert not (tmp_path / "runs").exists(), "nothing was started, nothing is left"
 
 
 @pytest.mark.parametrize(

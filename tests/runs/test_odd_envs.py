@@ -393,7 +393,7 @@ def test_who_evaluates(tmp_path, single_env, enabled, watchers, in_turn):
         assert (run.turn_evaluation is not None) == in_turn
 
 
-@pytest.mark.parametrize("mode", ["spreeze", "hts", "impact"])
+@pytest.mark.parametrize("mode", ["spreeze", "hts", pytest.param("impact", marks=pytest.mark.slow)])
 def test_a_run_with_an_environment_that_can_be_there_once_is_evaluated_too(tmp_path, mode):
     args = [
         "--env",

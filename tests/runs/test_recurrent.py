@@ -80,9 +80,9 @@ def test_a_run_is_evaluated_played_by_a_program_of_ones_own_and_exported(referen
 
 @pytest.mark.parametrize(("mode", "algo", "more"), [
     ("impact", "impact", ("--set", "impact.minibatches=2", "--set", "impact.uses=4")),
-    ("impact", "impala", ()),
     ("gala", "ppo", ("--learners", "2")),
-    ("tianji", "ppo", ("--learners", "2")),
+    pytest.param("impact", "impala", (), marks=pytest.mark.slow),
+    pytest.param("tianji", "ppo", ("--learners", "2"), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_each_other_mode_learns_with_memory(tmp_path, mode, algo, more):
     tiny = ("--samplers", "2", "--envs-per-sampler", "2", "--sync-interval", "16", "--no-evaluator", "--no-visualizer",

@@ -58,7 +58,7 @@ def test_a_run_leaves_everything_that_is_known_of_it(tmp_path):
 
 
 @pytest.mark.parametrize(("condition", "value"), [
-    ("seconds", 0.5), pytest.param("env_steps", 300, marks=pytest.mark.slow), ("updates", 5),
+    ("seconds", 0.5), *(pytest.param(*row, marks=pytest.mark.slow) for row in (("env_steps", 300), ("updates", 5))),
 ])  # fmt: skip
 def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_path, condition, value):
     _, code, document = train(tmp_path, *PENDULUM, f"--{condition.replace('_', '-')}", str(value))
@@ -118,7 +118,6 @@ def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observa
     assert weights.arrays["obs_std"].shape == (3,)
 
 
-@pytest.mark.cold
 def test_pendulum_is_learned(tmp_path):
     # Some 4,000 updates on any machine; what it takes in seconds is the bench's to say.
     run, code, document = train(
