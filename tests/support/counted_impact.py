@@ -8,6 +8,7 @@ So the samplers are what everybody waits for, and each rollout is used K times.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import NamedTuple
 
 from whole_runs import task_settings
@@ -43,8 +44,11 @@ class CountedCurve(NamedTuple):
     lag: float
 
 
-def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
-    """Learns with the flags of ``spreeze.train`` and evaluates greedy episodes each ``every`` env steps."""
+def counted_curve(flags: list[str], env_steps: int, every: int, until: float = math.inf) -> CountedCurve:
+    """Learns with the flags of ``spreeze.train`` and evaluates greedy episodes each ``every`` env steps.
+
+    It ends with ``env_steps``, or with the first return above ``until``.
+    """
     with stdout_to_stderr(), contextlib.ExitStack() as stack:
         settings, spec = _settings(flags)
         plan = RunPlan(settings=settings, spec=spec, samplers=COUNTED_SAMPLERS, free_core=True)
@@ -94,17 +98,23 @@ def counted_curve(flags: list[str], env_steps: int, every: int) -> CountedCurve:
             _Greedy(settings, spec, stack),
             config.on_policy.broadcast_updates,
             range(every, env_steps + 1, every),
+            until,
         )
 
 
 def _turns(
-    trainer: BufferTrainer, samplers: list[RolloutCollector], greedy: _Greedy, broadcast_updates: int, due: range
+    trainer: BufferTrainer,
+    samplers: list[RolloutCollector],
+    greedy: _Greedy,
+    broadcast_updates: int,
+    due: range,
+    until: float,
 ) -> CountedCurve:
     curve, lags, turn, version = CountedCurve([], [], [], 0.0), list[float](), 0, 0
     with contextlib.closing(VersionedParameters.create()) as weights:
         policies = [NewestPolicy(weights) for _ in samplers]
         _publish(trainer.algorithm, weights)
-        while len(curve.returns) < len(due):
+        while len(curve.returns) < len(due) and max(curve.returns, default=-math.inf) <= until:
             if trainer.learn():
                 if trainer.updates - version >= broadcast_updates:
                     version = trainer.updates

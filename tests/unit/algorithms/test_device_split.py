@@ -18,7 +18,7 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.transport.checkpoint import CheckpointStore
 
 NAMES = ["ddpg", "sac", "td3"]
-ROWS, UPDATES = 32, 1000
+ROWS = 32
 
 
 def made(name, device, dtype=torch.float32, **options):
@@ -35,13 +35,13 @@ def seen_by_actor(batch):
     return batch._replace(action=None, obs_action=None, reward=None, terminated=None, discount=None)
 
 
-@pytest.mark.parametrize(("name", "dtype", "tolerance"), [
-    *((name, torch.float64, 1e-6) for name in NAMES), ("sac", torch.float32, 1e-4),
-    *(pytest.param(name, torch.float32, 1e-4, marks=pytest.mark.slow) for name in ("td3", "ddpg")),
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(("name", "updates"), [
+    *((name, 100) for name in NAMES), *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in NAMES),
 ])  # fmt: skip
-def test_a_thousand_updates_of_the_split_are_those_of_one_device(name, dtype, tolerance):
+def test_updates_of_the_split_are_those_of_one_device(name, updates, dtype, tolerance):
     one, split = made(name, "cpu", dtype), made(name, "cpu+cpu", dtype)
-    for batch in batches(UPDATES, ROWS):
+    for batch in batches(updates, ROWS):
         one.update(cast(batch, dtype))
         split.update(cast(batch, dtype), seen_by_actor(cast(batch, dtype)))
     theirs = split.state_arrays()

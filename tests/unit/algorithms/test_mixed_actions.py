@@ -278,12 +278,12 @@ PPO = (*COMMAND, "--env", "tests/Parts-v0", "--algo", "ppo", "--sync-interval", 
 
 def test_a_masked_run_with_memory_repeats_bit_by_bit_goes_on_and_is_exported_and_played(tmp_path):
     arguments = (*PPO, "--set", "ppo.recurrent=lstm", "--set", "ppo.recurrent_size=8", "--env-arg", "masked=True")
-    whole, code, document = train(tmp_path, *arguments, "--env-steps", "2048", name="whole", tiny=())
+    whole, code, document = train(tmp_path, *arguments, "--env-steps", "1024", name="whole", tiny=())
     assert code == 0, whole.stderr[-3000:]
-    assert (document["mode"], document["env_steps"], document["env_errors"]) == ("hts", 2048, 0)
-    run, code, _ = train(tmp_path, *arguments, "--env-steps", "1024", "--inference-workers", "1", tiny=())
+    assert (document["mode"], document["env_steps"], document["env_errors"]) == ("hts", 1024, 0)
+    run, code, _ = train(tmp_path, *arguments, "--env-steps", "512", "--inference-workers", "1", tiny=())
     assert code == 0, run.stderr[-3000:]
-    again, code, other = train(tmp_path, "--resume", run.path, "--import", "parts_env", "--env-steps", "2048", tiny=())
+    again, code, other = train(tmp_path, "--resume", run.path, "--import", "parts_env", "--env-steps", "1024", tiny=())
     assert code == 0, again.stderr[-3000:]
     assert other["parameters_sha256"] == document["parameters_sha256"]
     folder = str(Path(parts_env.__file__).parent)

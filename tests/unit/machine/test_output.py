@@ -178,7 +178,9 @@ def run_closed(streams, *command, **options):
                           text=True, cwd=REPO, timeout=PATIENCE_S, check=False, **options)  # fmt: skip
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=str)
+@pytest.mark.parametrize("streams", [
+    streams if len(streams) != 2 else pytest.param(streams, marks=pytest.mark.slow) for streams in STREAMS
+], ids=str)  # fmt: skip
 def test_f23_closed_standard_streams_end_no_verb(streams, tmp_path):
     listed = run_closed(streams, "-m", "spreeze", "runs", "--runs-dir", str(tmp_path))
     assert listed.returncode == 0

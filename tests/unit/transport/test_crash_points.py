@@ -21,7 +21,7 @@ from spreeze.types import RowLayout
 from spreeze.workers.evaluator import COLUMNS, append_row, read_rows
 
 LONG = "SPREEZE_LONG_TESTS" in os.environ
-POWER_LOSSES = 2000 if LONG else 200
+POWER_LOSSES = 2000 if LONG else 60
 
 
 def _tensors(value):
