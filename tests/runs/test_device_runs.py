@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import pytest
-from harness import HIDDEN_SIZES, Run, train, verb
+from harness import HIDDEN_SIZES, Run, refused, train, verb
 
 from spreeze import load_policy
 
@@ -18,7 +18,7 @@ _PPO = ("--algo", "ppo", "--sync-interval", "16", "--set", f"ppo.hidden_sizes={H
 
 
 @pytest.mark.parametrize("algo", [_SAC, _PPO], ids=["sac", "ppo"])
-def test_equal_seeds_give_equal_bits_and_the_run_says_what_is_where(tmp_path, algo):
+def test_equal_seeds_give_equal_bits_and_the_run_says_what_is_where_and_is_evaluated_and_exported(tmp_path, algo):
     found = []
     for name in ("one", "two"):
         run, code, document = train(tmp_path, *_PENDULUM, *algo, "--updates", "60", name=name, tiny=_SMALL)
@@ -28,9 +28,17 @@ def test_equal_seeds_give_equal_bits_and_the_run_says_what_is_where(tmp_path, al
     assert document["env_steps"] > 500
     assert any("64 environments, their rows and the updates are on cpu" in text for text in run.events())
     assert np.isfinite(load_policy(run.path).predict(np.array([1.0, 0.0, 0.0]))).all()
+    if algo is _PPO:
+        return
+    for name, *options in (  # as a policy of any other mode
+        ("evaluate", "--episodes", "2", "--import", "device_envs"),
+        ("export", "--format", "numpy", "--out", str(tmp_path / "policy.npz")),
+    ):
+        done = verb(name, str(run.path), *options)
+        assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("algo", [_SAC, _PPO], ids=["sac", "ppo"])
+@pytest.mark.parametrize("algo", [_SAC, pytest.param(_PPO, marks=pytest.mark.slow)], ids=["sac", "ppo"])
 def test_a_killed_learner_continues_from_its_checkpoint_and_a_resumed_run_from_its_counts(tmp_path, algo):
     with Run(tmp_path, *_PENDULUM, *algo, tiny=_SMALL) as run:
         run.until_updates(50)
@@ -51,27 +59,15 @@ def test_a_killed_learner_continues_from_its_checkpoint_and_a_resumed_run_from_i
     assert again["env_steps"] > document["env_steps"]
 
 
-def test_a_policy_of_the_device_is_evaluated_and_exported_as_any_other(tmp_path):
-    run, code, _ = train(tmp_path, *_PENDULUM, *_SAC, "--updates", "30", tiny=_SMALL)
-    assert code == 0
-    for name, *options in (
-        ("evaluate", "--episodes", "2", "--import", "device_envs"),
-        ("export", "--format", "numpy", "--out", str(tmp_path / "policy.npz")),
-    ):
-        done = verb(name, str(run.path), *options)
-        assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(("given", "text"), [
     (("--env", "Pendulum-v1"), "environments on a device come from an engine"),
     (("--env", "vector:DevicePendulum-v0", "--import", "device_envs", "--save-replay"), "replay is on the device"),
     (("--env", "vector:DevicePendulum-v0", "--import", "device_envs", "--set", "sac.priority_exponent=0.6"),
      "priorities of rows are on the host"),
 ])  # fmt: skip
-def test_what_cannot_be_on_a_device_is_refused_in_one_line(tmp_path, given, text):
-    run, code, _ = train(tmp_path, *given, "--mode", "device", "--algo", "sac", tiny=())
-    assert code == 2
-    assert text in run.stderr
+def test_what_cannot_be_on_a_device_is_refused_in_one_line(tmp_path, capsys, given, text):
+    document, _ = refused(capsys, tmp_path, *given, "--mode", "device", "--algo", "sac")
+    assert text in document["error"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import HIDDEN_SIZES, TINY, train, train_until, verb
+from harness import HIDDEN_SIZES, TINY, refused, train, train_until, verb
 
 _CART = ("--env", "CartPole-v1")
 _SMALL = (*TINY, "--set", f"dqn.hidden_sizes={HIDDEN_SIZES}")
@@ -40,9 +40,8 @@ def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
     assert document["eval_return_mean"] >= 8.0  # a pole cannot fall sooner
 
 
-@pytest.mark.parametrize("settings", [
-    _RAINBOW, *(pytest.param(("--set", f"dqn.n_step={n_step}"), marks=pytest.mark.slow) for n_step in (1, 3)),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [_RAINBOW, *(("--set", f"dqn.n_step={n_step}") for n_step in (1, 3))])
 def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, settings):
     def sha(name):
         _, code, document = train(
@@ -54,8 +53,7 @@ def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, settings):
     assert sha("first") == sha("again")
 
 
-def test_overlapped_updates_are_refused_for_discrete_actions(tmp_path):
-    run, code, document = train(tmp_path, *_CART, "--set", "learner.overlap=true", tiny=_SMALL)
-    assert code == 2
+def test_overlapped_updates_are_refused_for_discrete_actions(tmp_path, capsys):
+    document, _ = refused(capsys, tmp_path, *_SMALL, *_CART, "--set", "learner.overlap=true")
     assert document["error"].startswith("learner.overlap = true: it needs an actor with continuous actions")
-    assert not run.path.exists()
+    assert list(tmp_path.iterdir()) == []

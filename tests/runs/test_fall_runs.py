@@ -12,7 +12,7 @@ FALLING = ("--env", "falling_env:Falling", "--import", "falling_env", "--set", "
            "--set", "learner.publish_interval_s=0.05", "--set", "learner.checkpoint_interval_s=0.5")  # fmt: skip
 
 
-@pytest.mark.parametrize("goes_back", [True, False])
+@pytest.mark.parametrize("goes_back", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_that_falls_says_so_and_goes_back_to_its_best_checkpoint(tmp_path, goes_back):
     said = "went back at update" if goes_back else "the return has fallen"
     run, code, document = train_until(

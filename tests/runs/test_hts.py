@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from harness import shared_memory
+from harness import refused, shared_memory
 from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, kill_in_turn, played, slow, train
 
 from spreeze.config.layers import Layer, resolve
@@ -99,7 +99,7 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
     assert fingerprints(clean) != found[0][0]
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("a2c", marks=pytest.mark.slow)])
 def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     task = ("--env", "spreeze/Fault-v0", "--import", "fault_envs", "--env-steps", str(ROWS * 10))
     sizes = ("--mode", "serial", "--algo", algo, "--samplers", "1", "--envs-per-sampler", "4",
@@ -173,9 +173,8 @@ def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, infer
         RunPlan(settings=settings, spec=SPEC, samplers=2, inference_workers=inference_workers, free_core=False)
 
 
-def test_a_refusal_leaves_nothing_behind(tmp_path):
-    _, code, document = train(tmp_path, *SYNTHETIC, "--inference-workers", "3", tiny=SMALL)
-    assert code == 2
+def test_a_refusal_leaves_nothing_behind(tmp_path, capsys):
+    document, _ = refused(capsys, tmp_path, *SMALL, *SYNTHETIC, "--inference-workers", "3")
     assert "more than the 2 samplers" in document["error"]
     assert not (tmp_path / "runs").exists()
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from harness import PATIENCE_S, Run, train, verb
+from harness import PATIENCE_S, Run, refused, train, verb
 
 import spreeze
 from spreeze.errors import UsageError
@@ -79,7 +79,7 @@ def test_a_loaded_policy_acts_in_its_environment_and_refuses_another_observation
         policy.predict(obs[:1])
 
 
-@pytest.mark.parametrize("algo", ["ppo", "impact"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("impact", marks=pytest.mark.slow)])
 def test_rollouts_carry_both_parts(algo, tmp_path):
     args = (*TASK, "--algo", algo, "--env-arg", "discrete=True", "--env-steps", "400", "--sync-interval", "16",
             "--set", "env.normalize_obs=true", *(f"--set={algo}.{text}" for text in ("cnn=impala_small",
@@ -90,7 +90,6 @@ def test_rollouts_carry_both_parts(algo, tmp_path):
     assert "treated as 1 image (camera (40, 40, 3) as 1 x 36 x 36; the last 2 frames) and 1 number" in run.stderr
 
 
-def test_a_picture_that_is_none_beside_numbers_says_which(tmp_path):
-    run, code, _ = train(tmp_path, *TASK, "--env-arg", "parts=vector", "--set", "env.image=true", tiny=())
-    assert code == 2
-    assert "env.image = true" in run.stderr
+def test_a_picture_that_is_none_beside_numbers_says_which(tmp_path, capsys):
+    document, _ = refused(capsys, tmp_path, *TASK, "--env-arg", "parts=vector", "--set", "env.image=true")
+    assert "env.image = true" in document["error"]

@@ -6,7 +6,7 @@ import math
 import os
 
 import pytest
-from harness import PENDULUM, TINY, Run, train, verb
+from harness import PENDULUM, TINY, Run, refused, train, verb
 
 from spreeze.__main__ import VERBS, main
 from spreeze.cli.arguments import guarded
@@ -82,13 +82,9 @@ def test_a_refusal_of_the_command_is_one_document_one_line_and_code_2(tmp_path, 
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
 def test_a_refusal_says_why(tmp_path, capsys, args, words):
-    code = main(["train", *TINY, "--runs-dir", str(tmp_path / "runs"), "--json", *args])
-    told = capsys.readouterr()
-    document = json.loads(told.out)
-    assert (code, list(document)) == (2, ["error", "kind"])
+    document, told = refused(capsys, tmp_path, *TINY, *args)
     assert words in document["error"]
-    errors = [line for line in told.err.splitlines() if line.startswith("error: ")]
-    assert errors == [told.err.splitlines()[-1]] == [f"error: {document['error']}"]
+    assert told.count("error: ") == 1
     assert not (tmp_path / "x").exists()
     assert not (tmp_path / "runs").exists(), "nothing was started, nothing is left"
 

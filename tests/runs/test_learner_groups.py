@@ -5,7 +5,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from harness import FAULT, PENDULUM, TINY, Run, train
+from harness import FAULT, PENDULUM, TINY, Run, refused, train
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
@@ -98,10 +98,9 @@ def test_each_learner_and_a_sampler_are_killed_in_turn_and_both_groups_learn_on(
     (("--learners", "2", "--auto", "--samplers", "2"), "--auto: it tunes a single learner"),
     (("--learners", "17",), "learners = 17: must be 1 to 16"),
 ])  # fmt: skip
-def test_several_learners_where_they_cannot_be_are_rejected(tmp_path, args, message):
-    run, code, _ = train(tmp_path, *PENDULUM, *args, tiny=TINY[2:])
-    assert code == 2
-    assert message in run.stdout + run.stderr
+def test_several_learners_where_they_cannot_be_are_rejected(tmp_path, capsys, args, message):
+    document, _ = refused(capsys, tmp_path, *TINY[2:], *PENDULUM, *args)
+    assert message in document["error"]
 
 
 @pytest.mark.parametrize(("address", "name"), [

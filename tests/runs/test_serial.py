@@ -4,7 +4,7 @@ import gc
 import signal
 
 import pytest
-from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, train, train_until
+from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, refused, train, train_until
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
@@ -60,18 +60,13 @@ def test_its_one_process_is_watched_as_workers_are(tmp_path):
     assert run.numbers()["process_memory_bytes/run"] > 1e7
 
 
-def test_one_update_an_env_step_as_serial_trainers_do(tmp_path):
-    _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--algo", "td3",
-                              "--batch-size", "32", "--set", f"td3.hidden_sizes={HIDDEN_SIZES}")  # fmt: skip
+def test_one_update_an_env_step_as_serial_trainers_do_and_evaluations_after_updates_where_that_is_asked_for(tmp_path):
+    found, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150", "--algo", "td3",
+                                  "--batch-size", "32", "--set", f"td3.hidden_sizes={HIDDEN_SIZES}",
+                                  "--set", "evaluation.interval_updates=40")  # fmt: skip
     assert code == 0
     assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.05)
-    assert document["env_steps"] == pytest.approx(200 + 400, abs=12)
-
-
-def test_evaluations_come_after_a_number_of_updates_where_that_is_asked_for(tmp_path):
-    found, code, _ = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150",
-                           "--set", "evaluation.interval_updates=40")  # fmt: skip
-    assert code == 0
+    assert document["env_steps"] == pytest.approx(200 + 150, abs=12)
     updates = [row["updates"] for row in read_rows(found.path / "eval.csv")]
     assert updates[0] < 40
     assert [count // 40 for count in updates[1:-1]] == [1, 2, 3]
@@ -113,10 +108,9 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_s
     assert outcome.eval_return is not None
 
 
-def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_path):
-    found, code, _ = train(tmp_path, *FAULT, "--updates", "150", "--set", "evaluation.interval_updates=40")
-    assert code == 2
-    assert "evaluation.interval_updates = 40: in mode spreeze the evaluator runs in parallel" in found.stderr
+def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_path, capsys):
+    document, _ = refused(capsys, tmp_path, *FAULT, "--updates", "150", "--set", "evaluation.interval_updates=40")
+    assert "evaluation.interval_updates = 40: in mode spreeze the evaluator runs in parallel" in document["error"]
 
 
 def test_an_environment_that_hangs_costs_an_episode_and_its_run_ends_as_asked(tmp_path):

@@ -262,6 +262,19 @@ def train_until(tmp_path, seen, *args, **kwargs):
     return run, code, document
 
 
+def refused(capsys, tmp_path, *args):
+    """The document of a start that is refused, and what it says on standard error; all in this process."""
+    from spreeze.__main__ import main
+
+    code = main(["train", *map(str, args), "--runs-dir", str(tmp_path / "runs"), "--json"])
+    told = capsys.readouterr()
+    assert code == 2, told
+    document = json.loads(told.out)
+    assert list(document) == ["error", "kind"]
+    assert told.err.splitlines()[-1] == f"error: {document['error']}"
+    return document, told.err
+
+
 def verb(name, *args, timeout_s=PATIENCE_S):
     """``python -m spreeze.<name>``: the completed process, output as text."""
     command = [sys.executable, "-m", "spreeze", name, *map(str, args)]
