@@ -101,6 +101,10 @@ def _shared_memory() -> set[str]:
 def _children() -> set[int]:
     """Processes that this one has started, and all that those have: psutil reads the whole machine's for that."""
     found: set[int] = set()
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return found  # no child, told by one call
     nursery = set() if warm.FIRST.process is None else {warm.FIRST.process.pid}
     left = [os.getpid()]
     while left:

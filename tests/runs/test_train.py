@@ -2,11 +2,10 @@
 
 import json
 import os
-import sqlite3
+import time
 
-import numpy as np
 import pytest
-from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, Run, train, train_until
+from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, train, train_until
 
 from spreeze.config.layers import Layer, from_toml, resolve
 from spreeze.envs.probe import probe_env
@@ -71,19 +70,6 @@ def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_p
         assert unknown | set(document["time_split"].values()) == {None}
 
 
-def test_scores_are_tied_to_versions_and_the_best_is_kept(tmp_path):
-    with Run(tmp_path, *FAULT) as run:
-        reader = MetricsReader(run.path / "metrics.db")
-        run.wait_for(lambda: len(reader.evaluations()) >= 2, what="two evaluations")
-        code, document = run.stop()
-        evaluations = reader.evaluations()
-    assert code == 0
-    assert [e.version for e in evaluations] == sorted({e.version for e in evaluations})
-    assert evaluations[-1].version <= document["updates"]
-    assert document["eval_return_mean"] == pytest.approx(evaluations[-1].return_mean)
-    assert document["eval_return_best"] == pytest.approx(max(e.return_mean for e in evaluations))
-
-
 def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
     for name in ("_LIMIT_S", "_EXIT_S"):  # the user's patience, which a slow machine would need more of
         monkeypatch.setattr(final_evaluation, name, PATIENCE_S)
@@ -120,6 +106,7 @@ def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observa
 
 def test_pendulum_is_learned(tmp_path):
     # Some 4,000 updates on any machine; what it takes in seconds is the bench's to say.
+    start_s = time.monotonic()
     run, code, document = train(
         tmp_path, *PENDULUM, "--target-return", "-250", "--updates", "60000", "--set", "sac.hidden_sizes=[64,64]",
         "--set", "sac.actor_lr=0.001", "--set", "sac.critic_lr=0.001", "--set", "sac.alpha_lr=0.003",
@@ -129,21 +116,4 @@ def test_pendulum_is_learned(tmp_path):
     evaluations = [e.return_mean for e in MetricsReader(run.path / "metrics.db").evaluations()]
     assert document["stopped_by"] == "target_return", evaluations
     assert document["eval_return_best"] >= -250
-
-
-def test_no_file_of_a_run_holds_objects_that_would_be_executed(tmp_path):
-    run, code, _ = train(tmp_path, *FAULT, "--updates", "40", "--save-replay")
-    assert code == 0
-    for path in run.path.rglob("*"):
-        if path.is_file():
-            head = path.read_bytes()[:4]
-            assert path.suffix not in (".pt", ".pth", ".pkl", ".pickle")
-            if path.suffix == ".npz":  # an archive of arrays, none of which may hold objects
-                with np.load(path, allow_pickle=False) as arrays:
-                    assert all(arrays[name].dtype.kind != "O" for name in arrays)
-                continue
-            assert head[:2] not in (b"\x80\x04", b"\x80\x05", b"PK"), f"{path} looks like a pickle"
-    json.loads((run.path / "summary.json").read_text())
-    with sqlite3.connect(run.path / "metrics.db") as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.close()
+    assert 0.0 < document["time_to_target_s"] < time.monotonic() - start_s, "from the start of the process"

@@ -120,9 +120,10 @@ def _samplers(run):
     return [name for name in run.children() if name.startswith("sampler")]
 
 
-@pytest.mark.parametrize(
-    ("task", "tiny"), [(PENDULUM, TUNED), ((*SLEEPS, "--mode", "hts"), ROLLOUTS)], ids=["in-run", "beside-run"]
-)
+@pytest.mark.parametrize(("task", "tiny"), [
+    pytest.param(PENDULUM, TUNED, marks=pytest.mark.slow, id="in-run"),
+    pytest.param((*SLEEPS, "--mode", "hts"), ROLLOUTS, id="beside-run"),
+])  # fmt: skip
 def test_a_stop_while_it_is_tuned_ends_the_run_in_order_and_leaves_no_process_and_no_result(tmp_path, task, tiny):
     with Run(tmp_path, *task, tiny=tiny) as run:
         # Not for a row: rows are told together, and the last ones end the tuner.
@@ -156,7 +157,9 @@ class ChoosesAtOnce:
         pass
 
 
-@pytest.mark.parametrize(("algo", "mode"), [("ppo", "hts"), ("impact", "impact")])
+@pytest.mark.parametrize(("algo", "mode"), [
+    ("ppo", "hts"), pytest.param("impact", "impact", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_other_sizes_take_effect_in_new_workers_with_all_that_was_learned(tmp_path, monkeypatch, algo, mode):
     monkeypatch.setattr(supervisor, "_TUNER_AFTER_S", 0.0)
     stop = {"env_steps": 6000}

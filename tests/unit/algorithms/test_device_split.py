@@ -216,7 +216,7 @@ def test_with_a_gpu_state_moves_between_the_kinds_of_device(name, first, second)
 
 
 @pytest.mark.warm
-@pytest.mark.parametrize("mode", ["serial", "spreeze"])
+@pytest.mark.parametrize("mode", ["serial", pytest.param("spreeze", marks=pytest.mark.slow)])
 def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path, mode):
     common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")
     first = verb(

@@ -70,8 +70,11 @@ def test_a_pole_stands_after_some_ten_thousand_steps_learned_from_one_interval_l
         pole.close()
 
 
-@pytest.mark.parametrize("correction", ["on-policy", "delayed", "none", "truncated-is"])
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
+@pytest.mark.parametrize(("name", "correction"), [
+    ("ppo", "on-policy"), ("ppo", "delayed"), ("a2c", "none"), ("a2c", "truncated-is"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("ppo", "none"), ("ppo", "truncated-is"), ("a2c", "on-policy"), ("a2c", "delayed"))),
+])  # fmt: skip
 def test_a_gaussian_policy_finds_the_best_action_of_a_bandit(name, correction):
     """Reward is minus the squared distance to (0.5, -0.5); every step ends its episode."""
     spec, rng = task(obs_dim=1), np.random.default_rng(0)

@@ -73,8 +73,8 @@ TASKS = {
     "seen": SEEN,
 }
 CASES = [(row.name, kind) for row in rows().values() for kind, spec in TASKS.items() if row.fits(spec)]
-REPEATED = {(name, kind) for name, kind in CASES if name in ("a2c", "impact", "appo", "impala") and kind != "vector"}
-"""Cases whose policies are those of PPO."""
+REPEATED = {(name, kind) for name, kind in CASES if name in ("a2c", "impact", "appo", "impala", "ddpg")}
+"""Cases whose policies are those of PPO, or of TD3."""
 
 
 def made(name, spec, **settings):
