@@ -15,7 +15,7 @@ from harness import FAULT, Run, poll, train
 )  # fmt: skip
 def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, faults, counter):
     # With these seeds an environment that was built anew fails again only after hundreds of steps.
-    with Run(tmp_path, *FAULT, faults=faults) as run:
+    with Run(tmp_path, *FAULT, "--no-evaluator", faults=faults) as run:
         run.wait_for(lambda: run.numbers().get(counter, 0) >= 3, what=f"three {counter}")
         run.until_progress()
         numbers = run.numbers()
@@ -35,7 +35,7 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
 )
 def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fault, words):
     faults = {fault: 30, "once": tmp_path / "it-happened", "workers": "sampler-0"}
-    with Run(tmp_path, *FAULT, "--set", "sampling.step_deadline_s=3", faults=faults) as run:
+    with Run(tmp_path, *FAULT, "--no-evaluator", "--set", "sampling.step_deadline_s=3", faults=faults) as run:
         run.wait_for(lambda: any(words in event for event in run.events()), what=words)
         run.until_progress()
         code, document = run.stop()
@@ -48,7 +48,7 @@ def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fa
 
 
 def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top(tmp_path):
-    run, code, document = train(tmp_path, *FAULT, faults={"exit_at": 30, "workers": "sampler-0"})
+    run, code, document = train(tmp_path, *FAULT, "--no-evaluator", faults={"exit_at": 30, "workers": "sampler-0"})
     assert code == 1
     assert document["stopped_by"] == "failure"
     assert "samplers keep failing" in document["error"]
@@ -60,19 +60,13 @@ def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top
 
 
 def test_an_exception_in_a_worker_is_kept_with_its_traceback_and_shown_first(tmp_path):
-    run, code, document = train(tmp_path, *FAULT, faults={"p_nan": 0.02, "seed": 1},
-                                tiny=_with("sampling.nan_policy=fail"))  # fmt: skip
+    more = ("--no-evaluator", "--set", "sampling.nan_policy=fail")
+    run, code, document = train(tmp_path, *FAULT, *more, faults={"p_nan": 0.02, "seed": 1})
     assert code == 1
     assert "returned an invalid transition" in document["error"]
     record = json.loads(sorted((run.path / "errors").glob("sampler-0-*.json"))[0].read_text())
     assert record["process"] == "sampler-0"
     assert "BadTransition" in record["traceback"]
-
-
-def _with(*assignments):
-    from harness import TINY
-
-    return [*TINY, *(word for text in assignments for word in ("--set", text))]
 
 
 @pytest.mark.parametrize(

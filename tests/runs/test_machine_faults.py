@@ -26,7 +26,7 @@ def _gone(process):
 
 
 def test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away(tmp_path):
-    with Run(tmp_path, *FAULT, "--set", "sampling.step_deadline_s=3", faults={"step_s": 0.01}) as run:
+    with Run(tmp_path, *FAULT, "--no-evaluator", "--set", "sampling.step_deadline_s=3", faults={"step_s": 0.01}) as run:
         run.until_updates(20)
         old = run.children()["sampler-0"]
         old.send_signal(signal.SIGSTOP)
@@ -75,7 +75,7 @@ def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_p
 
 
 def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
-    with Run(tmp_path, *FAULT, "--set", "learner.checkpoint_interval_s=0.5") as run:
+    with Run(tmp_path, *FAULT, "--no-evaluator", "--set", "learner.checkpoint_interval_s=0.5") as run:
         store = CheckpointStore(run.path / "checkpoints")
         run.wait_for(store.paths, what="a first checkpoint")
         learner = psutil.Process(run.children()["learner"].pid)

@@ -49,7 +49,7 @@ def test_a_paused_run_uses_no_core_goes_on_without_counting_the_pause_and_can_be
 
 
 def test_a_worker_killed_during_a_pause_is_replaced_after_it(tmp_path):
-    with Run(tmp_path, *PENDULUM) as run:
+    with Run(tmp_path, *PENDULUM, "--no-evaluator") as run:
         run.until_updates(5)
         send_request(run.path, "pause")
         run.wait_for(lambda: state_of(run.path) == "paused", what="the pause")
@@ -84,7 +84,7 @@ def test_every_mode_pauses_evaluates_and_saves_on_request(tmp_path, task):
 
 
 def test_leave_free_changes_while_a_run_goes_on_and_what_is_no_share_is_ignored_with_a_warning(tmp_path):
-    with Run(tmp_path, *PENDULUM, tiny=GOVERNED) as run:
+    with Run(tmp_path, *PENDULUM, "--no-evaluator", tiny=GOVERNED) as run:
         run.until_updates(5)
         assert read_run(run.path)["leave_free"] == 0.0
         send_request(run.path, "leave-free", "0.5")

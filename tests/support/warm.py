@@ -6,8 +6,8 @@ command, descriptors, variables, folder, limits, priority and signals that a fre
 of the caller. A program that is started so has a nursery of its own for the processes that it starts.
 
 Not the same as in a fresh process: ``/proc/PID/cmdline`` and ``/proc/PID/environ`` are those of the nursery, modules
-are loaded that a sampler does not load, and so its memory is larger; metrics are sampled every ``SAMPLE_S``. Whatever
-depends on that is marked ``cold``.
+are loaded that a sampler does not load, and so its memory is larger; what is done now and then, or after a while, comes
+sooner (``SHORTENED``). Whatever depends on that is marked ``cold``.
 """
 
 from __future__ import annotations
@@ -64,8 +64,11 @@ _FIXED = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "TZ")
 _PROGRAMS = ("spreeze", "process_facts")
 _COLD = ("spreeze.dashboard",)
 """Programs that load packages of their own and are asked about their command line."""
-SAMPLE_S = 0.1
-"""Between two samples of all metrics, in place of 0.5 s: until then what a test waits for goes on at full speed."""
+SHORTENED = {
+    "spreeze.runtime.supervisor": {"SAMPLE_S": 0.1, "_TUNER_AFTER_S": 0.5, "_VISUALIZER_AFTER_S": 0.5},
+    "spreeze.runtime.callback_links": {"_METRICS_S": 0.2},
+}
+"""Module -> its seconds that differ: until they are over, what a test waits for goes on at full speed."""
 _VARIABLES = dict(os.environ)
 _SUBREAPER = 36
 _MAX_FDS = 250
@@ -92,7 +95,10 @@ def _preload() -> None:
         if not name.startswith(NOT_PRELOADED):
             with contextlib.suppress(ImportError):  # of an optional package
                 importlib.import_module(name)
-    sys.modules["spreeze.runtime.supervisor"].SAMPLE_S = SAMPLE_S
+    for name, seconds in SHORTENED.items():
+        for constant, value in seconds.items():
+            assert getattr(sys.modules[name], constant) > value
+            setattr(sys.modules[name], constant, value)
 
 
 def _serve(line: socket.socket) -> Request:
