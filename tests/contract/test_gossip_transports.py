@@ -239,6 +239,7 @@ def test_all_hear_all_in_the_full_graph(ring):
     assert sides[0].newest(1).number == 7
 
 
+@pytest.mark.warm
 def test_senders_killed_in_the_middle_of_a_message_leave_whole_ones_and_successors_go_on(ring):
     reader, seen = ring.side(1), (-1, 0)
     for _ in range(3):

@@ -200,6 +200,7 @@ def test_no_environment_gets_a_rollout_ahead_of_the_others(place):
     assert sink.may_step() == ([0, 1] if place.rollouts.spec.asynchronous else [])
 
 
+@pytest.mark.warm
 def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
     memory, text = place.rollouts, json.dumps(place.rollouts.spec.to_json())
     seen = {}
@@ -229,6 +230,7 @@ def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
 # What only a circular buffer has to do: nobody waits for anybody.
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("field", ["obs", "version", "next_obs"])
 def test_no_slot_is_read_that_a_sampler_was_killed_over_in_the_middle_of_a_write(circular, field):
     """SIGKILL while that array of the oldest rollout's slot is half overwritten: before, in and after its step."""

@@ -158,6 +158,7 @@ def test_frames_arrive_with_their_rows(name):
         assert (frames[:, 0] == np.maximum(newest - 2, 0)[:, None]).all()
 
 
+@pytest.mark.warm
 def test_writers_that_are_killed_leave_no_torn_row_and_invent_none(place):
     reader, done = ReplayReader(place.ring), 0
     for _ in range(3):

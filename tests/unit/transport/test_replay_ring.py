@@ -291,6 +291,7 @@ def test_learning_begins_anew_with_a_new_baseline():
         assert (ring.baseline_inserted, ring.sampled) == (25, 0)
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("locked", [False, True])
 def test_two_processes_and_no_torn_row(locked):
     """A small ring, so that the writers lap the reader all the time; every row carries a checksum."""
@@ -300,7 +301,7 @@ def test_two_processes_and_no_torn_row(locked):
             reader, rng = ReplayReader(ring), np.random.default_rng(0)
             out = np.empty((1024, ring.spec.layout.width), dtype=np.float32)
             torn, start = 0, ring.total_committed()
-            while ring.total_committed() < start + 100 * ring.spec.capacity:
+            while ring.total_committed() < start + 30 * ring.spec.capacity:
                 reader.sample(rng, out)
                 torn += count_torn(reader, out)
         assert torn == 0
@@ -343,6 +344,7 @@ def test_checksums_do_find_torn_rows():
         assert count_torn(reader, out) == (out[:, 0] == 3).sum() > 0
 
 
+@pytest.mark.warm
 def test_killed_writers_are_taken_over_and_nothing_is_torn():
     with ring_of(RowLayout(22, 6, checksum=True), rows=512) as ring:
         reader, rng = ReplayReader(ring), np.random.default_rng(0)

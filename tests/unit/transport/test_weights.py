@@ -214,9 +214,10 @@ print(reads)
 """
 
 
+@pytest.mark.warm
 def test_readers_live_through_a_publisher_that_deletes_at_once(tmp_path):
     """Two reader processes against publish with keep=1 and no minimum age."""
-    last = 400
+    last = 150
     environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", READER, str(tmp_path), str(last)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]

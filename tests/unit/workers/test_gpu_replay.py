@@ -165,9 +165,10 @@ def test_rows_announced_as_overwritten_during_the_copy_are_not_taken():
         assert numbers(mirror) == set(range(36, 96))
 
 
+@pytest.mark.warm
 @pytest.mark.parametrize("locked", [False, True])
 def test_no_torn_row_beside_a_writer_that_never_pauses(locked):
-    rows = 30_000
+    rows = 10_000
     with ring_of(rows=256, locked=locked) as ring, writer_process(ring, 0, rows) as child:
         wait_for(lambda: ring.total_committed() > 0)
         mirror = mirror_of(ring, draws=512)
