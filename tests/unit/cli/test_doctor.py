@@ -155,6 +155,7 @@ def test_missing_encoder_is_only_a_warning(monkeypatch):
     assert doctor.check_encoder().status == "warn"
 
 
+@pytest.mark.warm
 def test_without_bullet_and_mujoco_the_default_task_is_a_warning_that_names_a_package(monkeypatch):
     monkeypatch.setattr("spreeze.envs.make.importlib.util.find_spec", lambda name: None)
     found = doctor.check_default_task()
@@ -172,6 +173,7 @@ def _refuse(*arguments, **options):
     raise EnvironmentError_("Pendulum-v1 failed in the probe")
 
 
+@pytest.mark.warm
 def test_unknown_environment_fails_with_one_line():
     (found,), probe = doctor.check_env("Walker3DBulletEnv-v0", None)
     assert (found.status, probe) == ("fail", None)
