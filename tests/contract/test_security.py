@@ -26,7 +26,7 @@ from spreeze.workers.evaluator import read_rows
 DEFAULTS = {
     1: ("checkpoints without pickle", (
         "fault_stubs::test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed",
-        "train::test_no_file_of_a_run_holds_objects_that_would_be_executed")),
+        "stop::test_updates_stop_exactly_and_no_file_holds_objects_that_would_be_executed")),
     2: ("no foreign .pt is ever loaded", ("import_layers::test_no_text_becomes_code_and_no_file_becomes_objects",)),
     3: ("no NumPy file with objects", ("import_layers::test_no_text_becomes_code_and_no_file_becomes_objects",)),
     4: ("profiles are data", ("setting_layers::test_hostile_profiles_are_refused_at_once",
