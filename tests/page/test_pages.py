@@ -1,9 +1,11 @@
 """Every page in every state that a run can be in: no run, live, finished, damaged, truncated, many."""
 
 import fcntl
+import functools
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -32,6 +34,40 @@ def script(name):
 
     navigation.sidebar()
     navigation.load(streamlit.session_state.get("page", name))()
+
+
+@functools.cache
+def recorded(seconds: int) -> bytes:
+    """A file of metrics of so many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.db"
+        writer = MetricsWriter(path)
+        for second in range(seconds):
+            writer.write(
+                second + 0.5,
+                100 * second,
+                {
+                    "env_steps": 100.0 * second,
+                    "env_steps_per_s": 100.0 + second % 7,
+                    "updates": 10.0 * second,
+                    "updates_per_s": 10.0,
+                    "sampler_wait_share": 0.4,
+                    "cpu_core_use/0": 0.5,
+                    "cpu_use": 0.5,
+                    "gpu_use/0": 0.9,
+                    "critic_loss": 1.0 / (1 + second),
+                    "learner_wait_share": 0.0,
+                },
+            )
+            if second % 4 == 0:
+                writer.evaluation(
+                    EvaluationRow(
+                        second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10, -1000.0 + 20 * second, 50.0, 200.0
+                    )
+                )
+        writer.event(1.0, "info", "learner", "learning began")
+        writer.close()
+        return path.read_bytes()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:
@@ -65,32 +101,7 @@ def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40
         "samples_per_insert_max = 512.0\n"
     )
     (path / "logs" / "learner.log").write_text("hello\x1b[31m\n")
-    writer = MetricsWriter(path / "metrics.db")
-    for second in range(seconds):
-        writer.write(
-            second + 0.5,
-            100 * second,
-            {
-                "env_steps": 100.0 * second,
-                "env_steps_per_s": 100.0 + second % 7,
-                "updates": 10.0 * second,
-                "updates_per_s": 10.0,
-                "sampler_wait_share": 0.4,
-                "cpu_core_use/0": 0.5,
-                "cpu_use": 0.5,
-                "gpu_use/0": 0.9,
-                "critic_loss": 1.0 / (1 + second),
-                "learner_wait_share": 0.0,
-            },
-        )
-        if second % 4 == 0:
-            writer.evaluation(
-                EvaluationRow(
-                    second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10, -1000.0 + 20 * second, 50.0, 200.0
-                )
-            )
-    writer.event(1.0, "info", "learner", "learning began")
-    writer.close()
+    (path / "metrics.db").write_bytes(recorded(seconds))
     return path
 
 
