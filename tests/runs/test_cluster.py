@@ -1,5 +1,6 @@
 """Runs with samplers on other hosts, which Ray nodes on this machine stand for: killed, back again, left alone."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import RowLayout
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[cluster]'")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[cluster]'"
+)
 NUMBERED = ("--env", "spreeze/Numbered-v0", "--import", "fault_envs", "--host-samplers", "1",
             "--set", "replay.samples_per_insert_min=0.5", "--set", "learner.checkpoint_interval_s=600",
             "--replay-capacity", "100000", "--env-arg", "sleep_s=0.001")  # fmt: skip

@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from matmul_floor import case_rows, learner_cases
 
-pyplot = pytest.importorskip("matplotlib.pyplot")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 PANELS = (
     ("updates_per_s", "updates/s", True),
     ("update_frames_per_s", "update frames/s", True),
@@ -23,6 +24,8 @@ PANELS = (
 @contextlib.contextmanager
 def picture(out, title, panels, **options):
     """Axes side by side; they are written to ``out`` at the end."""
+    from matplotlib import pyplot  # takes a second to import
+
     pyplot.switch_backend("Agg")
     figure, axes = pyplot.subplots(1, panels, constrained_layout=True, **options)
     yield axes

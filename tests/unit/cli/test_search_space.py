@@ -1,13 +1,22 @@
 """Spaces of a search: what a range is by default, what is searched by its logarithm, and what is refused."""
 
+import importlib.util
+
 import pytest
 
 from spreeze.cli.sweeps.sweep_search import Axis, space
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 
-optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="Optuna is not installed")
 CONFIG = resolve([Layer("x", {"run": {"algo": "sac"}, "sac": {"gamma": 0.99, "actor_lr": 1e-3}})]).config
+
+
+def _asked(axis, **values):
+    """What an axis gives where Optuna chose these values."""
+    from optuna.trial import FixedTrial  # takes a second to import
+
+    return axis.ask(FixedTrial(values))
 
 
 def _one(text):
@@ -26,13 +35,13 @@ def test_a_discount_is_searched_by_its_distance_from_one():
     axis = _one("sac.gamma")
     assert (axis.low, axis.high, axis.label) == (pytest.approx(0.9), pytest.approx(0.999), "1 - sac.gamma")
     assert axis.parameter(0.99) == pytest.approx(0.01)
-    assert axis.ask(optuna.trial.FixedTrial({"1 - sac.gamma": 0.03})) == "sac.gamma=0.97"
+    assert _asked(axis, **{"1 - sac.gamma": 0.03}) == "sac.gamma=0.97"
 
 
 def test_integers_stay_integers_and_within_what_the_setting_allows():
     axis = _one("learner.batch_size")
     assert (axis.low, axis.high, axis.whole) == (64, 1024, True)
-    assert axis.ask(optuna.trial.FixedTrial({"learner.batch_size": 100})) == "learner.batch_size=100"
+    assert _asked(axis, **{"learner.batch_size": 100}) == "learner.batch_size=100"
     assert _one("sac.n_step").low == 1
 
 

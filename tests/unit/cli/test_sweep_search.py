@@ -1,6 +1,7 @@
 """The search: what a trial is worth, which are ended early, what the journal keeps; runs are formulas here."""
 
 import contextlib
+import importlib.util
 import json
 import math
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from spreeze.config.schema import StopConfig
 from spreeze.metrics.store import EvaluationRow
 from spreeze.runtime.interrupts import Interrupts
 
-optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="Optuna is not installed")
 CONFIG = resolve([Layer("x", {"run": {"algo": "sac"}, "stop": {"updates": 100}})]).config
 AXES = (Axis("sac.actor_lr", 1e-5, 1e-1), Axis("sac.critics", choices=("twin", "quantile")))
 GONE = {"pid": 2**22 + 1, "boot_id": "another", "start_ticks": 1}
