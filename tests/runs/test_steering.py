@@ -114,9 +114,9 @@ def test_the_command_line_pauses_continues_and_describes_a_run_and_says_what_can
         run.until_updates(5)
         assert runs("pause", "latest") == (0, "run: paused\n")
         assert runs("continue", "run") == (0, "run: running\n")
-        before = len(read_rows(run.path / "eval.csv"))
+        run.wait_for(lambda: read_rows(run.path / "eval.csv"), what="the first evaluation")
         assert (runs("evaluate", "run")[0], runs("checkpoint", "run")[0]) == (0, 0)
-        run.wait_for(lambda: len(read_rows(run.path / "eval.csv")) > before, what="an evaluation")
+        run.wait_for(lambda: len(read_rows(run.path / "eval.csv")) > 1, what="another evaluation")
         run.wait_for(
             lambda: any("checkpoint written on request" in event for event in run.events()), what="a checkpoint"
         )
