@@ -523,8 +523,8 @@ class CategoricalDistribution:
             self._index, self.log_pi = (index,), [log_pi]
             return chosen
         self._index = torch.split(index, 1)
-        log_pi, chosen_by_choice = zip(*map(losses.categorical, self._split(out), self._index), strict=True)
-        self.log_pi = list(log_pi)
+        log_pis, chosen_by_choice = zip(*map(losses.categorical, self._split(out), self._index), strict=True)
+        self.log_pi = list(log_pis)
         return _sum(chosen_by_choice)
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:

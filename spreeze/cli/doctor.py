@@ -160,8 +160,8 @@ def _check_steps(
         checks += [_finding("env memory", memory), _finding("environments", text, remedy)]
     checks += _values(checkup["largest_observation"], probe.spec.obs_dim)
     notes = clean("; ".join(checkup["notes"]) or "Gymnasium's checker: no warnings", 600)
-    remedy = "training works, but fix these warnings first" if checkup["notes"] else None
-    return [*checks, _finding("env checker", notes, remedy)], checkup
+    advice = "training works, but fix these warnings first" if checkup["notes"] else None
+    return [*checks, _finding("env checker", notes, advice)], checkup
 
 
 def _values(largest: float, obs_dim: int) -> list[Check]:

@@ -203,7 +203,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
     fresh = _fresh(path, run, state, recent, loads)
     trend, final = _latest_returns(path, str(run.get("nonce")), count)
     config, parts = read_config(path), data_flow(run)
-    left = {name: run.get(name) for name in ("progress", "eta_s")}
+    left: dict[str, Any] = {name: run.get(name) for name in ("progress", "eta_s")}
     shown = snapshot_of(run, config, fresh, parts, state=state, **left)
     if best is not None and last is not None and 2 * last.episodes >= best.episodes:  # run.json follows by seconds
         known = best.return_mean if shown.eval_best is None else shown.eval_best

@@ -47,6 +47,6 @@ class CustomNetwork:
         """Fills and returns ``out`` [N, K]."""
         with self._torch.inference_mode():
             rows = self._torch.from_numpy(np.array(x))
-            parts = rows.split(1 if row_by_row else max(1, len(rows)))
+            parts = self._torch.split(rows, 1 if row_by_row else max(1, len(rows)))
             out[...] = self._torch.cat([self._module(part) for part in parts]).numpy()
         return out

@@ -227,7 +227,7 @@ class Mixer:
         """The mean of the gradients [d] of all living learners at their step of that number."""
         gossip = self._gossip
         if self._returned and not self._ahead:
-            newest = [message.number for peer in range(self.spec.learners) if (message := gossip.newest(peer))]
+            newest = [latest.number for peer in range(self.spec.learners) if (latest := gossip.newest(peer))]
             self._ahead = max(0, max(newest, default=0) - number)
         number += self._ahead
         message = self._joined(gradient)

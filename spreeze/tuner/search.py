@@ -260,8 +260,8 @@ class Search:
         for knob in self.problem.knobs:
             if knob.varied_last and knob.trial == LEARNER:
                 current = Setting({**self.first, knob.name: self.varied_last[knob.name]})
-                best = self._vary(knob, current, self.measure.seconds_left() / 4)
-                self.varied_last[knob.name] = (best.setting if best else current)[knob.name]
+                varied = self._vary(knob, current, self.measure.seconds_left() / 4)
+                self.varied_last[knob.name] = (varied.setting if varied else current)[knob.name]
 
     def _climb(self, kinds: Sequence[LearnerKind], until_s: float) -> None:
         """Measures kinds in the same turns; larger batches while they may be better and time is left."""

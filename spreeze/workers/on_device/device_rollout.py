@@ -81,5 +81,5 @@ def learn(algorithm: OnPolicyAlgorithm, rollout: DeviceRollout, progress: float 
 
 
 def _values(algorithm: OnPolicyAlgorithm, obs: Tensor) -> Tensor:
-    values: Tensor = algorithm.net.values(obs)  # type: ignore[union-attr]  # without memory, which plans refuse
+    values: Tensor = algorithm.net.values(obs)  # without memory, which plans refuse
     return values
