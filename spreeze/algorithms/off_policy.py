@@ -353,7 +353,16 @@ class ActorCritic(OffPolicyAlgorithm):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        """``outputs`` and ``meta`` are those of the actor's head."""
+        """Makes the networks.
+
+        Args:
+            outputs: width of the actor's last layer.
+            meta: metadata of its head.
+            target_actor: a target copy of the actor is kept.
+            overlap: the actor follows critics one update older (see the module).
+            network: the user's own hidden layers; None: perceptrons.
+            frames: the observations are images of this kind; None: vectors.
+        """
         devices = DeviceSplit.parse(device)
         encoder: Encoder | None = None
         if frames is not None:

@@ -146,7 +146,9 @@ class _SoftActorCritic(ActorCritic):
         action_dim: int,
         num_actions: int,
         config: SoftActorCriticConfig,
-        *arguments: Any,
+        seed: int,
+        device: str = "cpu",
+        *,
         masked: bool = False,
         **options: Any,
     ) -> None:
@@ -157,7 +159,7 @@ class _SoftActorCritic(ActorCritic):
         meta |= {"nvec": [num_actions]} if num_actions else {}
         meta |= {"action_mask": True} if masked else {}
         outputs = 2 * action_dim + num_actions
-        super().__init__(obs_dim, outputs, config, *arguments, meta=meta, target_actor=False, **options)
+        super().__init__(obs_dim, outputs, config, seed, device, meta=meta, target_actor=False, **options)
         self.period = config.policy_delay
         coefficients = (action_dim > 0) + (num_actions > 0)
         self.log_alpha = self.actor.online.flat.new_full((coefficients,), math.log(config.initial_alpha))
@@ -232,9 +234,17 @@ class SAC(_SoftActorCritic):
     _policy = "squashed_gaussian"
 
     def __init__(
-        self, obs_dim: int, action_dim: int, config: Any, *arguments: Any, num_actions: int = 0, **options: Any
+        self,
+        obs_dim: int,
+        action_dim: int,
+        config: SoftActorCriticConfig,
+        seed: int,
+        device: str = "cpu",
+        *,
+        num_actions: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(obs_dim, action_dim, num_actions, config, *arguments, **options)
+        super().__init__(obs_dim, action_dim, num_actions, config, seed, device, **options)
         self._alpha_of_continuous = self.alpha[:1]
         self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
 
@@ -320,8 +330,10 @@ class DiscreteSAC(_SoftActorCritic):
     _buffers: _Buffers | None
     _policy, _action_values = "categorical", DiscreteCritics
 
-    def __init__(self, obs_dim: int, num_actions: int, config: SACConfig, *arguments: Any, **options: Any) -> None:
-        super().__init__(obs_dim, 0, num_actions, config, *arguments, **options)
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu", **options: Any
+    ) -> None:
+        super().__init__(obs_dim, 0, num_actions, config, seed, device, **options)
         self._log_alpha_max = math.log(config.max_alpha)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
@@ -398,10 +410,18 @@ class HybridSAC(SAC):
     _policy, _action_values = "squashed_mixed", HybridCritics
 
     def __init__(
-        self, obs_dim: int, num_actions: int, config: SACConfig, *arguments: Any, numbers: int, **options: Any
+        self,
+        obs_dim: int,
+        num_actions: int,
+        config: SACConfig,
+        seed: int,
+        device: str = "cpu",
+        *,
+        numbers: int,
+        **options: Any,
     ) -> None:
         """``numbers``: dimension of the continuous action."""
-        super().__init__(obs_dim, numbers, config, *arguments, num_actions=num_actions, **options)
+        super().__init__(obs_dim, numbers, config, seed, device, num_actions=num_actions, **options)
         self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=self.log_alpha.device)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:

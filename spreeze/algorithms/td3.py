@@ -81,12 +81,14 @@ class DDPG(ActorCritic):
     _config: DDPGConfig
     _buffers: _Buffers | None
 
-    def __init__(self, obs_dim: int, action_dim: int, config: DDPGConfig, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, obs_dim: int, action_dim: int, config: DDPGConfig, seed: int, device: str = "cpu", **options: Any
+    ) -> None:
         self._action_dim = action_dim
         meta = {"policy": "deterministic", "action_dim": action_dim, "exploration_noise": config.exploration_noise}
         if config.exploration_noise_max > config.exploration_noise:
             meta["exploration_noise_max"] = config.exploration_noise_max
-        super().__init__(obs_dim, action_dim, config, *arguments, meta=meta, target_actor=True, **options)
+        super().__init__(obs_dim, action_dim, config, seed, device, meta=meta, target_actor=True, **options)
 
     def _new_critics(self, config: Any, inputs: int, *arguments: Any) -> Critics:
         return create_critics(config, inputs, self._action_dim, self.num_critics, *arguments)
@@ -137,8 +139,10 @@ class TD3(DDPG):
     num_critics = 2
     _config: TD3Config
 
-    def __init__(self, obs_dim: int, action_dim: int, config: TD3Config, *args: Any, **options: Any) -> None:
-        super().__init__(obs_dim, action_dim, config, *args, **options)
+    def __init__(
+        self, obs_dim: int, action_dim: int, config: TD3Config, seed: int, device: str = "cpu", **options: Any
+    ) -> None:
+        super().__init__(obs_dim, action_dim, config, seed, device, **options)
         self.period = config.policy_delay
 
     def _smoothed(self, action: Tensor, noise: Tensor) -> Tensor:
