@@ -353,15 +353,9 @@ class ActorCritic(OffPolicyAlgorithm):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        """Makes the networks.
+        """``outputs`` and ``meta`` are width and metadata of the actor's head; ``overlap`` is explained in the module.
 
-        Args:
-            outputs: width of the actor's last layer.
-            meta: metadata of its head.
-            target_actor: a target copy of the actor is kept.
-            overlap: the actor follows critics one update older (see the module).
-            network: the user's own hidden layers; None: perceptrons.
-            frames: the observations are images of this kind; None: vectors.
+        ``network`` holds the user's own hidden layers; with ``frames``, observations are images.
         """
         devices = DeviceSplit.parse(device)
         encoder: Encoder | None = None
