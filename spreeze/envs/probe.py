@@ -242,13 +242,19 @@ class _Child:
     """
 
     def __init__(self, job: ProbeJob, interrupted: Callable[[], bool], on_wait: Callable[[str], object]) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="spreeze-probe-")
-        self._folder = Path(self._temporary.name)
-        self._job, self._env_id = dataclasses.replace(job, folder=str(self._folder)), job.task["env_id"]
+        self._job, self._env_id = job, job.task["env_id"]
         self._interrupted, self._on_wait, self._nonce = interrupted, on_wait, secrets.token_hex(8)
         self._kills = oom_kills()
 
     def __enter__(self) -> _Child:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spreeze-probe-"))
+            self._folder, self._job = Path(folder), dataclasses.replace(self._job, folder=folder)
+            self._start()
+            self._files = stack.pop_all()
+        return self
+
+    def _start(self) -> None:
         paths = python_path(*filter(None, sys.path))  # so that it finds the same modules as this process
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: self._nonce}
         command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(dataclasses.asdict(self._job))]
@@ -262,7 +268,6 @@ class _Child:
                 start_new_session=True,
             )
         mark(self._process.pid, self._nonce)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # it closes its environments
@@ -271,7 +276,7 @@ class _Child:
         if self._process.poll() is None:
             kill_and_wait(self._process)
         end_orphans(self._nonce)
-        self._temporary.cleanup()
+        self._files.close()
 
     def result(self, deadline_s: float) -> dict[str, Any]:
         """Result of the child; an EnvironmentError_ if it ends, or the deadline passes, before there is one."""

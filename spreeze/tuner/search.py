@@ -635,7 +635,7 @@ class Search:
         if current not in rows or not rows[current].ran:
             return
         gains = {setting: self.gain_over(rounds, current, setting)[0] for setting in others}
-        scores = {current: 1.0} | {setting: 1.0 + gain for setting, gain in gains.items() if gain > -1.0}
+        scores = {setting: 1.0 + gain for setting, gain in gains.items() if gain > -1.0} | {current: 1.0}
         values = [(setting[knob.name], score / scores.get(best.setting, 1.0)) for setting, score in scores.items()]
         self.runners[knob.name] = best_runners([(value, score) for value, score in values if value != chosen])
 

@@ -139,7 +139,7 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
 
 def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_siblings(tmp_path):
     with Prewarm(1) as head_start:
-        poll(lambda: name_of(head_start.pid) == PREWARM, what=lambda: name_of(head_start.pid))
+        poll(lambda: name_of(head_start._process.pid) == PREWARM, what="its name")
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
     job = {"what": "time", "limit_s": PATIENCE_S, "folder": str(tmp_path),
            "task": {"env_id": "slow/None-v0", "import_module": "slow", "args": []}}  # fmt: skip

@@ -36,7 +36,7 @@ while count < rows:
 class AgelessReader(ReplayReader):
     """A reader for which no row is too old."""
 
-    capacity = 10**9
+    capacity = property(lambda self: 10**9, lambda self, value: None)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spreeze.runtime import final_evaluation
+from spreeze.runtime import final_evaluation, launcher
 from spreeze.workers.evaluator import COLUMNS, append_row
 
 RECORD = dict.fromkeys(COLUMNS, 1) | {"version": 7, "return_mean": 318.3}
@@ -29,7 +29,7 @@ def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, m
     late.write_text(f"#!/bin/sh\ntail -n 1 {tmp_path}/next.csv >> {rows}\nkill -9 $$\n")
     late.chmod(0o755)
     (tmp_path / "logs").mkdir()
-    monkeypatch.setattr(final_evaluation, "sys", SimpleNamespace(executable=str(late)))
+    monkeypatch.setattr(launcher, "sys", SimpleNamespace(executable=str(late)))
     monkeypatch.setattr(final_evaluation, "evaluator_job", lambda *args, **options: Job())
     config = SimpleNamespace(tuning=SimpleNamespace(give_way=False), evaluation=SimpleNamespace(episodes=10))
     plan = SimpleNamespace(config=config, policies=1)

@@ -170,9 +170,11 @@ def test_another_question_has_an_answer_of_its_own(bench, user):
 @pytest.mark.parametrize("learner", [{"threads": 2}, {"device": "cuda:0"}], ids=str)
 def test_a_learner_that_no_knob_chooses_is_part_of_the_question(learner):
     layers = [Layer("user", {"run": {"algo": "ppo", "mode": "hts"}})]
-    plain = run._facts(resolve(layers), PROBE, MACHINE)
-    assert plain == run._facts(resolve(layers), PROBE, MACHINE)
-    assert plain != run._facts(resolve([*layers, Layer("user", {"learner": learner})]), PROBE, MACHINE)
+    plain = run._cached_by(resolve(layers), PROBE, MACHINE, samplers_only=False)
+    assert plain == run._cached_by(resolve(layers), PROBE, MACHINE, samplers_only=False)
+    assert plain != run._cached_by(
+        resolve([*layers, Layer("user", {"learner": learner})]), PROBE, MACHINE, samplers_only=False
+    )
 
 
 def test_the_answer_for_an_imported_algorithm_is_found_again(bench, tmp_path, monkeypatch):
