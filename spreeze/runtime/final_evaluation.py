@@ -23,6 +23,7 @@ from spreeze.transport.shared_memory import readable
 from spreeze.workers.evaluator import read_rows, record_of
 
 _LIMIT_S = 6.0
+_FIRST_S = 60.0  # the same where the run has no return yet, and nobody asked it to stop
 _EXIT_S = 12.0  # longest time from the stop request to the end of this evaluation
 
 
@@ -30,13 +31,16 @@ def evaluate_at_the_end(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, *, stopping_s: float
 ) -> None:
     """Evaluates the last weights, unless the user is in a hurry; ``stopping_s``: time taken to stop the workers."""
-    budget_s = min(_LIMIT_S, _EXIT_S - stopping_s)
     wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
-    if plan.start_s > 0.5 * _LIMIT_S:  # worth the wait if there is no score at all
-        wanted = wanted and recorder.outcome.eval_return is None and not interrupts.count
+    is_first = recorder.outcome.eval_return is None and not interrupts.count  # worth the wait
+    budget_s = _FIRST_S if is_first else min(_LIMIT_S, _EXIT_S - stopping_s)
+    if plan.start_s > 0.5 * _LIMIT_S:
+        wanted = wanted and is_first
         budget_s += 2.0 * plan.start_s
     if not wanted or interrupts.urgent or budget_s < 1.0:
         return
+    if is_first:
+        recorder.event("info", f"the first evaluation of this run takes at most {budget_s:.0f} s; Ctrl-C: without it")
     record = _played(plan, run_dir, recorder, interrupts, logs, budget_s)
     if record is not None:
         recorder.evaluation(record, final=True)

@@ -388,7 +388,10 @@ class Recorder:
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        self.event("info", f"no complete evaluation within {budget_s:.0f} s; using the last evaluation during training")
+        instead = (
+            "this run has none" if self.outcome.eval_return is None else "using the last evaluation during training"
+        )
+        self.event("info", f"no complete evaluation within {budget_s:.0f} s; {instead}")
 
     def sample(
         self,

@@ -283,7 +283,7 @@ class TunerThread(abc.ABC):
 class InRunTuner(TunerThread):
     """Measures on the workers of a run."""
 
-    begins = "the tuner measures on the running workers; what they learn meanwhile stays"
+    begins = "the tuner measures on the running workers; training progress made meanwhile is kept"
     _reported_knobs = _CHANGEABLE
     _windows: _RunWindows | None = None
 

@@ -39,3 +39,24 @@ def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, m
     )
     assert (record["return_mean"], record["whole"], record["episodes_cut"]) == (318.3, whole, 10 - episodes)
     assert notes == []
+
+
+@pytest.mark.parametrize(("eval_return", "interrupts", "budget_s"), [
+    (None, 0, 60.0), (None, 1, 6.0), (7.0, 0, 6.0),
+], ids=["first", "interrupted", "another"])  # fmt: skip
+def test_the_only_return_of_a_run_may_take_longer_unless_the_user_wants_to_leave(
+    monkeypatch, eval_return, interrupts, budget_s
+):
+    """With slow environments a short run may end before its first evaluation."""
+    budgets, notes = [], []
+    monkeypatch.setattr(final_evaluation, "_played", lambda *args: budgets.append(args[-1]))
+    plan = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(enabled=True)), start_s=0.1)
+    recorder = SimpleNamespace(
+        outcome=SimpleNamespace(updates=5, eval_return=eval_return),
+        event=lambda level, text: notes.append(text), no_final_evaluation=lambda budget_s: None,
+    )  # fmt: skip
+    final_evaluation.evaluate_at_the_end(
+        plan, None, recorder, SimpleNamespace(count=interrupts, urgent=False), None, stopping_s=0.5
+    )
+    assert budgets == [budget_s]
+    assert len(notes) == (budget_s > 6.0)

@@ -162,6 +162,11 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     assert made.notes[-1].startswith("no complete evaluation within 6 s; using the last evaluation")
 
 
+def test_a_run_that_was_never_evaluated_says_so(made):
+    made.no_final_evaluation(60.0)
+    assert made.notes[-1] == "no complete evaluation within 60 s; this run has none"
+
+
 @pytest.mark.parametrize(("cut", "lost", "words"), [
     (0, 0, "greedy return 7.0 (best 8.0)"),
     (6, 0, "greedy return 7.0 (best 8.0; of 4 episodes, 6 cut short)"),
