@@ -125,6 +125,7 @@ class RunReport:
     group: RunGroup
     seed: int | None
     end_s: float
+    ended_at_target: bool
     policies: int
     """Evaluated policies behind the final metric; fewer than requested in a short run."""
     final: float | None
@@ -145,6 +146,7 @@ class GroupReport:
     group: RunGroup
     runs: int
     final: Spread | None
+    """Without runs that ended, or have come, less than half as far as the longest, unless at their target return."""
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
     """None unless all seeds reached the target: the mean of the others would be biased."""
@@ -363,6 +365,7 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         group=curve.group,
         seed=curve.seed,
         end_s=curve.end_s,
+        ended_at_target=curve.ended_at is not None,
         policies=min(rules.policies, len(rows)),
         final=final_metric(rows, rules.policies),
         final_time=final_metric(rows, rules.policies, limit_s),
@@ -376,10 +379,12 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
     kinds = ("required_s", "first_s", "held_s")
     times = {kind: [*zip(*(getattr(run, kind) for run in runs), strict=True)] for kind in kinds}
+    longest_s = max(run.end_s for run in runs)
+    long_runs = [run for run in runs if run.ended_at_target or 2.0 * run.end_s >= longest_s]
     return GroupReport(
         group=group,
         runs=len(runs),
-        final=spread([run.final for run in runs if run.final is not None], rules),
+        final=spread([run.final for run in long_runs if run.final is not None], rules),
         final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
         **{kind: tuple(_of_all(values, rules) for values in columns) for kind, columns in times.items()},
         reached=tuple(sum(value is not None for value in values) for values in times["required_s"]),
@@ -543,7 +548,7 @@ def _rows(report: Report, env: str) -> list[list[str]]:
                 f"{spread_text(value)} ({count} of {group.runs})"
                 for value, count in zip(group.required_s, group.reached, strict=True)
             ]
-            scores = [spread_text(group.final), spread_text(group.final_time)]
+            scores = [_final_text(group), spread_text(group.final_time)]
             rows.append([group.group.label, str(group.runs), *scores, *times])
     for pair in report.pairs:
         if pair.group.env == env:
@@ -561,12 +566,17 @@ def group_cells(report: Report) -> list[dict[str, str]]:
         {
             "group": group.group.label,
             "runs": number(group.runs),
-            "final return": spread_text(group.final),
+            "final return": _final_text(group),
             "return at equal time": spread_text(group.final_time),
             **{title: _time_text(report, group, kind) for title, (kind, _) in times.items()},
         }
         for group in report.groups
     ]
+
+
+def _final_text(group: GroupReport) -> str:
+    seeds = 0 if group.final is None else group.final.seeds
+    return spread_text(group.final) + (f" ({seeds} of {group.runs})" if 0 < seeds < group.runs else "")
 
 
 def _time_text(report: Report, group: GroupReport, kind: str) -> str:

@@ -15,6 +15,7 @@ from spreeze.metrics.comparison import (
     curve_of,
     differing,
     final_metric,
+    group_cells,
     read_curve,
     report,
     required_time,
@@ -124,6 +125,16 @@ def test_the_time_limit_of_a_task_is_the_end_of_its_fastest_run():
     assert [run.limit_s for run in found.runs] == [4.5, 4.5, 1.5]
     assert [run.final_time for run in found.runs] == [1.0, 4.0, 7.0]
     assert [run.final for run in found.runs] == [5.0, 4.0, 7.0]
+
+
+def test_the_final_return_of_a_group_leaves_out_runs_that_have_not_come_half_as_far():
+    """A run that has just begun would pull it down; one that ended at its target return counts."""
+    curves = [curve(HTS, 0, (100, 8.0)), curve(HTS, 1, (49, 1.0)), curve(HTS, 2, (50, 6.0))]
+    compared = report(curves, Rules())
+    assert (compared.groups[0].final.centre, compared.groups[0].runs) == (7.0, 3)
+    assert group_cells(compared)[0]["final return"] == "7.0 (2 of 3)"
+    curves[1] = dataclasses.replace(curves[1], ended_at=1.0)
+    assert group_cells(report(curves[:2], Rules()))[0]["final return"] == "4.5"
 
 
 def test_a_target_that_one_seed_missed_has_no_mean_time():
