@@ -132,9 +132,9 @@ def test_the_final_return_of_a_group_leaves_out_runs_that_have_not_come_half_as_
     curves = [curve(HTS, 0, (100, 8.0)), curve(HTS, 1, (49, 1.0)), curve(HTS, 2, (50, 6.0))]
     compared = report(curves, Rules())
     assert (compared.groups[0].final.centre, compared.groups[0].runs) == (7.0, 3)
-    assert group_cells(compared)[0]["final return"] == "7.0 (2 of 3)"
+    assert group_cells(compared)[0]["final return"] == "7 (2 of 3)"
     curves[1] = dataclasses.replace(curves[1], ended_at=1.0)
-    assert group_cells(report(curves[:2], Rules()))[0]["final return"] == "4.5"
+    assert group_cells(report(curves[:2], Rules()))[0]["final return"] == "4.50"
 
 
 def test_a_target_that_one_seed_missed_has_no_mean_time():
