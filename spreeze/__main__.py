@@ -1,4 +1,4 @@
-"""``spreeze <verb>``, or ``python -m spreeze <verb>`` if the script is not on the path."""
+"""``spreeze <command>``, or ``python -m spreeze <command>`` if the script is not on the path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spreeze.config import SHIPPED
 from spreeze.errors import did_you_mean
 from spreeze.machine.output import print_error, say, standard_streams
 
-VERBS: dict[str, str] = {
+COMMANDS: dict[str, str] = {
     "train": "train an agent",
     "sweep": "train every combination of settings with several seeds, or search, and compare",
     "dashboard": "start, watch and compare runs in a browser",
@@ -28,13 +28,13 @@ VERBS: dict[str, str] = {
     "pull": "take a policy from a model hub",
     "doctor": "say what this machine has and what is missing",
     "bench": "measure updates a second on a GPU by batch, precision and kind of launch",
-    "completion": "print the script that completes verbs, flags, environments and runs in a shell",
+    "completion": "print the script that completes commands, flags, environments and runs in a shell",
 }
 
 
-def module_of(verb: str) -> str:
-    """The module whose ``main`` implements a verb."""
-    return f"spreeze.cli.{verb}"
+def module_of(command: str) -> str:
+    """The module whose ``main`` implements a command."""
+    return f"spreeze.cli.{command}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,30 +45,32 @@ def main(argv: list[str] | None = None) -> int:
 def _main(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if "SPREEZE_COMPLETE" in os.environ and len(arguments) < 2:
-        say("\n".join(verb for verb in VERBS if verb.startswith("".join(arguments))))
+        say("\n".join(command for command in COMMANDS if command.startswith("".join(arguments))))
         return 0
     if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {verb:10s} {text}" for verb, text in VERBS.items()]
-        text = "\n".join(["usage: spreeze <verb> [flags]", "", *lines, "", "spreeze <verb> --help tells more"])
+        lines = [f"  {command:10s} {text}" for command, text in COMMANDS.items()]
+        text = "\n".join(
+            ["usage: spreeze <command> [flags]", "", *lines, "", "spreeze <command> --help lists its flags"]
+        )
         text += f"; documentation: {SHIPPED / 'assets' / 'docs'}"
         say(text)
         return 0
-    verb, *rest = arguments
-    if verb == "--version":
+    command, *rest = arguments
+    if command == "--version":
         say(f"spreeze {__version__}")
         return 0
-    if verb not in VERBS:
-        print_error(f"no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})")
+    if command not in COMMANDS:
+        print_error(f"no command '{command}'{did_you_mean(command, COMMANDS)} (commands: {', '.join(COMMANDS)})")
         return 2
     previous_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
-    module = importlib.import_module(module_of(verb))
+    module = importlib.import_module(module_of(command))
     signal.signal(signal.SIGINT, previous_handler)
     code: int = module.main(rest)
     return code
 
 
 def run() -> NoReturn:
-    """Entry point; exits when the verb returns, even if an environment or a module has left threads running."""
+    """Entry point; exits when the command returns, even if an environment or a module has left threads running."""
     code = main()
     from spreeze.machine.processes import leave  # only now: Ctrl-C during an import would print a traceback
 

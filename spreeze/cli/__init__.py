@@ -1,1 +1,1 @@
-"""The verbs of the command line (``spreeze <verb>``)."""
+"""The commands of the command line (``spreeze <command>``)."""

@@ -35,7 +35,7 @@ _ENVELOPE_BYTES = 200  # longest text of a message without its entries
 def open_weights(folder: Path) -> ParameterStore:
     """The published weights of the learner whose files are in ``folder``, for it and for the workers that read them.
 
-    For weights that travel in another way, return another store here. Verbs and the Python interface read the files.
+    For weights that travel in another way, return another store here. Commands and the Python interface read the files.
     """
     return WeightsStore(folder / "weights")
 

@@ -16,7 +16,7 @@ from printed import PAGES
 from sources import FILES, nodes
 
 import spreeze
-from spreeze.__main__ import VERBS, module_of
+from spreeze.__main__ import COMMANDS, module_of
 from spreeze.cli import export, sweep
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.bench import build_parser as bench_parser
@@ -56,7 +56,7 @@ def _flags(parser) -> set[str]:
     return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
+@pytest.mark.parametrize("verb", sorted(COMMANDS))
 def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert f"`{verb}" in README
     assert callable(importlib.import_module(module_of(verb)).main)

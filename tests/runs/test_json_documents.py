@@ -8,7 +8,7 @@ import os
 import pytest
 from harness import PENDULUM, TINY, Run, refused, train, verb
 
-from spreeze.__main__ import VERBS, main
+from spreeze.__main__ import COMMANDS, main
 from spreeze.cli.arguments import guarded
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.output import emit
@@ -94,7 +94,7 @@ def test_a_refusal_says_why(tmp_path, capsys, args, words):
     [
         ["train", "--batch-size", "many"],
         ["runs", "leave-free", "latest", "much"],
-        *([verb, "--nonsense"] for verb in VERBS if verb != "play"),
+        *([command, "--nonsense"] for command in COMMANDS if verb != "play"),
     ],
     ids=" ".join,
 )
@@ -153,7 +153,7 @@ def test_numbers_that_json_does_not_know_become_null(capsys):
 def test_an_unknown_verb_names_the_known(tmp_path):
     done = verb("trian")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: no verb 'trian'; did you mean 'train'?")
+    assert done.stderr.startswith("error: no command 'trian'; did you mean 'train'?")
     assert done.stderr.count("\n") == 1
 
 

@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from spreeze.__main__ import VERBS
+from spreeze.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -57,7 +57,7 @@ def ours(words):
     else:
         return None
     typed = [STANDS_FOR.get(word.removesuffix("..."), word) for word in rest]
-    return typed if typed and typed[0] in VERBS else None
+    return typed if typed and typed[0] in COMMANDS else None
 
 
 def spoken_commands():
