@@ -543,7 +543,10 @@ def _run_directories(runs_dir: Path) -> list[Path]:
 
 
 def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> Path:
-    """A run by name, by path, or "latest"; a RunError if there is none, where ``others`` may have been meant."""
+    """A run by name, by path, or "latest"; a RunError if there is none, or a newer version wrote it.
+
+    ``others`` are names that may have been meant.
+    """
     runs = list_runs(runs_dir)
     if name_or_path == "latest":
         if not runs:

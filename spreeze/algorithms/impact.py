@@ -152,17 +152,20 @@ class EvaluatedRollouts:
         if self._block is None:
             sequences, count = evaluated.samples.sequences, self._capacity
             all_sequences = None if sequences is None else sequences.repeated(count)
-            self._block = evaluated.map(lambda tensor, dim: torch.cat([tensor] * count, dim), all_sequences)
+            self._block = evaluated.map(lambda tensor, dim: _unfilled(tensor, dim, count), all_sequences)
         slot = self._free.pop()
-        self._slots[key], self._undrawn[slot] = slot, torch.empty(0, dtype=torch.int64)
-        for stored, part in zip(self[key].parts(), evaluated.parts(), strict=True):
+        for stored, part in zip(self._views(slot).parts(), evaluated.parts(), strict=True):
             if stored is not None and part is not None:
                 stored[...] = part
+        self._slots[key], self._undrawn[slot] = slot, torch.empty(0, dtype=torch.int64)
 
     def __getitem__(self, key: tuple[int, int]) -> Evaluated:
         """Views, valid until the next rollout is stored."""
+        return self._views(self._slots[key])
+
+    def _views(self, slot: int) -> Evaluated:
         assert self._block is not None
-        slot, samples = self._slots[key], self._block.samples
+        samples = self._block.samples
         rows = len(samples.target) // self._capacity
         sequences = None if samples.sequences is None else samples.sequences.split(self._capacity)[slot]
         return self._block.map(lambda tensor, dim: tensor.narrow(dim, slot * rows, rows), sequences)
@@ -194,6 +197,13 @@ class EvaluatedRollouts:
             index = (index.unsqueeze(1) * length + torch.arange(length)).flatten()
         index = index.to(samples.target.device)
         return self._block.map(lambda tensor, dim: tensor.index_select(dim, index), sequences)
+
+
+def _unfilled(tensor: Tensor, dim: int, count: int) -> Tensor:
+    """Memory for ``count`` of that tensor along ``dim``; a page of it is taken once it is written."""
+    shape = list(tensor.shape)
+    shape[dim] *= count
+    return tensor.new_empty(shape)
 
 
 class AsyncOnPolicy(OnPolicyAlgorithm):

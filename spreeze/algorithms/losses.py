@@ -116,7 +116,8 @@ def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, s
     The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of
     returns, unless rewards are raw. ``target`` is [M, B]; ``levels`` [Q] are the probabilities of the quantiles;
     ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the derivative is
-    ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once.
+    ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once. Searches in sorted targets with
+    prefix sums took 3 to 4 times as long for 2 x 25 quantiles on a CPU core.
     """
     count, num_targets = len(quantiles), len(target)
     scratch = pairs_for(quantiles, num_targets) if scratch is None else scratch

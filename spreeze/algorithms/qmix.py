@@ -5,7 +5,8 @@ values of the chosen actions to the team's value Q_tot(s, a). It is monotonic in
 values, computed by linear maps of the state (hypernetworks). So the best action of each agent is also best for Q_tot.
 VDN (Sunehag et al. 2017, arXiv 1706.05296) takes the sum instead.
 
-*Agents* share one perceptron, and a one-hot of their number distinguishes them.
+*Agents* share one perceptron, and a one-hot of their number distinguishes them. If an observation hides the past, stack
+it in the environment.
 
 *Departures*: feed-forward instead of recurrent agents, Adam instead of RMSProp, a soft target update, epsilon by env
 steps. The next actions are those of the online network (double Q-learning), as in the authors' later code.

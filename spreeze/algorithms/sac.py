@@ -497,6 +497,7 @@ ALGORITHMS = (
         hybrid=HybridSAC,
         images=True,
         over_vectors={"env.normalize_obs": True},
+        # Sums over three steps leave out the entropies in between; with single ones value spreads too slowly (Acrobot).
         for_discrete={"env.normalize_obs": False, "sac.n_step": 3},
         over_images=over_images("sac") | {"sac.n_step": 3},  # as DrQ-v2 (arXiv 2107.09645)
         over_sequences={"learner.batch_size": 512},

@@ -225,12 +225,12 @@ def _report_error(error: SpreezeError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def print_result(args: argparse.Namespace, document: Any, text: str) -> int:
-    """Prints the result of a command: its text, or its document with ``--json``. Returns exit code 0."""
+def print_result(args: argparse.Namespace, document: Any, text: str | Callable[[], str]) -> int:
+    """Prints the result of a command: its text, which may be made here, or its document with ``--json``. Returns 0."""
     if args.json:
         emit(document)
     else:
-        say(text)
+        say(text if isinstance(text, str) else text())
     return 0
 
 

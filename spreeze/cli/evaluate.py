@@ -82,7 +82,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         try:
             with stdout_to_stderr():
                 document = evaluate(args, tasks)
-            return print_result(args, document, _summary(document))
+            return print_result(args, document, lambda: _summary(document))
         finally:
             with stdout_to_stderr():
                 close_in_time(*(task.close for task in tasks))
@@ -95,7 +95,7 @@ def _compare(args: argparse.Namespace) -> int:
     )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     report = comparison.report_of(paths, args.by, rules)
-    return print_result(args, {"protocol": "hts", **dataclasses.asdict(report)}, comparison.text(report))
+    return print_result(args, {"protocol": "hts", **dataclasses.asdict(report)}, lambda: comparison.text(report))
 
 
 def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:

@@ -44,8 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _query(args: argparse.Namespace) -> int:
     columns, rows = run_query(find_run(args.run, Path(args.runs_dir)), args.sql)
-    lines = aligned([[_shown(value) for value in row] for row in (columns, *rows)])
-    return print_result(args, {"columns": columns, "rows": rows}, "\n".join(lines))
+
+    def text() -> str:
+        return "\n".join(aligned([[_shown(value) for value in row] for row in (columns, *rows)]))
+
+    return print_result(args, {"columns": columns, "rows": rows}, text)
 
 
 def _shown(value: object) -> str:

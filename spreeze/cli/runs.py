@@ -121,7 +121,9 @@ def _stop(args: argparse.Namespace) -> int:
             left_bytes = read_run(path).get("checkpoint_left_bytes")
             writes = isinstance(left_bytes, int) and left_bytes > 0
             phase = f"still writes its last checkpoint, {size(left_bytes)} left," if writes else "still runs"
-            raise RunError(f"{path.name} {phase} after {args.timeout:g} s (--timeout); runs stop --force kills it")
+            raise RunError(
+                f"{path.name} {phase} after {args.timeout:g} s (--timeout); spreeze runs stop --force kills it"
+            )
         time.sleep(0.1)
     return _done(args, path, state_of(path))
 

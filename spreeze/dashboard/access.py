@@ -52,7 +52,10 @@ def is_token_required() -> bool:
 
 
 def page_token(folder: Path, *, token_required: bool = True) -> str:
-    """The cookie's value, kept in a private file over restarts; one for servers that need no token is another."""
+    """The cookie's value, kept in a private file over restarts.
+
+    A cookie handed out while no token was required is another: it lets nobody in once one is.
+    """
     path = folder / LAUNCHES / ("browser-token" if token_required else "open-token")
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError, ResourceError):

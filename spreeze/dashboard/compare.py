@@ -338,8 +338,9 @@ def _group_table(reports: list[Report]) -> None:
         for cells in comparison.group_cells(report)
     ]
     helps = {
-        "Final return": f"mean over all episodes of the last evaluated policies, at most {comparison.POLICIES}",
-        "return at equal time": "the same, up to the wall time that all runs of the environment reached",
+        "Final return": f"mean over all episodes of the last evaluated policies, at most {comparison.POLICIES}, "
+        f"{comparison.LONG_ENOUGH}",
+        "return at equal time": "the same for all runs, up to the wall time that all runs of the environment reached",
     }
     for title, (_, what) in comparison.TIMES.items():
         helps[title] = f"wall time until {what} reached the target [h:min:s], a dash until all seeds did"

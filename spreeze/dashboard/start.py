@@ -143,7 +143,8 @@ def form(folder: Path) -> None:
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
         offered = _offered_tasks()
-        env_id = known_task(str(first[0].selectbox("Task", offered, offered.index(tasks()[1]), **any_id, **_KEPT)))
+        index = offered.index(str(default_env_id().value))
+        env_id = known_task(str(first[0].selectbox("Task", offered, index, **any_id, **_KEPT)))
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
             custom = _custom_environment(env_id)

@@ -125,7 +125,9 @@ def mpe2(name: str, import_module: str | None, render_mode: str | None, args: di
         raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
     if _RIVALS.match(name):
         teams = ", ".join(other for other in known if not _RIVALS.match(other))
-        raise EnvironmentError_(f"mpe2:{name}: its agents compete, but a team must share one reward; use {teams}")
+        raise EnvironmentError_(
+            f"mpe2:{name}: its agents compete, but a team must share one reward; use one of {teams}"
+        )
     return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 
 

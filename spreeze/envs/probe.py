@@ -270,13 +270,15 @@ class _Child:
         mark(self._process.pid, self._nonce)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # it closes its environments
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(CLOSING_S)
-        if self._process.poll() is None:
-            kill_and_wait(self._process)
-        end_orphans(self._nonce)
-        self._files.close()
+        with self._files:
+            try:
+                if kind is None:  # it closes its environments
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(CLOSING_S)
+            finally:
+                if self._process.poll() is None:
+                    kill_and_wait(self._process)
+                end_orphans(self._nonce)
 
     def result(self, deadline_s: float) -> dict[str, Any]:
         """Result of the child; an EnvironmentError_ if it ends, or the deadline passes, before there is one."""
@@ -565,7 +567,7 @@ class Checkup:
 
 
 def check_up(arguments: dict[str, Any]) -> Checkup:
-    """Times steps and resets, measures a second environment's memory, and runs Gymnasium's checker."""
+    """Times steps and resets, measures another environment's memory after a step, and runs Gymnasium's checker."""
     tasks = [make_task(**arguments)]
     try:
         steps_us, resets_us, mean_us, largest = _time(tasks[0])
@@ -588,7 +590,7 @@ def check_up(arguments: dict[str, Any]) -> Checkup:
 def _time(task: Task) -> tuple[list[float], list[float], float, float]:
     """Times of steps and resets in us, mean time of a step with resets spread over steps, and the largest observation.
 
-    Steps in which another program took the core are left out, unless hardly any others remain.
+    Steps in which another program took the core measure the machine: they are left out, if enough others remain.
     """
     steps_us: list[float] = []
     quiet_us: list[float] = []

@@ -18,7 +18,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
-from gymnasium.wrappers import TransformObservation
 
 SYNTHETIC_ID = "spreeze/Synthetic-v0"
 _AHEAD = 1024
@@ -114,22 +113,28 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
         return np.array([0.0, self._position == self.length], np.float32), reward, terminated, False, {}
 
 
-def _observing(env: gymnasium.Env[np.ndarray, Any], kept: list[int]) -> gymnasium.Env[np.ndarray, Any]:
-    """The environment with only some entries of its observation: positions and angles."""
-    space = env.observation_space
-    assert isinstance(space, spaces.Box)
-    positions = spaces.Box(space.low[kept], space.high[kept], dtype=np.float32)
-    return TransformObservation(env, lambda obs: np.asarray(obs[kept], np.float32), positions)
+class WithoutVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+    """Keeps only some entries of an observation: positions and angles."""
+
+    def __init__(self, env: gymnasium.Env[np.ndarray, Any], kept: list[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        assert isinstance(space, spaces.Box)
+        self._kept = kept
+        self.observation_space = spaces.Box(space.low[kept], space.high[kept], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(observation[self._kept], np.float32)
 
 
 def cart_pole(render_mode: str | None = None) -> gymnasium.Env[np.ndarray, Any]:
     """CartPole that observes the cart's position and the pole's angle."""
-    return _observing(CartPoleEnv(render_mode=render_mode), [0, 2])
+    return WithoutVelocities(CartPoleEnv(render_mode=render_mode), [0, 2])
 
 
 def pendulum(render_mode: str | None = None) -> gymnasium.Env[np.ndarray, Any]:
     """Pendulum that observes the cosine and sine of its angle."""
-    return _observing(PendulumEnv(render_mode=render_mode), [0, 1])
+    return WithoutVelocities(PendulumEnv(render_mode=render_mode), [0, 1])
 
 
 class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):

@@ -49,9 +49,9 @@ class Siblings:
         self._postponed: dict[int, tuple[int, int]] = {}  # process id -> (round at which it is due, rounds until then)
 
     def find(self, ours: Collection[int]) -> tuple[set[int], set[int]]:
-        """Roots, whose descendants are siblings too, and the roots' parents, without ``ours``, the calling run's.
+        """Roots, whose descendants are siblings too, and the roots' parents (themselves only).
 
-        An OSError if the system does not list processes.
+        ``ours``, the calling run's, are left out. An OSError if the system does not list processes.
         """
         self._round += 1
         before, self._postponed = self._postponed, {}

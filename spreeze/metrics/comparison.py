@@ -36,6 +36,7 @@ _IGNORED_SECTIONS = ("evaluation.", "logging.", "stop.", "tuning.", "visualizer.
 IGNORED = ("run.seed", "run.name", "run.runs_dir", "env.import_module", *_IGNORED_SECTIONS)
 """Settings, or prefixes of settings, that do not distinguish experiments."""
 POLICIES = 10
+LONG_ENOUGH = "without runs less than half as long as the longest of their settings"
 HELD = 5
 """A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
 WORST_OF = 20
@@ -125,7 +126,8 @@ class RunReport:
     group: RunGroup
     seed: int | None
     end_s: float
-    ended_at_target: bool
+    cut_short: bool
+    """It is less than half as long as the longest of its group, and did not end at its target return."""
     policies: int
     """Evaluated policies behind the final metric; fewer than requested in a short run."""
     final: float | None
@@ -146,7 +148,7 @@ class GroupReport:
     group: RunGroup
     runs: int
     final: Spread | None
-    """Without runs that ended, or have come, less than half as far as the longest, unless at their target return."""
+    """Without runs that are cut short."""
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
     """None unless all seeds reached the target: the mean of the others would be biased."""
@@ -324,11 +326,12 @@ def _distinguishing(curves: Sequence[Curve], differ: Sequence[str], first: Seque
 
 def report(curves: Sequence[Curve], rules: Rules) -> Report:
     """The three metrics of each run, of each group over its seeds, and of each pair of groups seed by seed."""
-    ends: dict[str, float] = {}
+    ends, longest = dict[str, float](), dict[RunGroup, float]()
     for curve in curves:
         ends[curve.group.env] = min(curve.end_s, ends.get(curve.group.env, math.inf))
-    limit_s = rules.limit_s
-    runs = [_run(curve, rules, ends[curve.group.env] if limit_s is None else limit_s) for curve in curves]
+        longest[curve.group] = max(curve.end_s, longest.get(curve.group, 0.0))
+    limits = ends if rules.limit_s is None else dict.fromkeys(ends, rules.limit_s)
+    runs = [_run(curve, rules, limits[curve.group.env], longest[curve.group]) for curve in curves]
     groups: dict[RunGroup, list[RunReport]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
@@ -350,7 +353,7 @@ def _mean_return(records: Sequence[EvaluationRow]) -> float:
     return sum(record.return_mean * weight for record, weight in zip(records, weights, strict=True)) / sum(weights)
 
 
-def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
+def _run(curve: Curve, rules: Rules, limit_s: float, longest_s: float) -> RunReport:
     rows = curve.evaluations
 
     def times(policies: int) -> tuple[float | None, ...]:
@@ -365,7 +368,7 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
         group=curve.group,
         seed=curve.seed,
         end_s=curve.end_s,
-        ended_at_target=curve.ended_at is not None,
+        cut_short=curve.ended_at is None and 2.0 * curve.end_s < longest_s,
         policies=min(rules.policies, len(rows)),
         final=final_metric(rows, rules.policies),
         final_time=final_metric(rows, rules.policies, limit_s),
@@ -379,12 +382,10 @@ def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
 def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
     kinds = ("required_s", "first_s", "held_s")
     times = {kind: [*zip(*(getattr(run, kind) for run in runs), strict=True)] for kind in kinds}
-    longest_s = max(run.end_s for run in runs)
-    long_runs = [run for run in runs if run.ended_at_target or 2.0 * run.end_s >= longest_s]
     return GroupReport(
         group=group,
         runs=len(runs),
-        final=spread([run.final for run in long_runs if run.final is not None], rules),
+        final=spread([run.final for run in runs if run.final is not None and not run.cut_short], rules),
         final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
         **{kind: tuple(_of_all(values, rules) for values in columns) for kind, columns in times.items()},
         reached=tuple(sum(value is not None for value in values) for values in times["required_s"]),
@@ -411,7 +412,7 @@ def _pair(
         group=group,
         against=against,
         seeds=len(couples),
-        final=_of_all([_minus(a.final, b.final) for a, b in couples], rules),
+        final=_of_all([_minus(a.final, b.final) for a, b in couples if not (a.cut_short or b.cut_short)], rules),
         final_time=_of_all([_minus(a.final_time, b.final_time) for a, b in couples], rules),
         required_ratio=tuple(_of_all([a / b if a is not None and b else None for a, b in row], rules) for row in times),
         improvement=chance,
@@ -524,7 +525,7 @@ def text(report: Report) -> str:
     centre = "interquartile means" if rules.robust else "means"
     lines = [
         f"{centre} over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
-        f"final: all evaluation episodes of the last {rules.policies} policies"
+        f"final: all evaluation episodes of the last {rules.policies} policies, {LONG_ENOUGH}"
     ]
     for env in dict.fromkeys(run.group.env for run in report.runs):
         limit_s = next(run.limit_s for run in report.runs if run.group.env == env)

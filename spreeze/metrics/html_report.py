@@ -23,7 +23,7 @@ from spreeze.config.layers import DEFAULT
 from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, tuning_record
-from spreeze.metrics.comparison import Curve, Line, Rules, sources_in
+from spreeze.metrics.comparison import LONG_ENOUGH, Curve, Line, Rules, sources_in
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.health import Health, judgements
 from spreeze.metrics.info_means import INFO
@@ -225,8 +225,8 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
         )
     metrics = (
         f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.POLICIES} evaluated policies, "
-        f"at the end, and up to the wall time that all runs of a task reached; the {centre} over seeds [95 % bootstrap "
-        f"interval, {RESAMPLES:,} resamples]."
+        f"at the end ({LONG_ENOUGH}), and up to the wall time that all runs of a task reached; the {centre} over seeds "
+        f"[95 % bootstrap interval, {RESAMPLES:,} resamples]."
     )
     parts += [_note(caption), _note(metrics)]
     return _section("Learning curves", *parts)

@@ -271,7 +271,7 @@ def discounted_returns(reward: np.ndarray, gamma: float, last_value: float | Non
     """The discounted sum [T] of the rewards from each env step on: G_t = r_t + gamma G_(t+1).
 
     ``last_value``, the value of the last env step, stands for its reward and all that would have followed, where the
-    time limit cut the episode; None: it terminated.
+    time limit cut the episode; None: it terminated, or the value is unknown.
     """
     returns, total = np.empty(len(reward)), 0.0
     rewards = reward if last_value is None else np.append(reward[:-1], last_value)

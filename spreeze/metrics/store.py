@@ -223,14 +223,17 @@ class MetricsReader:
         """The newest events, oldest first."""
         with self._session() as query:
             rows = query("SELECT t, level, source, text FROM events ORDER BY rowid DESC LIMIT ?", int(limit))
-            return [Event(float(t), clean(a, 20), clean(b, 80), clean(c, 2000)) for t, a, b, c in reversed(rows)]
+            return [
+                Event(float(t), clean(level, 20), clean(source, 80), clean(text, 2000))
+                for t, level, source, text in reversed(rows)
+            ]
 
     def tail(self, names: Iterable[str], since: float, limit: int = 600) -> dict[str, list[Point]]:
         """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
         with self._session() as query:
             numbers, raw = dict(query("SELECT name, id FROM series")), self._raw(query)
             columns = {name: raw.column(int(numbers.get(name, -1)), since)[-limit:].tolist() for name in names}
-        return {name: [Point(t, int(step), y) for t, step, y in rows] for name, rows in columns.items() if rows}
+            return {name: [Point(t, int(step), y) for t, step, y in rows] for name, rows in columns.items() if rows}
 
     def evaluations(self, after: int = 0) -> list[EvaluationRow]:
         """Returns evaluations, oldest first, without the first ``after``."""

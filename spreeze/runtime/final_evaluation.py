@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper, ending, oom_kills
 from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, left_behind
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import evaluator_job
 from spreeze.runtime.interrupts import Interrupts
@@ -23,16 +25,18 @@ from spreeze.transport.shared_memory import readable
 from spreeze.workers.evaluator import read_rows, record_of
 
 _LIMIT_S = 6.0
-_FIRST_S = 60.0  # the same where the run has no return yet, and nobody asked it to stop
-_EXIT_S = 12.0  # longest time from the stop request to the end of this evaluation
+_FIRST_S = 45.0  # the same where a run that ends by itself has no return yet
+_EXIT_S = 12.0  # longest time from any other end of the run to the end of this evaluation
 
 
 def evaluate_at_the_end(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, *, stopping_s: float
 ) -> None:
     """Evaluates the last weights, unless the user is in a hurry; ``stopping_s``: time taken to stop the workers."""
-    wanted = plan.config.evaluation.enabled and recorder.outcome.updates > 0
-    is_first = recorder.outcome.eval_return is None and not interrupts.count  # worth the wait
+    outcome = recorder.outcome
+    wanted = plan.config.evaluation.enabled and outcome.updates > 0
+    in_a_hurry = interrupts.count or outcome.stopped_by in (StopReason.REQUEST, StopReason.FAILURE)
+    is_first = outcome.eval_return is None and not in_a_hurry  # worth the wait
     budget_s = _FIRST_S if is_first else min(_LIMIT_S, _EXIT_S - stopping_s)
     if plan.start_s > 0.5 * _LIMIT_S:
         wanted = wanted and is_first
@@ -40,7 +44,9 @@ def evaluate_at_the_end(
     if not wanted or interrupts.urgent or budget_s < 1.0:
         return
     if is_first:
-        recorder.event("info", f"the first evaluation of this run takes at most {budget_s:.0f} s; Ctrl-C: without it")
+        recorder.event(
+            "info", f"a first evaluation takes at most {budget_s:.0f} s; stop the run again to go without it"
+        )
     record = _played(plan, run_dir, recorder, interrupts, logs, budget_s)
     if record is not None:
         recorder.evaluation(record, final=True)
@@ -72,16 +78,13 @@ def _played(
         recorder.event("warning", f"the final evaluation could not be started: {error}")
         return None
     assert process.stdout is not None
-    interrupt_count, deadline, received = interrupts.count, AWAKE() + budget_s + 2.0, b""
+    interrupt_count, stop_requested = interrupts.count, run_dir.requested("stop")
+
+    def is_wanted() -> bool:
+        return interrupts.count == interrupt_count and run_dir.requested("stop") == stop_requested
+
     with process.stdout as pipe:
-        while process.poll() is None and interrupts.count == interrupt_count and AWAKE() < deadline:
-            known = b"\n" in received
-            data = os.read(pipe.fileno(), 65536) if readable([pipe.fileno()], 0.02) else b""
-            if not data:  # also where it has closed the pipe
-                time.sleep(0.01)
-            received += data
-            if not known and b"\n" in received:  # it closes its environments
-                deadline = min(deadline, AWAKE() + CLOSING_S)
+        received = _answer(process, pipe.fileno(), AWAKE() + budget_s + 2.0, is_wanted)
         killed = process.poll() is None
         if killed and kill_and_wait(process) is None:
             recorder.event("error", left_behind("the final evaluation", process.pid))
@@ -95,12 +98,26 @@ def _played(
     for group, rows in enumerate(_rows(plan, run_dir)):  # its time may be over between the row and the answer
         if len(rows) > before[group]:
             return record_of(rows[-1], group, plan.config.evaluation.episodes)
-    if AWAKE.slept_s > slept_s and interrupts.count == interrupt_count:  # its time was over when the machine woke
+    if AWAKE.slept_s > slept_s and is_wanted():  # its time was over when the machine woke
         return _played(plan, run_dir, recorder, interrupts, logs, budget_s)
     if not killed and process.returncode:
         why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))
         recorder.event("warning", f"the final evaluation failed: {why}")
     return None
+
+
+def _answer(process: subprocess.Popen[bytes], fd: int, deadline: float, is_wanted: Callable[[], bool]) -> bytes:
+    """Bytes that the process writes until it ends, is not wanted any more, or has no time left."""
+    received = b""
+    while process.poll() is None and is_wanted() and AWAKE() < deadline:
+        known = b"\n" in received
+        data = os.read(fd, 65536) if readable([fd], 0.02) else b""
+        if not data:  # also where it has closed the pipe
+            time.sleep(0.01)
+        received += data
+        if not known and b"\n" in received:  # it closes its environments
+            deadline = min(deadline, AWAKE() + CLOSING_S)
+    return received
 
 
 def _rows(plan: RunPlan, run_dir: RunDir) -> list[list[dict[str, Any]]]:

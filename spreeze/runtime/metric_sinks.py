@@ -98,7 +98,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """One run of Weights & Biases, in ``wandb/`` beside the runs, which a resume continues; offline without a key."""
+    """One run of Weights & Biases, in ``wandb/`` beside the runs, which a resume continues; offline if it must."""
 
     def __init__(self, opening: Opening, send: Send) -> None:
         import wandb

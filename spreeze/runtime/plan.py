@@ -212,7 +212,7 @@ class RunPlan:
         return self.samplers * (self.rollout_spec().num_slots - 1)
 
     def shared_bytes(self) -> tuple[str, int, str]:
-        """Name and size of the shared memory that the run needs, with its learner's copy, and how to reduce it."""
+        """Name and size of the run's shared memory, and how to reduce it; a circular buffer with its learner's copy."""
         on_device = self.config.data_flow.on_device
         if on_device or self.config.on_policy is None:
             rings = [] if on_device else [self.ring_spec(group) for group in range(self.learners)]

@@ -1,4 +1,8 @@
-"""Rates, shares of time and ratios: pure arithmetic on the counters that the workers post."""
+"""Rates, shares of time and ratios: pure arithmetic on the counters that the workers post.
+
+Metrics are for the whole run: counters and rates are sums over groups, other numbers are means. With several groups,
+``updates_per_s/1`` is that of group 1. Another host counts as one sampler of group 0.
+"""
 
 from __future__ import annotations
 

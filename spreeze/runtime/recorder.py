@@ -388,9 +388,7 @@ class Recorder:
         outcome.eval_final_evaluations = min(len(curve), POLICIES)
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        instead = (
-            "this run has none" if self.outcome.eval_return is None else "using the last evaluation during training"
-        )
+        instead = "using the last evaluation during training" if self.curve else "this run has none"
         self.event("info", f"no complete evaluation within {budget_s:.0f} s; {instead}")
 
     def sample(

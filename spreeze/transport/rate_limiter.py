@@ -25,9 +25,10 @@ class RateLimiter:
     * sample b rows iff s <= i * maximum
 
     *No deadlock.* Where inserting is not allowed, s < (i + r - w) * minimum <= i * minimum <= i * maximum, so sampling
-    is allowed: one side can always continue, whatever the speeds. A slack of w * minimum + b is the smallest with which
-    that holds. *Bounds.* After an insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio
-    lies within 5 % of the band once i >= 20 w and i >= 20 b / maximum.
+    is allowed: one side can always continue, whatever the speeds. With minimum = maximum, the sum of both slacks,
+    w * minimum + b, is the smallest with which that holds (up to one unit). *Bounds.* After an insertion
+    s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio lies within 5 % of the band once i >= 20 w
+    and i >= 20 b / maximum.
 
     Before learning starts (baseline < 0), up to w - 1 rows more than ``learning_starts`` may be inserted. The baseline
     is taken when learning starts and after every restart: rows inserted before earn no updates, so there is no burst.

@@ -495,7 +495,8 @@ class RolloutReader:
         """``cycles``: a rollout is given again only after all others that are stored, as in an epoch of PPO.
 
         Then ``take`` returns None until the next rollout is complete, unless a sampler waits for uses; rollouts of a
-        sampler that is dead, at rest or far slower than the others count only until they are used up.
+        sampler that is dead, at rest or far slower than the others count only until they are used up. If false, one
+        rollout is given again until it is used up, where samplers are slower.
         """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:

@@ -214,7 +214,10 @@ class TunerThread(abc.ABC):
     """Knobs whose changes are reported to the user; empty: all."""
 
     def __init__(self, tuning: Tuning, first: Setting, on_record: Callable[[dict[str, Any]], RunPlan]) -> None:
-        """``first`` is in force when the run begins; ``on_record`` takes the result and returns the plan with it."""
+        """``first`` is in force when the run begins.
+
+        ``on_record`` takes the result in the supervisor's thread, and returns the plan of a run with it.
+        """
         self._tuning, self._first, self._on_record = tuning, first, on_record
         tuning.listener = dataclasses.replace(tuning.listener, say=lambda text: None)
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -120,7 +120,10 @@ class Measurer:
         return results
 
     def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
-        """Every candidate once a round, forward and backward in turn, so that drift affects all equally."""
+        """Every candidate once a round, forward and backward in turn, so that drift affects all equally.
+
+        If the budget ends while trials start, the last ones are left out.
+        """
         with contextlib.ExitStack() as stack:
             trials: list[Trial] = []
             for at in range(0, len(groups), self._starts):

@@ -100,7 +100,10 @@ def watcher_cores(config: Config) -> float:
 
 
 def share_in_a_run(problem: TuningProblem, cpu_share: float | None) -> float:
-    """Fraction of measured rates that a run keeps beside its watchers, which take cores beyond ``cpu_share`` first."""
+    """Fraction of measured rates that a run keeps: watchers take idle cores first, then a part of all others.
+
+    ``cpu_share`` is the fraction of the cores that learner and samplers keep busy; None counts as all.
+    """
     busy = min(1.0, 1.0 if cpu_share is None else cpu_share)
     lacking = max(0.0, problem.watcher_cores - (1.0 - busy) * problem.cores)
     return max(0.0, 1.0 - lacking / (busy * problem.cores)) if lacking > 0.0 else 1.0

@@ -338,7 +338,9 @@ class Trial(contextlib.ExitStack, Windows):
         """The living workers, with all processes that they started."""
         for pid in self._pids():
             with contextlib.suppress(psutil.Error):
-                yield from (pid, *(child.pid for child in psutil.Process(pid).children(recursive=True)))
+                process = psutil.Process(pid)
+                yield pid
+                yield from (child.pid for child in process.children(recursive=True))
 
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:

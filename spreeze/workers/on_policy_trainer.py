@@ -46,6 +46,8 @@ class RolloutTrainer(Generic[OnPolicy]):
     algorithm: OnPolicy
     batch_size: int
     learn_s: float
+    _lag: int = 0
+    """Rollouts between the policy that collected and the one that learns."""
 
     def health(self) -> dict[str, float]:
         return self.algorithm.health()
@@ -59,7 +61,7 @@ class RolloutTrainer(Generic[OnPolicy]):
             "wait_s": wait_s,
             "learn_s": self.learn_s,
             "publish_s": publish_s,
-            "policy_lag": 0.0,
+            "policy_lag": self._lag,
             "batch_size": self.batch_size,
             "updates_skipped": self.algorithm.updates_skipped(),
             "rollout_uses": math.nan,
@@ -235,7 +237,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         metrics = super().metrics(wait_s=wait_s + self.waited_s, publish_s=publish_s + self.hand_s)
-        return metrics | {"policy_lag": self._lag} | ({} if self.mixer is None else self.mixer.metrics())
+        return metrics | ({} if self.mixer is None else self.mixer.metrics())
 
 
 class RolloutAverage:

@@ -44,7 +44,7 @@ class PolicyAverage:
             self.updates = updates
 
     def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """The algorithm's ``policy_snapshot`` with the averaged weights; on a GPU in the order of the stream."""
+        """The algorithm's ``policy_snapshot`` with the averaged weights; on a GPU copied before the next update."""
         newest = [online.clone() for _, online in self._parts()]
         for average, online in self._parts():
             online.copy_(average)

@@ -5,16 +5,17 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from harness import PENDULUM, refused, train, verb
 
-from spreeze.algorithms import create_on_policy
+from spreeze.algorithms import create, create_on_policy
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import ALGORITHMS, check_algorithm, rows
 from spreeze.config.layers import Layer, from_toml, resolve, to_toml, with_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
-from spreeze.types import Box, EnvSpec
+from spreeze.types import Box, EnvSpec, TransitionBatch
 
 pytestmark = pytest.mark.warm
 
@@ -85,7 +86,24 @@ def test_an_algorithm_of_an_imported_module_brings_its_own_settings(module):
         asked("--algo", NAME, "--import", module, "--set", f"{NAME}.bonnus=1")
 
 
-def test_it_trains_learns_by_its_own_rule_is_evaluated_and_resumed(module, tmp_path, capsys):
+def test_the_critics_learn_by_its_own_rule(module):
+    rng = np.random.default_rng(0)
+    obs, next_obs = (torch.from_numpy(rng.normal(size=(8, SPEC.obs_dim)).astype(np.float32)) for _ in range(2))
+    action, ones = torch.zeros(8, 1), torch.ones(8)
+    batch = TransitionBatch(
+        obs=obs, action=action, obs_action=torch.cat((obs, action), 1), reward=ones, terminated=0.0 * ones,
+        discount=0.99 * ones, next_obs=next_obs,
+    )  # fmt: skip
+    weights = []
+    for bonus in (0, 3):
+        settings = asked("--algo", NAME, "--import", module, "--set", f"{NAME}.bonus={bonus}")
+        algorithm = create(NAME, SPEC.obs_dim, 1, settings.config.algorithm, 1, import_module=module)
+        algorithm.update(batch)
+        weights.append(np.concatenate([array.ravel() for array in algorithm.state_arrays().values()]))
+    assert not np.array_equal(*weights)
+
+
+def test_it_trains_is_evaluated_and_resumed(module, tmp_path, capsys):
     command = (*PENDULUM, "--mode", "serial", "--algo", NAME, "--import", module, "--updates", "20")
     run, code, document = train(tmp_path, *command, "--set", f"{NAME}.bonus=3", name="b3", tiny=TINY)
     assert (code, document["updates"]) == (0, 20)

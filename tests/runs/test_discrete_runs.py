@@ -40,8 +40,9 @@ def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
     assert document["eval_return_mean"] >= 8.0  # a pole cannot fall sooner
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [_RAINBOW, *(("--set", f"dqn.n_step={n_step}") for n_step in (1, 3))])
+@pytest.mark.parametrize("settings", [
+    _RAINBOW, *(pytest.param(("--set", f"dqn.n_step={n_step}"), marks=pytest.mark.slow) for n_step in (1, 3)),
+])  # fmt: skip
 def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, settings):
     def sha(name):
         _, code, document = train(

@@ -46,9 +46,7 @@ def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
     assert found[0]["updates"] == found[1]["updates"] == 50
 
 
-@pytest.mark.parametrize(("mixing", "equal"), [
-    ("all_reduce", True), pytest.param("none", False, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(("mixing", "equal"), [("all_reduce", True), ("none", False)])
 def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(tmp_path, mixing, equal):
     run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
                                 tiny=_SMALL, checks=["fingerprint"])  # fmt: skip

@@ -60,10 +60,10 @@ def test_any_process_may_die_and_a_resumed_run_goes_on(tmp_path):
 _FRAMES = ("--set", "image.max_episode_frames=400", "--set", "{}.cnn=impala_small", "--set", "{}.hidden_sizes=[32]")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("env", "algo", "extra"), [
-    ("Pendulum-v1", "impact", ()), ("Pendulum-v1", "appo", ()), ("Pendulum-v1", "impala", ()),
-    ("ALE/Pong-v5", "impact", _FRAMES),
+    ("Pendulum-v1", "impact", ()),
+    *(pytest.param(*row, marks=pytest.mark.slow) for row in (
+        ("Pendulum-v1", "appo", ()), ("Pendulum-v1", "impala", ()), ("ALE/Pong-v5", "impact", _FRAMES))),
 ], ids=["continuous-impact", "continuous-appo", "continuous-impala", "images-impact"])  # fmt: skip
 def test_continuous_actions_and_images_are_learned_evaluated_and_resumed(tmp_path, env, algo, extra):
     def seen(run):

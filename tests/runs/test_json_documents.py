@@ -55,6 +55,7 @@ def test_a_refusal_of_the_command_is_one_document_one_line_and_code_2(tmp_path, 
     run, code, document = train(tmp_path, *args)
     assert code == 2, run.stderr
     assert list(document) == ["error", "kind"]
+    assert "Traceback" not in run.stderr
     errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [run.stderr.splitlines()[-1]] == [f"error: {document['error']}"]
     assert not run.path.exists(), "nothing was started, nothing is left"
@@ -94,7 +95,7 @@ def test_a_refusal_says_why(tmp_path, capsys, args, words):
     [
         ["train", "--batch-size", "many"],
         ["runs", "leave-free", "latest", "much"],
-        *([command, "--nonsense"] for command in COMMANDS if verb != "play"),
+        *([command, "--nonsense"] for command in COMMANDS if command != "play"),
     ],
     ids=" ".join,
 )

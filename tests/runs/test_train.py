@@ -71,7 +71,7 @@ def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_p
 
 
 def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
-    for name in ("_LIMIT_S", "_EXIT_S"):  # the user's patience, which a slow machine would need more of
+    for name in ("_LIMIT_S", "_FIRST_S", "_EXIT_S"):  # the user's patience, which a slow machine would need more of
         monkeypatch.setattr(final_evaluation, name, PATIENCE_S)
     values = {"env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8},
               "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},

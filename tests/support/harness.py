@@ -269,6 +269,7 @@ def refused(capsys, tmp_path, *args):
     code = main(["train", *map(str, args), "--runs-dir", str(tmp_path / "runs"), "--json"])
     told = capsys.readouterr()
     assert code == 2, told
+    assert "Traceback" not in told.err
     document = json.loads(told.out)
     assert list(document) == ["error", "kind"]
     assert told.err.splitlines()[-1] == f"error: {document['error']}"

@@ -204,7 +204,10 @@ def fraction_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
 
 
 def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: float = 1.0) -> float | None:
-    """Mean return over the fifth of a run that ends where it is, or was at ``until``; None without evaluation."""
+    """Mean return over the fifth of a run that ends where it is, or was at ``until``; None without evaluation.
+
+    A part of the run, not a number of evaluations, of which a busy machine has fewer.
+    """
     done = [row for row in evaluations if fraction_done(row, stop) <= until]
     if not done:
         return None
@@ -545,9 +548,11 @@ def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
     keys = [axis.key for axis in axes] + [text.partition("=")[0].strip() for text in fixed]
     if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
         raise ConfigError(f"--set {twice[0]}: set twice; give it once")
+    if axes:
+        return axes, fixed
     usual = [f"{config.run.algo}.{name}" for name in _USUAL if 0.0 < getattr(config.own, name, 0.0) < 1.0]
     usual += ["learner.batch_size"] if config.on_policy is None else []
-    return axes or [_around(key, config) for key in usual if key not in keys], fixed
+    return [_around(key, config) for key in usual if key not in keys], fixed
 
 
 def _field(key: str, config: Config) -> tuple[Any, type, Any]:

@@ -66,7 +66,7 @@ _MAX_FAILURES, _WINDOW_S = 4, 120.0
 
 
 class HostSamplers(threading.Thread):
-    """Starts and watches a host's samplers, in a thread that lives as long as they do, by the kernel's death signal."""
+    """Starts and watches a host's samplers in a thread; they end with it, by the kernel's death signal."""
 
     def __init__(self, job: HostJob, seed: int) -> None:
         """Starts nothing yet; ``seed`` differs at every start on any host, so that no episode repeats."""

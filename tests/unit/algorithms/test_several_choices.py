@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import shutil
 
 import choices_env
 import numpy as np
@@ -226,8 +227,9 @@ def learned(tmp_path_factory):
     ("discrete", "hts", False), ("discrete", "serial", True),
     pytest.param("binary", "serial", False, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_run_learns_every_choice(kind, mode, masked, tmp_path, learned):
-    run, document = learned if mode == "hts" else learned_by_a_run(tmp_path, mode, kind, masked)
+def test_a_run_learns_every_choice(kind, mode, masked, tmp_path, request):
+    shared = mode == "hts"
+    run, document = request.getfixturevalue("learned") if shared else learned_by_a_run(tmp_path, mode, kind, masked)
     space = choices_env.SPACES[kind]
     obs, actions = wanted(space)
     policy = spreeze.load_policy(run.path, import_module=MODULE)
@@ -243,8 +245,9 @@ def test_a_run_learns_every_choice(kind, mode, masked, tmp_path, learned):
 
 def test_a_run_goes_on_plays_and_is_exported(tmp_path, learned):
     run, first = learned
+    copy = shutil.copytree(run.path, tmp_path / "copied" / "run")
     steps = str(first["env_steps"] + 1024)
-    again, code, document = train(tmp_path, "--resume", run.path, "--import", MODULE, "--env-steps", steps, tiny=())
+    again, code, document = train(tmp_path, "--resume", copy, "--import", MODULE, "--env-steps", steps, tiny=())
     assert code == 0, again.stderr[-3000:]
     assert document["env_steps"] >= int(steps)
     for name, *args in (("evaluate", run.path, "--episodes", "1"), ("doctor", "--env", ID)):

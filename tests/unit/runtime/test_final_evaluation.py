@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spreeze.metrics.stop_reasons import StopReason
 from spreeze.runtime import final_evaluation, launcher
 from spreeze.workers.evaluator import COLUMNS, append_row
 
@@ -33,7 +34,7 @@ def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, m
     monkeypatch.setattr(final_evaluation, "evaluator_job", lambda *args, **options: Job())
     config = SimpleNamespace(tuning=SimpleNamespace(give_way=False), evaluation=SimpleNamespace(episodes=10))
     plan = SimpleNamespace(config=config, policies=1)
-    run_dir, notes = SimpleNamespace(path=tmp_path, nonce="0123456789abcdef"), []
+    run_dir, notes = SimpleNamespace(path=tmp_path, nonce="0123456789abcdef", requested=lambda name: False), []
     record = final_evaluation._played(
         plan, run_dir, SimpleNamespace(event=notes.append), SimpleNamespace(count=0), None, 60.0
     )
@@ -41,18 +42,19 @@ def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, m
     assert notes == []
 
 
-@pytest.mark.parametrize(("eval_return", "interrupts", "budget_s"), [
-    (None, 0, 60.0), (None, 1, 6.0), (7.0, 0, 6.0),
-], ids=["first", "interrupted", "another"])  # fmt: skip
+@pytest.mark.parametrize(("eval_return", "interrupts", "stopped_by", "budget_s"), [
+    (None, 0, StopReason.SECONDS, 45.0), (None, 1, StopReason.INTERRUPT, 6.0), (7.0, 0, StopReason.SECONDS, 6.0),
+    (None, 0, StopReason.REQUEST, 6.0), (None, 0, StopReason.FAILURE, 6.0),
+], ids=["first", "interrupted", "another", "asked to stop", "failed"])  # fmt: skip
 def test_the_only_return_of_a_run_may_take_longer_unless_the_user_wants_to_leave(
-    monkeypatch, eval_return, interrupts, budget_s
+    monkeypatch, eval_return, interrupts, stopped_by, budget_s
 ):
     """With slow environments a short run may end before its first evaluation."""
     budgets, notes = [], []
     monkeypatch.setattr(final_evaluation, "_played", lambda *args: budgets.append(args[-1]))
     plan = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(enabled=True)), start_s=0.1)
     recorder = SimpleNamespace(
-        outcome=SimpleNamespace(updates=5, eval_return=eval_return),
+        outcome=SimpleNamespace(updates=5, eval_return=eval_return, stopped_by=stopped_by),
         event=lambda level, text: notes.append(text), no_final_evaluation=lambda budget_s: None,
     )  # fmt: skip
     final_evaluation.evaluate_at_the_end(
