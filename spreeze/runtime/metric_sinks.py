@@ -18,7 +18,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from spreeze.formatting import clean
@@ -60,7 +60,24 @@ class Moment(NamedTuple):
     at_s: float
     """Seconds since 1970."""
     wall_s: float
+    """Seconds since the run started, without pauses."""
     step: int
+    """Env steps."""
+
+
+class MetricSink(Protocol):
+    """A method may raise anything: the sink is then switched off, and the run continues."""
+
+    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
+        """The values of one time, all finite, by the name of their series."""
+
+    def event(self, moment: Moment, level: str, text: str) -> None: ...
+
+    def clip(self, moment: Moment, path: Path) -> None:
+        """A new MP4 file of the current policy."""
+
+    def close(self, *, failed: bool) -> None:
+        """The end of the session; ``failed`` if the run ended by an error."""
 
 
 class TensorBoardSink:
@@ -263,7 +280,7 @@ class TrackioSink:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Opening, Send], Any]] = {
+SINKS: dict[str, Callable[[Opening, Send], MetricSink]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,

@@ -119,7 +119,10 @@ class WorkerContext:
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[status_table.SLOWED_SHARE]) / 1000
 
     def throttled(self, now_s: float) -> bool:
-        """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it has slept briefly."""
+        """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it has slept briefly.
+
+        A rest does not count as waiting for the limiter or the learner.
+        """
         self._fraction = fraction = self.sampler_share
         if fraction >= 1.0 or (fraction > 0.0 and now_s >= self._rest_until_s):
             return False
