@@ -18,8 +18,13 @@ The staleness P = B_s / N_s follows from the fixed batch size and the size of re
 
 *hts* (HTS-RL): the policy lag is exactly one rollout. Random numbers are counter-based (seed, environment, episode,
 step), and inference uses tiles of fixed height. Results are therefore identical for any number of inference workers,
-any timing, and across a resume, with a learner on the CPU and no learning rate that follows the clock.
-``tests/support/hts_theory.py`` models the cost of waiting.
+any timing, and across a resume, with a learner on the CPU and no learning rate that follows the clock. Without
+inference workers, the default, an env step costs half as much. The successor of a killed sampler replays the actions of
+its episodes; where an observation differs, because the environment is not deterministic, it starts new ones and reports
+that. ``tests/support/hts_theory.py`` models the cost of waiting.
+
+*impact* (IMPACT): each step records policy version and log-probability, so the algorithm can correct for any lag. A
+restarted sampler starts new episodes.
 """
 
 from __future__ import annotations
