@@ -9,8 +9,8 @@ protocols by which processes write and read them, and both ways of weights.
 block forever after a SIGKILL. The replay ring relies on the store order of x86-64; on other processors each shard has a
 file lock. A sampler that is faster than others keeps less of its past.
 
-*Samples per insert* is kept within bounds by ``rate_limiter``. With the default, 8:512, samplers wait only if they would
-insert more than one row per eight drawn, and the learner practically never.
+*Samples per insert* is kept within bounds by ``rate_limiter``. With the default, 8:512, samplers wait only if they
+would insert more than one row per eight drawn, and the learner practically never.
 
 *Images.* Replay stores each frame once, as bytes: 7,080 bytes per transition of 84 x 84 instead of 56,448 for two
 stacks of four. Checkpoints contain no frames.
