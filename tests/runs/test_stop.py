@@ -70,10 +70,17 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path):
         assert "Traceback" not in run.stderr
 
 
+def _names_of_children(pid):
+    names = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            names.append(child.name())
+    return names
+
+
 def test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists(tmp_path):
     with Run(tmp_path, *FAULT, faults={"init_s": 600}) as run:
-        probe = psutil.Process(run.process.pid).children
-        run.wait_for(lambda: any(child.name() == PROBE for child in probe()), what="the probe")
+        run.wait_for(lambda: PROBE in _names_of_children(run.process.pid), what="the probe")
         code, _ = run.stop()
     assert code == 130
     assert run.stderr.splitlines()[-1] == "interrupted"
