@@ -66,11 +66,11 @@ def fill(values: dict[str, Any]) -> None:
 @cache
 def tasks() -> list[str]:
     """Tasks to offer: Pendulum and the default, then those with a profile."""
-    envs = ["Pendulum-v1", str(default_env_id().value)]
+    first, others = ["Pendulum-v1", str(default_env_id().value)], list[str]()
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
-        envs += [name for name in about.get("envs", []) if "*" not in name]
-    return list(dict.fromkeys(envs))
+        others += [name for name in about.get("envs", []) if "*" not in name and name not in first]
+    return [*first, *dict.fromkeys(others)]
 
 
 def known_task(text: str) -> str:
@@ -143,8 +143,7 @@ def form(folder: Path) -> None:
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
         offered = _offered_tasks()
-        index = offered.index(str(default_env_id().value))
-        env_id = known_task(str(first[0].selectbox("Task", offered, index, **any_id, **_KEPT)))
+        env_id = known_task(str(first[0].selectbox("Task", offered, offered.index(tasks()[1]), **any_id, **_KEPT)))
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
             custom = _custom_environment(env_id)

@@ -284,7 +284,7 @@ def test_pairs_take_the_seeds_that_both_have():
         curve(HTS, 3, (1, 99.0)),
         curve(SERIAL, 2, (4, 17.0)),
         curve(SERIAL, 1, (4, 9.0)),
-        curve(SERIAL, 4, (1, 0.0)),
+        curve(SERIAL, 4, (1, 0.0), end_s=4),
         curve(HTS, 4, (1, 2.0)),
         curve(SERIAL, 5, (1, 9.0)),
     ]
