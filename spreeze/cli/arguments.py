@@ -269,18 +269,39 @@ def build_parser() -> Parser:
         if flag not in added:
             _add(parser, flag, key)
             added.add(flag)
-    text = "keyword argument of the environment's constructor, may be repeated; VALUE is a Python or JSON literal "
-    text += "(True, None, [1, 2], '{\"a\": 1}') or a string without quotes"
-    parser.flag("--env-arg", text=text, default=[], metavar="KEY=VALUE")
-    text = "a spreeze.BaseCallback that follows and steers the run, may be repeated; 'my_callbacks:Curriculum(goal=5)' "
-    parser.flag("--callback", text=f"{text}gives it arguments", default=[], metavar="MODULE:CLASS")
-    text = "transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX [ratio]"
-    parser.flag("--samples-per-insert", text=text, shown="8:512; td3: 16:512", metavar="MIN:MAX")
-    text = "let the tuner measure this machine (up to 60 s, cached) and choose batch size, learner threads and "
-    parser.flag("--auto", text=f"{text}samplers; settings given here are kept", default=False)
+    parser.flag(
+        "--env-arg",
+        text="keyword argument of the environment's constructor, may be repeated; VALUE is a Python or JSON "
+        "literal (True, None, [1, 2], '{\"a\": 1}') or a string without quotes",
+        default=[],
+        metavar="KEY=VALUE",
+    )
+    parser.flag(
+        "--callback",
+        text="a spreeze.BaseCallback that follows and steers the run, may be repeated; "
+        "'my_callbacks:Curriculum(goal=5)' gives it arguments",
+        default=[],
+        metavar="MODULE:CLASS",
+    )
+    parser.flag(
+        "--samples-per-insert",
+        text="transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX [ratio]",
+        shown="8:512; td3: 16:512",
+        metavar="MIN:MAX",
+    )
+    parser.flag(
+        "--auto",
+        text="let the tuner measure this machine (up to 60 s, cached) and choose batch size, learner threads and "
+        "samplers; settings given here are kept",
+        default=False,
+    )
     parser.flag("--fresh", text="with --auto: ignore the cached result", default=False)
-    text = "settings from profiles/NAME.toml or a .toml file; `none`: no profile"
-    parser.flag("--profile", text=text, shown="that of the environment", metavar="NAME|PATH")
+    parser.flag(
+        "--profile",
+        text="settings from profiles/NAME.toml or a .toml file; `none`: no profile",
+        shown="that of the environment",
+        metavar="NAME|PATH",
+    )
     text = "resume a run by name or path, or the latest one"
     parser.flag("--resume", text=text, shown="a new run", metavar="RUN|latest")
     parser.flag("--json", text="print one JSON document to standard output at the end", default=False)

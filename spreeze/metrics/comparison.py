@@ -36,7 +36,7 @@ _IGNORED_SECTIONS = ("evaluation.", "logging.", "stop.", "tuning.", "visualizer.
 IGNORED = ("run.seed", "run.name", "run.runs_dir", "env.import_module", *_IGNORED_SECTIONS)
 """Settings, or prefixes of settings, that do not distinguish experiments."""
 POLICIES = 10
-LONG_ENOUGH = "without runs less than half as long as the longest of their settings"
+LONG_ENOUGH = "without runs less than half as long as the longest of their group, unless a target return ended them"
 HELD = 5
 """A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
 WORST_OF = 20
