@@ -145,7 +145,7 @@ class _BatchNormalised(Critics):
     def update_target(self, tau: float) -> None:
         """Does nothing: there are no target networks."""
 
-    def join(self, obs_action: Tensor) -> None:
+    def set_joint_batch(self, obs_action: Tensor) -> None:
         self._obs_action = obs_action
 
     def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> Any:

@@ -59,7 +59,7 @@ class _Distributional(Critics):
         values, so the gradient of such a row is set to NaN, and the optimizer rejects it.
         """
         total = target.sum(0)
-        per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).per_row)
+        per_row = torch.sub(total, total).add_(self._sized(obs_action.shape[0]).inverse_rows)
         if weight is not None:
             per_row.mul_(weight)
 

@@ -99,7 +99,7 @@ class DeviceSplit:
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
 
-_IMAGES = 128
+_MAX_HEALTH_IMAGES = 128
 """Number of images of a batch for which hidden units are evaluated."""
 
 
@@ -149,7 +149,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Fills ``out`` with standard normal numbers; the source of all noise in updates."""
         out.normal_(generator=self.noise)
 
-    def _moves_actor(self) -> bool:
+    def _updates_actor(self) -> bool:
         """True in the last update of a period, which steps the actor."""
         return (self.updates + 1) % self.period == 0
 
@@ -171,7 +171,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def update_targets(self) -> None:
         """Moves the target networks, by default at the end of a period, and counts the update."""
-        if self._moves_actor():
+        if self._updates_actor():
             self._update_critics_target()
             if self.actor is not None:
                 self.actor.update_target(self._config.tau)
@@ -201,7 +201,7 @@ class OffPolicyAlgorithm(Algorithm):
             next_action, next_log_prob, action = outputs
             dq_da: Tensor | None = None
             if self._overlap and action is not None:
-                dq_da = devices.to_actor(self._actor_target_gradient(batch, action).clone())
+                dq_da = devices.to_actor(self._gradient_for_actor(batch, action).clone())
             self.critic_step(batch, next_action, next_log_prob)
             if self.encoder is not None:
                 assert self.critics.obs_gradient is not None
@@ -209,12 +209,12 @@ class OffPolicyAlgorithm(Algorithm):
             critic_done_s = perf_counter()
             if action is not None:
                 if dq_da is None:
-                    dq_da = devices.to_actor(self._actor_target_gradient(batch, action))
+                    dq_da = devices.to_actor(self._gradient_for_actor(batch, action))
                 self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
-    def _actor_target_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+    def _gradient_for_actor(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Gradient dQ/da, or with ``imitation`` the gradient that replaces it."""
         gradient, value = self.action_gradient(batch, action), self.critics.action_value
         return gradient if self.imitation is None else self.imitation.gradient(gradient, value, batch.action, action)
@@ -274,7 +274,7 @@ class OffPolicyAlgorithm(Algorithm):
         elif isinstance(self.critics, ActionValues):
             networks.append(self.critics.mlp)
             if isinstance(self.critics.mean, ConvParameters):
-                obs, mean = batch.obs[:_IMAGES], self.critics.mean
+                obs, mean = batch.obs[:_MAX_HEALTH_IMAGES], self.critics.mean
                 yield self.critics.mlp, mean.features(obs, mean.convolutions)
         for mlp in networks:
             for x in (batch.obs, getattr(batch, "obs_action", None)):  # sequences have no such rows
@@ -450,7 +450,7 @@ class _Buffers:
         self.min_gradient = torch.zeros_like(self.gradients[0])
         self.x = like.new_zeros(rows, inputs)
         self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
-        self.per_row = like.new_full((), 1.0 / rows)
+        self.inverse_rows = like.new_full((), 1.0 / rows)
         self.q = [self.out[index, 0] for index in range(num_critics)]
         single = [
             (tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(num_critics)
@@ -511,8 +511,8 @@ class Critics(CriticNetworks[Parameters]):
         """Arrays needed to interpret the outputs, besides the networks' weights."""
         return {}
 
-    def join(self, obs_action: Tensor) -> None:
-        """Gives critics that normalise over rows the [B, O + A] of the next ``step``, before ``next_value``."""
+    def set_joint_batch(self, obs_action: Tensor) -> None:
+        """Hook for critics that normalise over rows (CrossQ): hands them [B, O + A] before the targets are computed."""
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
@@ -582,11 +582,11 @@ class Critics(CriticNetworks[Parameters]):
 
     def step(self, obs_action: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """One gradient step on ``sum over critics of mean weight (Q - target)^2 / 2``; target [B], weight [B] (1)."""
-        per_row = self._sized(obs_action.shape[0]).per_row
+        inverse_rows = self._sized(obs_action.shape[0]).inverse_rows
 
         def fill(chunk: Chunk) -> None:
             torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
-            torch.mul(chunk.td_error, per_row, out=chunk.all_grad)
+            torch.mul(chunk.td_error, inverse_rows, out=chunk.all_grad)
             if weight is not None:
                 chunk.all_grad.mul_(weight[chunk.rows])
 

@@ -91,19 +91,19 @@ class _Buffers:
         self.rows = rows
         self.mlp = MlpBuffers.allocate(parameters, 2 * rows)
         self.mlp_by_rows = {count: self.mlp.part(0, count) for count in (rows, 2 * rows)}
-        self.fresh = self.mlp.part(rows, 2 * rows)
+        self.current = self.mlp.part(rows, 2 * rows)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
         self.x_obs_t = self.x_obs.t().unsqueeze(0)
         self.prob = self.log_prob = like.new_zeros(rows)
         self.negative_entropy = self.log_prob  # [B], estimates at obs
 
-    def fill(self, batch: TransitionBatch, *, moves_actor: bool) -> int:
+    def fill(self, batch: TransitionBatch, *, updates_actor: bool) -> int:
         """Copies the observations that the update needs; returns the number of rows filled."""
         self.x_next.copy_(batch.next_obs)
-        if moves_actor:
+        if updates_actor:
             self.x_obs.copy_(batch.obs)
-        return 2 * self.rows if moves_actor else self.rows
+        return 2 * self.rows if updates_actor else self.rows
 
 
 class _GaussianBuffers(_Buffers):
@@ -113,9 +113,9 @@ class _GaussianBuffers(_Buffers):
         super().__init__(parameters, rows)
         like, ends = parameters.flat, 2 * action_dim
         self.passes = {count: MlpPasses(parameters, buffers, parallel) for count, buffers in self.mlp_by_rows.items()}
-        self.fresh_passes = MlpPasses(parameters, self.fresh, parallel)
+        self.current_passes = MlpPasses(parameters, self.current, parallel)
         self.noise = like.new_zeros(action_dim, 2 * rows)
-        out, grad_out = self.mlp.out[0], self.fresh.grad_out[0]
+        out, grad_out = self.mlp.out[0], self.current.grad_out[0]
         self.mean, self.raw_log_std, self.logits = out[:action_dim], out[action_dim:ends], out[ends:]
         self.grad_mean, self.grad_log_std = grad_out[:action_dim], grad_out[action_dim:ends]
         self.grad_logits = grad_out[ends:]
@@ -123,8 +123,8 @@ class _GaussianBuffers(_Buffers):
         self.log_std = like.new_zeros(action_dim, 2 * rows)
         self.fresh_log_std, self.fresh_raw_log_std = self.log_std[:, rows:], self.raw_log_std[:, rows:]
         self.in_range = torch.ones_like(self.action)
-        self.per_row, self.minus_per_row = like.new_full((), 1.0 / rows), like.new_full((), -1.0 / rows)
-        self.minus_mean = like.new_full((rows,), -1.0 / rows)
+        self.inverse_rows, self.minus_inverse_rows = like.new_full((), 1.0 / rows), like.new_full((), -1.0 / rows)
+        self.minus_mean_weights = like.new_full((rows,), -1.0 / rows)
 
 
 class _SoftActorCritic(ActorCritic):
@@ -254,7 +254,7 @@ class SAC(_SoftActorCritic):
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _GaussianBuffers(self.actor.online, rows, self._parallel, self._action_dim)
         buffers = self._buffers
-        filled = buffers.fill(batch, moves_actor=self._moves_actor())
+        filled = buffers.fill(batch, updates_actor=self._updates_actor())
         buffers.passes[filled].forward(buffers.x[:, :filled])
         log_std, noise = buffers.log_std[:, :filled], buffers.noise[:, :filled]
         torch.clamp(buffers.raw_log_std[:, :filled], LOG_STD_MIN, LOG_STD_MAX, out=log_std)
@@ -269,7 +269,7 @@ class SAC(_SoftActorCritic):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
-        self.critics.join(batch.obs_action)
+        self.critics.set_joint_batch(batch.obs_action)
         value = self.critics.next_value(batch.of_targets, next_action)
         value.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
@@ -289,8 +289,8 @@ class SAC(_SoftActorCritic):
         grad_mean, grad_log_std = losses.squashed_gaussian_backward(
             buffers.action,
             buffers.scaled_noise,
-            dq_da * buffers.minus_per_row,
-            self._alpha_of_continuous * buffers.per_row,
+            dq_da * buffers.minus_inverse_rows,
+            self._alpha_of_continuous * buffers.inverse_rows,
         )
         buffers.grad_mean.copy_(grad_mean)
         if self._config.action_penalty > 0.0:
@@ -308,12 +308,12 @@ class SAC(_SoftActorCritic):
 
     def _actor_descent(self) -> None:
         assert self._buffers is not None
-        self._buffers.fresh_passes.backward(self._buffers.x_obs_t, self.actor.gradient)
+        self._buffers.current_passes.backward(self._buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
 
     def _alpha_descent(self) -> None:
         assert self._buffers is not None
-        entropy = torch.dot(self._buffers.negative_entropy, self._buffers.minus_mean)
+        entropy = torch.dot(self._buffers.negative_entropy, self._buffers.minus_mean_weights)
         torch.sub(entropy, self._target_entropy, out=self.alpha_gradient)
         self._temperature_step()
 
@@ -342,7 +342,7 @@ class DiscreteSAC(_SoftActorCritic):
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self.actor.online, rows)
         buffers = self._buffers
-        filled = buffers.fill(batch, moves_actor=self._moves_actor())
+        filled = buffers.fill(batch, updates_actor=self._updates_actor())
         x = buffers.x[:, :filled]
         logits = mlp_forward(self.actor.online, x, buffers.mlp_by_rows[filled])[0]
         log_prob = (losses.mask_logits(logits, x[0]) if self._masked else logits).log_softmax(0)
@@ -375,8 +375,8 @@ class DiscreteSAC(_SoftActorCritic):
         buffers = self._buffers
         assert buffers is not None
         grad, buffers.negative_entropy = losses.soft_policy_gradient(buffers.prob, buffers.log_prob, dq_da, self.alpha)
-        torch.mul(grad, 1.0 / buffers.rows, out=buffers.fresh.grad_out[0])
-        mlp_backward(self.actor.online, buffers.fresh, buffers.x_obs_t, self.actor.gradient)
+        torch.mul(grad, 1.0 / buffers.rows, out=buffers.current.grad_out[0])
+        mlp_backward(self.actor.online, buffers.current, buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
         if self._config.tune_alpha:
             torch.neg(buffers.negative_entropy.mean(), out=self.alpha_gradient[0])
@@ -463,7 +463,7 @@ class HybridSAC(SAC):
         grad, self._negative_entropy_of_choice = losses.soft_policy_gradient(
             buffers.prob, buffers.log_prob, dq_da[num_continuous:], self.alpha[1]
         )
-        torch.mul(grad, buffers.per_row, out=buffers.grad_logits)
+        torch.mul(grad, buffers.inverse_rows, out=buffers.grad_logits)
         super().actor_step(dq_da[:num_continuous])
 
     def _alpha_descent(self) -> None:

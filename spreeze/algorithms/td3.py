@@ -69,7 +69,7 @@ class _Buffers:
         self.noise = like.new_zeros(action_dim, rows)
         self.action = like.new_zeros(action_dim, rows)
         self.x_obs_t = like.new_zeros(1, actor.online.sizes[0], rows)
-        self.minus_per_row = like.new_full((), -1.0 / rows)
+        self.minus_inverse_rows = like.new_full((), -1.0 / rows)
 
 
 class DDPG(ActorCritic):
@@ -100,7 +100,7 @@ class DDPG(ActorCritic):
             self._buffers = _Buffers(self.actor, rows, self._parallel)
         buffers, fresh = self._buffers, None
         next_action = self._smoothed(buffers.target.forward(batch.next_obs.unsqueeze(0))[0].tanh(), buffers.noise)
-        if self._moves_actor():
+        if self._updates_actor():
             buffers.x_obs_t = batch.obs.t().unsqueeze(0)
             fresh = buffers.action = buffers.online.forward(batch.obs.unsqueeze(0))[0].tanh()
         return ActorOutputs(next_action, None, fresh)
@@ -124,7 +124,7 @@ class DDPG(ActorCritic):
         """
         buffers = self._buffers
         assert buffers is not None
-        buffers.mlp.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
+        buffers.mlp.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_inverse_rows))
         if self._config.action_penalty > 0.0:
             weight = 2.0 * self._config.action_penalty / buffers.action.numel()
             buffers.mlp.grad_out[0].add_(buffers.mlp.out[0], alpha=weight)

@@ -27,7 +27,7 @@ from spreeze.files import existing_parent, read_json, write_json
 from spreeze.formatting import clean, number
 from spreeze.machine.hardware import Machine
 from spreeze.machine.processes import kill_and_wait
-from spreeze.metrics.comparison import POLICIES, read_curve
+from spreeze.metrics.comparison import FINAL_EVALUATIONS, read_curve
 from spreeze.metrics.progress import Level, level_of
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.tuning_record import ALGORITHMS
@@ -119,7 +119,7 @@ def too_slow(settings: Settings, names: Sequence[str], step_us: float | None, co
 def latest_level(curve: Sequence[EvaluationRow]) -> Level | None:
     """The level of at most ten evaluations in a run's second half, by a policy that has learned; None if too few."""
     learned = [row for row in curve if row.updates] or [*curve]
-    rows = [row for row in learned[-POLICIES:] if row.t >= curve[-1].t / 2.0]
+    rows = [row for row in learned[-FINAL_EVALUATIONS:] if row.t >= curve[-1].t / 2.0]
     if len(rows) > 1:
         return level_of(rows)
     (row,) = rows

@@ -24,7 +24,7 @@ from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
-from spreeze.metrics.comparison import MIN_RUNS, POLICIES
+from spreeze.metrics.comparison import FINAL_EVALUATIONS, MIN_RUNS
 from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
     parser.flag("--target", text=text, default=[], type=float, metavar="SCORE", group=protocol)
     text, shown = "wall time of the final-time metric [s]", "the duration of the fastest run per environment"
     parser.flag("--limit-s", text=text, shown=shown, type=float, group=protocol)
-    parser.flag("--policies", text="number of policies per metric", default=POLICIES, group=protocol)
+    parser.flag("--policies", text="number of policies per metric", default=FINAL_EVALUATIONS, group=protocol)
     parser.add_centre(", from four seeds on", protocol)
     parser.flag("--resamples", text="bootstrap resamples", default=RESAMPLES, group=protocol)
     text = "group runs by this setting only, may be repeated"

@@ -348,7 +348,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         sessions=sessions,
         session_starts=[*session_starts(before), plan.earlier.wall_s],
         **(counters if sessions > 1 else {}),
-        # That of config.toml until the settings of this session are written.
+        # Mode of the previous session: a resume checks it if this one dies before it has written config.toml.
         mode_before=read_config(run_dir.path).get("run", {}).get("mode"),
         env_id=plan.spec.env_id,
         algo=plan.config.run.algo,

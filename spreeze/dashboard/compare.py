@@ -278,9 +278,9 @@ def _protocol(reports: list[Report], curves: Mapping[str, Curve], differ: Sequen
     _group_table(reports)
     _run_table(reports, curves)
     st.caption(
-        f"From all episodes of the last {comparison.POLICIES} evaluated policies, with a [95 % bootstrap interval over "
-        f"seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called final, "
-        f"final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
+        f"From all episodes of the last {comparison.FINAL_EVALUATIONS} evaluated policies, with a [95 % bootstrap "
+        f"interval over seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called "
+        f"final, final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
         "same."
     )
 
@@ -314,8 +314,8 @@ def _target(curves: list[Curve]) -> float:
     listed = published(curves[0].group.algo, curves[0].group.env)
     reached: dict[RunGroup, float] = {}
     for curve in curves:
-        means = comparison.running_mean(curve.evaluations, comparison.POLICIES)
-        best = max(means[comparison.POLICIES - 1 :] or means[-1:])  # fewer than ten policies reach nothing
+        means = comparison.running_mean(curve.evaluations, comparison.FINAL_EVALUATIONS)
+        best = max(means[comparison.FINAL_EVALUATIONS - 1 :] or means[-1:])  # fewer than ten policies reach nothing
         reached[curve.group] = min(best, reached.get(curve.group, math.inf))
     highest = max(reached.values())
     return listed.value if listed is not None and highest >= listed.value else math.floor(10.0 * highest) / 10.0
@@ -338,8 +338,8 @@ def _group_table(reports: list[Report]) -> None:
         for cells in comparison.group_cells(report)
     ]
     helps = {
-        "Final return": f"mean over all episodes of the last evaluated policies, at most {comparison.POLICIES}, "
-        f"{comparison.LONG_ENOUGH}",
+        "Final return": "mean over all episodes of the last evaluated policies, at most "
+        f"{comparison.FINAL_EVALUATIONS}, {comparison.LONG_ENOUGH}",
         "return at equal time": "the same for all runs, up to the wall time that all runs of the environment reached",
     }
     for title, (_, what) in comparison.TIMES.items():
@@ -350,7 +350,7 @@ def _group_table(reports: list[Report]) -> None:
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
-    table, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.POLICIES
+    table, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.FINAL_EVALUATIONS
     swept = varied_settings(runs_dir())
     titles = {title.removesuffix(" at target"): entry for title, entry in comparison.TIMES.items()}
     runs = [run for report in reports for run in report.runs]

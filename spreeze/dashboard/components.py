@@ -37,7 +37,7 @@ def show_live(path: Path, page_key: str) -> None:
             "run": run.name,
             "period_ms": PERIOD_MS,
             "page": page_key,
-            "charts": (*live_api.as_json(live_api.lag_unit(parts)), *episode_api.HISTOGRAMS),
+            "charts": (*live_api.chart_specs(live_api.lag_unit(parts)), *episode_api.HISTOGRAMS),
             "colours": live_api.COLOURS,
             "tiles": live_api.tiles(),
             "pipeline": live_api.pipeline(parts),

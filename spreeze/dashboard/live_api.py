@@ -21,7 +21,7 @@ from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, r
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
-from spreeze.metrics.comparison import POLICIES, final_metric, read_summary
+from spreeze.metrics.comparison import FINAL_EVALUATIONS, final_metric, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MAX_NUMBERS
 from spreeze.metrics.progress import Trend, trend_of
@@ -47,9 +47,9 @@ _MARK_TEXT = 160  # characters of a mark's sentence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
-_OF_A_TREND = 10_000  # Evaluations among which the trend looks for the last third of the time.
-_OTHERS = ("external_cpu_cores", "sibling_cpu_cores")
-_OTHERS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
+_TREND_EVALUATIONS = 10_000  # Evaluations among which the trend looks for the last third of the time.
+_OTHER_PROGRAMS = ("external_cpu_cores", "sibling_cpu_cores")
+_OTHER_PROGRAMS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
 _MAX_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
@@ -66,14 +66,14 @@ def lag_unit(data_flow: DataFlow | None) -> str:
     return "updates" if data_flow is None or data_flow.lag is None or data_flow.asynchronous else "rollouts"
 
 
-def as_json(lag_unit: str) -> list[dict[str, Any]]:
+def chart_specs(unit_of_lag: str) -> list[dict[str, Any]]:
     """The charts for the page's script, each with help text; the script defines the return chart itself."""
     charts: dict[str, dict[str, Any]] = {}
     for metric in charted_metrics():
         chart = metric.chart
         if chart is None or chart.group == RETURN:
             continue
-        unit = lag_unit if metric.name == "policy_lag" else chart.unit or metric.unit
+        unit = unit_of_lag if metric.name == "policy_lag" else chart.unit or metric.unit
         part, split = metric.parts or "group", metric.name in _SPLIT
         card = chart._asdict() | {"unit": unit, "series": (), "part": part, "split": split, "help": ""}
         card = charts.setdefault(chart.key, card)
@@ -220,7 +220,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         "text": {
             **texts(shown, fresh, run, last, path),
             "progress": DASH if not is_live or state == "stopping" else shown.time_left or DASH,
-            "final": DASH if final is None else number(final) + f" of {count}" * (count < POLICIES),
+            "final": DASH if final is None else number(final) + f" of {count}" * (count < FINAL_EVALUATIONS),
             "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
             "trend": _trend(trend, run, config.get("stop", {}), state, best),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
@@ -293,9 +293,9 @@ def _fresh(
 def _loads(reader: MetricsReader, newest: float, *, live: bool) -> dict[str, float]:
     """Means of the cores' load: that of other programs in the last seconds; of a run that has ended, over all of it."""
     if live:
-        tails = reader.tail(_OTHERS, newest - _OTHERS_S)
+        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S)
         return {name: math.fsum(point.value for point in points) / len(points) for name, points in tails.items()}
-    whole = {name: reader.series(name, max_points=MAX_BUCKETS).mean for name in (*_OTHERS, "cpu_use")}
+    whole = {name: reader.series(name, max_points=MAX_BUCKETS).mean for name in (*_OTHER_PROGRAMS, "cpu_use")}
     return {name: float(means.mean()) for name, means in whole.items() if len(means)}
 
 
@@ -404,7 +404,7 @@ def _trend(
 def _latest_returns(path: Path, nonce: str, count: int) -> tuple[Trend | None, float | None]:
     """The trend and the mean of the last ten after ``count`` evaluations of a run."""
     with MetricsReader(path / "metrics.db").connected() as reader:
-        latest = reader.evaluations(max(0, count - _OF_A_TREND))
+        latest = reader.evaluations(max(0, count - _TREND_EVALUATIONS))
     return trend_of(latest), final_metric(latest)
 
 

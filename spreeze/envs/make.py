@@ -443,7 +443,7 @@ def _force_direct(entry_point: Any) -> None:
     """Gives each Bullet environment its own client.
 
     ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this machine. The
-    replacement also loads models from zeroed memory, and caches bound functions: a sixth of a Walker2D step.
+    replacement also loads models from zeroed memory, and caches bound functions, which saves a sixth of a step.
     """
     if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
         return

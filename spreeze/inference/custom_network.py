@@ -1,7 +1,7 @@
 """A policy network from a user's module, in processes that need no gradients.
 
 The samplers of such a run load torch, and step slower: for few rows, a call of a module takes ten times as long as
-NumPy. In ``draw`` each row is a separate call, so that its result cannot depend on other rows.
+NumPy. In ``sample`` each row is a separate call, so that its result cannot depend on other rows.
 """
 
 from __future__ import annotations

@@ -44,14 +44,14 @@ class Head(ABC):
         """Actions [N, A] without noise."""
 
 
-class DrawingHead(Head):
+class SamplingHead(Head):
     """A head that also takes noise from the caller."""
 
     noise_dim: int
     """Z: noise values per action."""
 
     @abstractmethod
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions [N, A] by noise [N, Z], and their log-probabilities [N] in nat; ``out`` may be overwritten."""
 
 
@@ -160,7 +160,7 @@ class EpsilonGreedy(Head):
         return best
 
 
-class GaussianHead(DrawingHead):
+class GaussianHead(SamplingHead):
     """``mean + exp(log_std) noise``; outputs are means, the log standard deviations [A] are separate parameters."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -171,7 +171,7 @@ class GaussianHead(DrawingHead):
         self._std = np.exp(log_std)
         self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * HALF_LOG_2PI)
 
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples with standard normal noise [N, A], not bounded."""
         action = noise * self._std
         action += out
@@ -181,14 +181,14 @@ class GaussianHead(DrawingHead):
         return action, log_prob
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return self.greedy(self.draw(out, rng.standard_normal(out.shape, np.float32))[0])
+        return self.greedy(self.sample(out, rng.standard_normal(out.shape, np.float32))[0])
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
         action: np.ndarray = np.minimum(np.maximum(out, _MINUS_ONE), _ONE)
         return action
 
 
-class CategoricalHead(DrawingHead):
+class CategoricalHead(SamplingHead):
     """Samples each of A choices from the softmax of its own outputs, which are concatenated."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -197,14 +197,14 @@ class CategoricalHead(DrawingHead):
         self.outputs, self.noise_dim, self._slices = choice.options, choice.dim, choice.slices
         self._masked = bool(meta.get("action_mask"))
 
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples with uniform noise [N, A] in [0, 1); log-probabilities are summed."""
         if self.noise_dim == 1:
-            return self._draw_one(out, noise)
-        draws = [self._draw_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
-        return np.concatenate([index for index, _ in draws], 1), np.add.reduce([log_prob for _, log_prob in draws])
+            return self._sample_one(out, noise)
+        samples = [self._sample_one(out[:, part], noise[:, number, None]) for number, part in enumerate(self._slices)]
+        return np.concatenate([index for index, _ in samples], 1), np.add.reduce([log_prob for _, log_prob in samples])
 
-    def _draw_one(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sample_one(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first option [N, 1] whose cumulative probability is above the noise [N, 1], and its logarithm [N]."""
         out -= out.max(1, keepdims=True)
         cumulative = np.cumsum(np.exp(out), axis=1)
@@ -253,7 +253,7 @@ class MixedHead(Head):
         return np.concatenate((self._continuous.greedy(continuous), self._choices.greedy(choices)), 1)
 
 
-class DrawingMixedHead(MixedHead, DrawingHead):
+class SamplingMixedHead(MixedHead, SamplingHead):
     """Gaussian numbers and choices; log-probabilities are summed."""
 
     continuous = GaussianHead
@@ -263,10 +263,10 @@ class DrawingMixedHead(MixedHead, DrawingHead):
         super().__init__(meta, arrays)
         self.noise_dim = self._split + self._choices.noise_dim
 
-    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples with noise that is standard normal for numbers, then uniform in [0, 1) for choices."""
-        continuous, log_prob = self._continuous.draw(out[:, : self._split], noise[:, : self._split])
-        choices, choices_log_prob = self._choices.draw(out[:, self._split :], noise[:, self._split :])
+        continuous, log_prob = self._continuous.sample(out[:, : self._split], noise[:, : self._split])
+        choices, choices_log_prob = self._choices.sample(out[:, self._split :], noise[:, self._split :])
         return np.concatenate((continuous, choices), 1), log_prob + choices_log_prob
 
 
@@ -282,7 +282,7 @@ _HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {
     "deterministic": Deterministic,
     "q_values": EpsilonGreedy,
     "categorical": CategoricalHead,
-    "mixed": DrawingMixedHead,
+    "mixed": SamplingMixedHead,
     "squashed_mixed": MixedHead,
 }
 

@@ -1,7 +1,7 @@
 """Policies in NumPy, for samplers, evaluator and visualizer, which never load torch.
 
 For the few observations of a sampler, a forward pass in NumPy is faster than in torch. A row's last bits depend on the
-number of rows in a matmul, so ``draw`` always multiplies ``TILE`` rows.
+number of rows in a matmul, so ``sample`` always multiplies ``TILE`` rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk, array_of
 from spreeze.inference.custom_network import CustomNetwork
-from spreeze.inference.heads import FORBIDDEN, DrawingHead, Head, head_of
+from spreeze.inference.heads import FORBIDDEN, Head, SamplingHead, head_of
 from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.recurrence import Cell
 from spreeze.types import Arrays
 
 TILE = 8
-"""Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
+"""Rows of one matmul in ``sample``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
 """Activation functions; ``gelu`` is the tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
@@ -90,9 +90,9 @@ class Policy:
         self._rows = -1
         self._buffers: list[np.ndarray] = []
         self._busy = False  # a lock would take twelve times as long
-        self._drawing = head if isinstance(head, DrawingHead) else None
-        if self._drawing is not None:
-            self._tile = _Tile(self.obs_dim, layers, self._drawing.noise_dim, cell, row_by_row=custom is not None)
+        self._sampling_head = head if isinstance(head, SamplingHead) else None
+        if self._sampling_head is not None:
+            self._tile = _Tile(self.obs_dim, layers, self._sampling_head.noise_dim, cell, row_by_row=custom is not None)
 
     @classmethod
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
@@ -190,7 +190,7 @@ class Policy:
         """K: options of all choices; for policies without choices, outputs of the last layer."""
         return self._head.options
 
-    def draw(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
+    def sample(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
         """Exploring actions from given noise [N, Z]; each row's result depends bit for bit on that row alone.
 
         Returns:
@@ -198,7 +198,7 @@ class Policy:
             and the state for the next step, as from ``act``; new arrays.
 
         Raises:
-            WeightsError: the policy draws its own noise.
+            WeightsError: the policy generates its own noise.
         """
         rows = len(obs)
         if self._busy:
@@ -208,21 +208,21 @@ class Policy:
             if self._cell is not None:
                 state = (self._state(state, rows),)
             if rows <= TILE:
-                return self._draw_tile(obs, noise, state)
+                return self._sample_tile(obs, noise, state)
             tiles = []
             for begin in range(0, rows, TILE):
                 part = slice(begin, begin + TILE)
-                tiles.append(self._draw_tile(obs[part], noise[part], tuple(array[part] for array in state)))
+                tiles.append(self._sample_tile(obs[part], noise[part], tuple(array[part] for array in state)))
         finally:
             self._busy = False
         action, log_prob, states = zip(*tiles, strict=True)
         joined = tuple(np.concatenate(parts) for parts in zip(*states, strict=True))
         return np.concatenate(action), np.concatenate(log_prob), joined
 
-    def _draw_tile(self, obs: np.ndarray, noise: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
-        if self._drawing is None:
+    def _sample_tile(self, obs: np.ndarray, noise: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
+        if self._sampling_head is None:
             raise WeightsError(
-                f"a policy of kind {type(self._head).__name__} draws its own noise; only on-policy "
+                f"a policy of kind {type(self._head).__name__} generates its own noise; only on-policy "
                 "algorithms collect with noise from outside"
             )
         tile, rows = self._tile, len(obs)
@@ -236,7 +236,7 @@ class Policy:
         out = self._run(x, tile.buffers, tile.row_by_row)
         if self._mask_dim:
             self._apply_mask(inputs, out[:rows])  # unused rows would allow no action, for which softmax is undefined
-        action, log_prob = self._drawing.draw(out, tile.noise)
+        action, log_prob = self._sampling_head.sample(out, tile.noise)
         return action[:rows], log_prob[:rows], state
 
     def _forward(
@@ -379,7 +379,7 @@ def places_agree(inputs: int, outputs: int) -> bool:
     """True if a row's result in a matmul of ``TILE`` rows does not depend on its position or the other rows.
 
     The summation order of a kernel depends on position and shape, not on values, so one test with full mantissas is
-    enough. If it fails, ``draw`` multiplies row by row, at two to four times the cost.
+    enough. If it fails, ``sample`` multiplies row by row, at two to four times the cost.
     """
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((inputs, outputs)).astype(np.float32)

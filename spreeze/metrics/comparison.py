@@ -35,7 +35,7 @@ from spreeze.run_directory import finite_number, read_config, read_run
 _IGNORED_SECTIONS = ("evaluation.", "logging.", "stop.", "tuning.", "visualizer.")
 IGNORED = ("run.seed", "run.name", "run.runs_dir", "env.import_module", *_IGNORED_SECTIONS)
 """Settings, or prefixes of settings, that do not distinguish experiments."""
-POLICIES = 10
+FINAL_EVALUATIONS = 10
 LONG_ENOUGH = "without runs less than half as long as the longest of their group, unless a target return ended them"
 HELD = 5
 """A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
@@ -44,14 +44,14 @@ WORST_OF = 20
 TIMES = {
     "first at target": ("first_s", "one evaluation"),
     "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
-    f"mean of {POLICIES} at target": ("required_s", f"the mean of {POLICIES} evaluations in a row"),
+    f"mean of {FINAL_EVALUATIONS} at target": ("required_s", f"the mean of {FINAL_EVALUATIONS} evaluations in a row"),
 }
 """Title of a time to a return -> its name in a report, and the quantity that reaches the return."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    policies: int = POLICIES
+    policies: int = FINAL_EVALUATIONS
     targets: tuple[float, ...] = ()
     """Scores of the required-time metric."""
     limit_s: float | None = None
@@ -224,19 +224,21 @@ def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
     return [_mean_return(curve[max(0, i + 1 - policies) : i + 1]) for i in range(len(curve))]
 
 
-def final_metric(curve: Sequence[EvaluationRow], policies: int = POLICIES, limit_s: float = math.inf) -> float | None:
+def final_metric(
+    curve: Sequence[EvaluationRow], policies: int = FINAL_EVALUATIONS, limit_s: float = math.inf
+) -> float | None:
     """Mean return over all episodes of the last policies published up to ``limit_s``; None if there are none."""
     known = [record for record in curve if record.t <= limit_s][-policies:]
     return _mean_return(known) if known else None
 
 
-def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> float | None:
+def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = FINAL_EVALUATIONS) -> float | None:
     """Wall time [s] at which the running mean over the latest ``policies``, not fewer, first reaches ``target``."""
     row = reached(curve, target, policies)
     return None if row is None else row.t
 
 
-def reached(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> EvaluationRow | None:
+def reached(curve: Sequence[EvaluationRow], target: float, policies: int = FINAL_EVALUATIONS) -> EvaluationRow | None:
     """The evaluation at which the running mean over the latest ``policies`` first reaches ``target``."""
     means = running_mean(curve, policies)[policies - 1 :]
     return next((row for row, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)

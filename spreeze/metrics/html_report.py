@@ -224,9 +224,9 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
             "the band is the 95 % bootstrap interval over them, and one run has none."
         )
     metrics = (
-        f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.POLICIES} evaluated policies, "
-        f"at the end ({LONG_ENOUGH}), and up to the wall time that all runs of a task reached; the {centre} over seeds "
-        f"[95 % bootstrap interval, {RESAMPLES:,} resamples]."
+        f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.FINAL_EVALUATIONS} evaluated "
+        f"policies, at the end ({LONG_ENOUGH}), and up to the wall time that all runs of a task reached; the {centre} "
+        f"over seeds [95 % bootstrap interval, {RESAMPLES:,} resamples]."
     )
     parts += [_note(caption), _note(metrics)]
     return _section("Learning curves", *parts)

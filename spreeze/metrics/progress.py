@@ -20,7 +20,7 @@ import numpy as np
 from spreeze.config.schema import Config
 from spreeze.formatting import duration, number
 from spreeze.metrics import student_quantile
-from spreeze.metrics.comparison import POLICIES, running_mean
+from spreeze.metrics.comparison import FINAL_EVALUATIONS, running_mean
 from spreeze.metrics.published import ZOO, Published, published
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow
@@ -67,13 +67,13 @@ class FallWatch:
 
     def fallen(self, curve: Sequence[EvaluationRow]) -> str | None:
         """A sentence on a fall that is not yet reported, or None; ``curve`` only grows from call to call."""
-        if len(curve) - self._first < FIRST + POLICIES:
+        if len(curve) - self._first < FIRST + FINAL_EVALUATIONS:
             return None
         first = level_of(curve[self._first : self._first + FIRST])
-        self._seen = max(self._seen, self._first + FIRST + POLICIES - 1)
+        self._seen = max(self._seen, self._first + FIRST + FINAL_EVALUATIONS - 1)
         while self._seen < len(curve):
             self._seen += 1
-            level = level_of(curve[self._seen - POLICIES : self._seen])
+            level = level_of(curve[self._seen - FINAL_EVALUATIONS : self._seen])
             if self._top is None or level.mean > self._top.mean:
                 self._top = level
             if level.mean >= first.mean + _FALLEN_SHARE * (self._top.mean - first.mean):
@@ -83,15 +83,16 @@ class FallWatch:
         top = self._top
         if top is None or self._low_since is None or self._reported:
             return None
-        low = max(self._low_since, self._judged + POLICIES - 1)  # a level averages only evaluations since then
+        low = max(self._low_since, self._judged + FINAL_EVALUATIONS - 1)  # a level averages only evaluations since then
         if len(curve) - low < _LOW_LEVELS or curve[-1].t - curve[low].t < self._least_s:
             return None
         if top.mean - first.mean <= _CLEARLY * math.hypot(top.error, first.error):
             return None
         self._reported = True
         return (
-            f"the return has fallen: {level_of(curve[-POLICIES:]).mean:.1f} is its mean over {POLICIES} evaluations, "
-            f"below half of what was gained from {first.mean:.1f} to {top.mean:.1f} at {top.t:.0f} s"
+            f"the return has fallen: {level_of(curve[-FINAL_EVALUATIONS:]).mean:.1f} is its mean over "
+            f"{FINAL_EVALUATIONS} evaluations, below half of what was gained from {first.mean:.1f} "
+            f"to {top.mean:.1f} at {top.t:.0f} s"
         )
 
 
@@ -117,7 +118,7 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
     begin = next(index for index, record in enumerate(curve) if record.t >= since)
     latest = curve[begin:]
-    if len(latest) < _MIN or begin < max(FIRST, POLICIES):
+    if len(latest) < _MIN or begin < max(FIRST, FINAL_EVALUATIONS):
         return False
     first, last = level_of(curve[:FIRST]), level_of(latest)
     if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
@@ -126,8 +127,8 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     slope, half = slope_of(times, returns)
     if slope > half:
         return False
-    means = running_mean(curve, POLICIES)
-    before, now = max(means[POLICIES - 1 : begin], default=-math.inf), max(means[begin:])
+    means = running_mean(curve, FINAL_EVALUATIONS)
+    before, now = max(means[FINAL_EVALUATIONS - 1 : begin], default=-math.inf), max(means[begin:])
     gained = max(before, now) - first.mean
     return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN_SHARE * gained
 

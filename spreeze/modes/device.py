@@ -61,5 +61,5 @@ def assemble(run: Assembly) -> None:
         batch_size=config.learner.batch_size,
         rows_per_write=envs.num_envs,
     )
-    job = DeviceReplayJob(**fields, limiter=limiter, sampler_rows=(row,), layout=plan.layout, envs=envs)
+    job = DeviceReplayJob(**fields, limiter=limiter, sampler_status_rows=(row,), layout=plan.layout, envs=envs)
     run.learner(0, job, **deadlines)

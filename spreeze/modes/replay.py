@@ -77,7 +77,7 @@ def assemble(run: Assembly) -> None:
                 rollback_enabled=plan.rollback_enabled,
                 replay=ring.handle,
                 limiter=_limiter(plan, ring),
-                sampler_rows=tuple(counted),
+                sampler_status_rows=tuple(counted),
                 averages=averages,
                 hosts=hosts,
                 wakeup=learner_wakeups[group],

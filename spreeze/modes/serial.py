@@ -22,7 +22,7 @@ from spreeze.runtime.supervisor import run_workers
 from spreeze.runtime.turns import TurnLauncher
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.transport.weights import LocalHandle, LocalParameters
-from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, SamplerJob
+from spreeze.workers.jobs import BaseLearnerJob, LearnerJob, SamplerJob
 from spreeze.workers.roles import RestartLimit
 
 _PUBLISH_S = 1.0  # Least time between two publications, since their readers have to wait for their turn.
@@ -46,7 +46,7 @@ def assemble(run: Assembly) -> None:
     weights_channel, part = LocalHandle(fds=(), channel=LocalParameters()), run.plan.config.replay
     for name, spec in run.specs.items():
         job: Any = spec.job
-        changes = _learner_changes(run.plan, job) if isinstance(job, AnyLearnerJob) else {}
+        changes = _learner_changes(run.plan, job) if isinstance(job, BaseLearnerJob) else {}
         if isinstance(job, LearnerJob | SamplerJob):
             ratio = part.serial_ratio(job.limiter.batch_size * run.plan.layout.steps) / part.rows_per_step
             limiter = WithoutWaiting(**dataclasses.asdict(job.limiter) | {"minimum": 0.0, "maximum": ratio})
@@ -56,7 +56,7 @@ def assemble(run: Assembly) -> None:
         run.specs[name] = dataclasses.replace(spec, job=dataclasses.replace(job, **changes), limit=_NO_RESTART)
 
 
-def _learner_changes(plan: RunPlan, job: AnyLearnerJob) -> dict[str, Any]:
+def _learner_changes(plan: RunPlan, job: BaseLearnerJob) -> dict[str, Any]:
     stop, evaluation = job.stop, plan.config.evaluation
     if isinstance(job, LearnerJob) and (stop.env_steps is not None or stop.updates is not None):
         stop = dataclasses.replace(stop, seconds=None)

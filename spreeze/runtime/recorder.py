@@ -18,7 +18,7 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
-from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_last
+from spreeze.metrics.comparison import FINAL_EVALUATIONS, HELD, final_metric, worst_of_last
 from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.stop_reasons import StopReason
@@ -84,7 +84,7 @@ class Outcome:
     warmup_s: float | None = None
     eval_return: float | None = None
     eval_best: float | None = None
-    eval_final: float | None = None  # the final metric: over all episodes of the last POLICIES evaluations
+    eval_final: float | None = None  # the final metric: over all episodes of the last FINAL_EVALUATIONS evaluations
     eval_final_evaluations: int = 0
     eval_worst: float | None = None  # of the last WORST_OF evaluations
     learners: dict[int, dict[str, Any]] = field(default_factory=dict)  # group -> its learner's results
@@ -385,7 +385,7 @@ class Recorder:
     def _update_final_metrics(self) -> None:
         outcome, curve = self.outcome, self.curve
         outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
-        outcome.eval_final_evaluations = min(len(curve), POLICIES)
+        outcome.eval_final_evaluations = min(len(curve), FINAL_EVALUATIONS)
 
     def no_final_evaluation(self, budget_s: float) -> None:
         instead = "using the last evaluation during training" if self.curve else "this run has none"

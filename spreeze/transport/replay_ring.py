@@ -251,8 +251,8 @@ class ReplayCounts(NamedTuple):
 class ShardWriter:
     """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
 
-    Rows arrive complete, in order, each at most once. If a writer is killed, what ``write`` had published still
-    arrives; of the write in which it was killed, the first rows may arrive, perhaps all.
+    Rows arrive complete, in order, each at most once. After a kill, every completed write is readable; of the
+    interrupted one, none, some or all rows.
 
     The successor of a dead writer continues after its last committed row. It leaves ``reserved`` as it is: rows that
     were announced may be half overwritten.
@@ -431,8 +431,8 @@ class Drawn(NamedTuple):
 class ReplayReader:
     """Draws uniformly over all rows that are published, not about to be overwritten and not too old.
 
-    Rows older than the capacity of the whole ring are left out, as in one common ring: the shard of a retired sampler
-    fades away instead of being drawn forever.
+    Rows older than the capacity of the whole ring are left out, as in one common ring: rows of a stopped sampler
+    are no longer drawn once ``capacity`` newer rows exist.
 
     The newest C rows can be drawn if samplers write at equal rates. One that writes alone keeps only its own shard, of
     C / S rows. Therefore samplers rest in turn (``runtime.cpu_governor``): all shards then hold the last turns, and at
@@ -600,7 +600,7 @@ class ReplayReader:
         """Rows [n, depth + 1] in ``ring.rows``, newest first, and the lowest logical index of each draw.
 
         The first frame of an episode stands in for the frames before it. A link that is overwritten while it is read
-        may hold anything; but then its row, and so the draw, is below the floor.
+        may hold anything; but then its row is older than the oldest safe one, and the batch draws another.
         """
         layout, capacity = self.ring.spec.layout, self._shard_rows
         chain = np.empty((len(drawn.row), layout.depth + 1), np.int64)
@@ -624,10 +624,10 @@ class ReplayReader:
         return np.concatenate([steps[:, None] + ages, np.broadcast_to(ages, (len(steps), stack))], axis=1)
 
     def last_lag_age(self, version_now: int) -> tuple[float, float]:
-        """``lag_age`` of the last drawn batch."""
-        return (0.0, 0.0) if self._drawn is None else self.lag_age(self._drawn.row, version_now)
+        """``lag_and_age`` of the last drawn batch."""
+        return (0.0, 0.0) if self._drawn is None else self.lag_and_age(self._drawn.row, version_now)
 
-    def lag_age(self, row: np.ndarray, version_now: int) -> tuple[float, float]:
+    def lag_and_age(self, row: np.ndarray, version_now: int) -> tuple[float, float]:
         """Mean policy lag (updates) and mean age (env steps of all samplers) of rows [n] of ``ring.rows``.
 
         From the stamps of at most 2,048 of them; the age is at most 256 x (shards - 1) too high.

@@ -1,4 +1,4 @@
-"""The learner of the circular buffer: its feed, and its trainer, which learns from rollouts of any age.
+"""The learner of the circular buffer: its update loop, and its trainer, which learns from rollouts of any age.
 
 The buffer (``transport.rollouts``) gives new rollouts first, the oldest of them first, then cycles through the stored
 ones: between two uses of a rollout all others are used. So K uses of N rollouts are like K epochs of N minibatches of
@@ -23,11 +23,11 @@ from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite
 from spreeze.types import Arrays
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.feeds import RestoredFeed, on_policy_algorithm, progress_of
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
 from spreeze.workers.on_policy_trainer import OnPolicy, Progress, RolloutAverage, RolloutTrainer, sha256_of
 from spreeze.workers.torch_devices import open_device
+from spreeze.workers.update_loops import RestoredUpdateLoop, on_policy_algorithm, progress_of
 
 _UPDATES = SLOTS["learner"].index("updates")
 _BROADCAST_S = 0.002
@@ -41,10 +41,10 @@ def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> Iterator
         contextlib.closing(job.rollouts.attach()) as rollouts,
         open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
     ):
-        yield from Learner(context, job, BufferFeed(context, job, rollouts)).turns()
+        yield from Learner(context, job, BufferUpdateLoop(context, job, rollouts)).turns()
 
 
-class BufferFeed(RestoredFeed):
+class BufferUpdateLoop(RestoredUpdateLoop):
     """Rollouts of any age, from a buffer that samplers write without waiting."""
 
     _job: BufferLearnerJob
@@ -70,7 +70,7 @@ class BufferFeed(RestoredFeed):
         self._epoch = epoch
         super().restore(checkpoint, epoch)
 
-    def advance(self) -> bool:
+    def train(self) -> bool:
         """One update; all samplers get new weights after every few updates, and before the learner waits."""
         self._context.heartbeat(Phase.UPDATE)
         learned = self.trainer.learn()

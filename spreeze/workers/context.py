@@ -91,7 +91,7 @@ class WorkerContext:
         return bool(self.status.header[status_table.STOP])
 
     @property
-    def weights_hint(self) -> int:
+    def weights_counter(self) -> int:
         """Changes whenever the group's learner publishes new weights; the file is authoritative."""
         return int(self._group[status_table.WEIGHTS_HINT])
 

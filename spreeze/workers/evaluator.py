@@ -386,7 +386,7 @@ class TurnEvaluation:
         requested = _is_requested(context, self._requests)
         if time.monotonic() < self._due_s and not requested:
             return task
-        weights = self._watch.newer(context.weights_hint)
+        weights = self._watch.newer(context.weights_counter)
         if weights is None:
             self._due_s = time.monotonic()
             return task

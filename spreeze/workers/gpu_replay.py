@@ -174,7 +174,7 @@ class GpuReplay:
             return 0.0, 0.0
         shard, logical = self.shard.cpu().numpy(), self.logical.cpu().numpy()
         spec = self._reader.ring.spec
-        return self._reader.lag_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
+        return self._reader.lag_and_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
 
 
 AnyGpuReplay = GpuReplay | DeviceReplay

@@ -31,7 +31,7 @@ class Job(Jsonable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyLearnerJob(Job):
+class BaseLearnerJob(Job):
     run_dir: str
     spec: EnvSpec
     algo: str
@@ -62,11 +62,11 @@ class AnyLearnerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyReplayJob(AnyLearnerJob):
+class BaseReplayJob(BaseLearnerJob):
     limiter: RateLimiter
     save_replay: bool = False
     rollback_enabled: bool = False
-    sampler_rows: tuple[int, ...]
+    sampler_status_rows: tuple[int, ...]
     """Rows of the status table of all samplers of the run, other hosts' too: their env steps go into checkpoints."""
     weights_channel: ParametersHandle | None = None
     """The memory by which its samplers get the weights of every update; None: files."""
@@ -83,8 +83,8 @@ class AnyReplayJob(AnyLearnerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerJob(AnyReplayJob):
-    code = "spreeze.workers.feeds:learn_from_replay"
+class LearnerJob(BaseReplayJob):
+    code = "spreeze.workers.update_loops:learn_from_replay"
 
     replay: RingHandle
 
@@ -104,7 +104,7 @@ class DeviceEnvs(Jsonable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceReplayJob(AnyReplayJob):
+class DeviceReplayJob(BaseReplayJob):
     code = "spreeze.workers.on_device.device_learner:learn_from_device_replay"
 
     layout: RowLayout
@@ -112,20 +112,20 @@ class DeviceReplayJob(AnyReplayJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyRolloutJob(AnyLearnerJob):
+class BaseRolloutJob(BaseLearnerJob):
     batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceRolloutJob(AnyRolloutJob):
+class DeviceRolloutJob(BaseRolloutJob):
     code = "spreeze.workers.on_device.device_learner:learn_from_device_rollouts"
 
     envs: DeviceEnvs
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyLearnerJob(AnyRolloutJob):
-    code = "spreeze.workers.feeds:learn_from_rollouts"
+class OnPolicyLearnerJob(BaseRolloutJob):
+    code = "spreeze.workers.update_loops:learn_from_rollouts"
 
     correction: str
     lag: int
@@ -137,7 +137,7 @@ class OnPolicyLearnerJob(AnyRolloutJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferLearnerJob(AnyRolloutJob):
+class BufferLearnerJob(BaseRolloutJob):
     code = "spreeze.workers.buffer_learner:learn_from_buffer"
 
     envs_per_sampler: int

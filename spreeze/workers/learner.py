@@ -1,4 +1,4 @@
-"""The learner: a loop that learns from a feed (``workers.feeds``), publishes weights and writes checkpoints."""
+"""The learner: calls its update loop (``workers.update_loops``), publishes weights and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spreeze.transport.weights import ParameterPublisher
 from spreeze.types import Arrays
 from spreeze.workers.best_policy import best_updates
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
-from spreeze.workers.jobs import AnyLearnerJob
+from spreeze.workers.jobs import BaseLearnerJob
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ FIRST_CHECKPOINT_S = 5.0
 _LAST_WEIGHTS_S = 5.0  # longest wait for the disk to take the last weights of a run
 
 
-class Feed(ABC):
-    """A learner's source of data, and the trainer that learns from it; see ``workers.feeds``."""
+class UpdateLoop(ABC):
+    """Base of the update loops in ``workers.update_loops``: a source of data, and the trainer that learns from it."""
 
     trainer: ReplayTrainer | OnPolicyTrainer | RestoredRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
@@ -57,7 +57,7 @@ class Feed(ABC):
     broadcast_s = 0.0
     """Time spent sending weights to samplers that do not read the published ones (mode serial) [s]."""
 
-    def __init__(self, context: WorkerContext, job: AnyLearnerJob) -> None:
+    def __init__(self, context: WorkerContext, job: BaseLearnerJob) -> None:
         self._context, self._job = context, job
         self._wakeup = None if job.wakeup is None else job.wakeup.attach()
         self._samplers = [handle.attach() for handle in job.sampler_wakeups]
@@ -75,7 +75,7 @@ class Feed(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def advance(self) -> bool:
+    def train(self) -> bool:
         """Learns what is due; False if the learner has to wait for data."""
 
     def wait(self) -> None:
@@ -104,10 +104,10 @@ class Feed(ABC):
 
 
 class Learner:
-    """The loop of a learner: restore, then learn from its feed, and regularly post, publish and save."""
+    """The loop of a learner: restore, then learn from its loop, and regularly post, publish and save."""
 
-    def __init__(self, context: WorkerContext, job: AnyLearnerJob, feed: Feed) -> None:
-        self._context, self._job, self._feed, self._trainer = context, job, feed, feed.trainer
+    def __init__(self, context: WorkerContext, job: BaseLearnerJob, loop: UpdateLoop) -> None:
+        self._context, self._job, self._loop, self._trainer = context, job, loop, loop.trainer
         self._weights = open_weights(Path(job.run_dir))
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
         values = open_values(Path(job.run_dir)) if job.publishes_values else None
@@ -126,7 +126,7 @@ class Learner:
         self._rollbacks = context.count(status_table.ROLLBACKS)
 
     def _now(self) -> dict[str, Any]:
-        return {"env_steps": self._feed.env_steps(), "wall_s": self._job.previous_wall_s + self._feed.session_s()}
+        return {"env_steps": self._loop.env_steps(), "wall_s": self._job.previous_wall_s + self._loop.session_s()}
 
     @property
     def _is_new(self) -> bool:
@@ -134,8 +134,8 @@ class Learner:
         return self._trainer.updates != self._last_published_updates
 
     def _stop_reason(self) -> StopReason | None:
-        stop, feed = self._job.stop, self._feed
-        if feed.ends_by_env_steps and stop.env_steps is not None and feed.env_steps() >= stop.env_steps:
+        stop, loop = self._job.stop, self._loop
+        if loop.ends_by_env_steps and stop.env_steps is not None and loop.env_steps() >= stop.env_steps:
             return StopReason.ENV_STEPS
         return StopReason.UPDATES if stop.updates is not None and self._trainer.updates >= stop.updates else None
 
@@ -145,13 +145,13 @@ class Learner:
             yield from self._turns()
 
     def _turns(self) -> Iterator[None]:
-        context, feed = self._context, self._feed
+        context, loop = self._context, self._loop
         context.send("started", device=resolve_device(self._job.learner.device))
         latest, checkpoint = self._weights.read_latest(None), self._checkpoints.load_latest()
         self._epoch = self._checkpoints.new_epoch(latest.epoch if latest else 0)
         for damage in checkpoint.skipped if checkpoint else ():
             context.event("warning", f"checkpoint ignored: {damage}")
-        feed.restore(checkpoint, self._epoch)
+        loop.restore(checkpoint, self._epoch)
         del latest, checkpoint
         if self._is_new:
             self._publish()
@@ -161,23 +161,23 @@ class Learner:
             yield
             if context.stopping:
                 break
-            if not feed.advance():
+            if not loop.train():
                 start = perf_counter()
                 context.heartbeat(Phase.WAIT)
                 if not context.serial:
-                    feed.wait()
+                    loop.wait()
                 self._wait_s += perf_counter() - start
-            if feed.began and not began:
+            if loop.began and not began:
                 began = True
                 # The first checkpoint comes early: without one, the death of this process loses everything.
                 self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - FIRST_CHECKPOINT_S)
-            self._chores()
+            self._housekeeping()
             reason = self._stop_reason()
         self._finish(reason)
         while not context.stopping:
             yield from context.pauses(0.02)
 
-    def _chores(self) -> None:
+    def _housekeeping(self) -> None:
         now = perf_counter()
         if now - self._posted_s >= _POST_S:
             self._post()
@@ -199,7 +199,7 @@ class Learner:
     def _roll_back(self) -> None:
         context, best = self._context, best_updates(Path(self._job.run_dir))
         path = None if best is None else self._checkpoints.nearest(best)
-        if not self._feed.rollback_enabled or path is None:
+        if not self._loop.rollback_enabled or path is None:
             context.event(
                 "warning", "there is no checkpoint of the best policy, so training continues without a rollback"
             )
@@ -210,7 +210,7 @@ class Learner:
         except CheckpointError as error:
             context.event("warning", f"training continues without a rollback: {error}")
             return
-        rates = self._feed.roll_back(checkpoint)
+        rates = self._loop.roll_back(checkpoint)
         context.event(
             "warning",
             f"went back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest to "
@@ -226,7 +226,7 @@ class Learner:
         return before <= 0 or self._trainer.updates // every > before // every
 
     def _publish(self) -> None:
-        if not self._feed.publishes:
+        if not self._loop.publishes:
             return
         start = perf_counter()
         self._context.heartbeat(Phase.PUBLISH)
@@ -235,7 +235,7 @@ class Learner:
         values = None
         if self._job.publishes_values and perf_counter() - self._valued_s >= _VALUES_S:
             values, self._valued_s = self._trainer.value_snapshot(), perf_counter()
-        self._publisher.offer(arrays, meta | self._now(), self._epoch, self._last_published_updates, values)
+        self._publisher.submit(arrays, meta | self._now(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_WEIGHTS_S)
         self._published_s = perf_counter()
@@ -266,15 +266,15 @@ class Learner:
         tensors, state = self._trainer.state()
         state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._now()
         updates = int(state["updates"])
-        ring = self._feed.saved_ring  # a further copy of replay would take gigabytes
-        best = best_updates(Path(self._job.run_dir)) if self._feed.rollback_enabled and ring is None else None
+        ring = self._loop.saved_ring  # a further copy of replay would take gigabytes
+        best = best_updates(Path(self._job.run_dir)) if self._loop.rollback_enabled and ring is None else None
         self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring, best=best)
         self._saved_updates = updates
 
     def _post(self) -> None:
-        self._feed.check()
-        publish_s = self._publish_s + self._feed.broadcast_s
-        metrics = self._trainer.metrics(wait_s=self._wait_s + self._feed.stepping_s, publish_s=publish_s)
+        self._loop.check()
+        publish_s = self._publish_s + self._loop.broadcast_s
+        metrics = self._trainer.metrics(wait_s=self._wait_s + self._loop.stepping_s, publish_s=publish_s)
         for name, before in self._base.items():
             metrics[name] = metrics.get(name, 0.0) + before
         if (now := perf_counter()) - self._health_s >= _HEALTH_S and (health := self._trainer.health()):
@@ -288,7 +288,7 @@ class Learner:
     def _finish(self, reason: str | None) -> None:
         """Writes the final state. An unfinished rollout does not count: a resume learns it again."""
         context, trainer = self._context, self._trainer
-        self._feed.leave()
+        self._loop.leave()
         self._post()
         if self._is_new:
             self._publish()
@@ -320,7 +320,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
-    def offer(
+    def submit(
         self,
         arrays: Callable[[], Arrays],
         meta: dict[str, Any],

@@ -109,7 +109,7 @@ class ReplayTrainer:
         self._is_custom_network = bool(config.network)
         self.set_parallel(parallel)
         self._has_branches = not (learner.compile or devices.split or config.network)
-        """True if a graph has branches of ``share``."""
+        """True if a graph has branches of ``TwoStreams.both``."""
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
@@ -124,7 +124,7 @@ class ReplayTrainer:
         self.notes: list[str] = []
         """Decisions about replay, launches and a resume, each to be reported once."""
         self._updates_per_launch = learner.updates_per_launch
-        self._launches: GraphedUpdates | None = None
+        self._graphed: GraphedUpdates | None = None
         self._recording_failed = False
         """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
         self._device_normalizer: DeviceNormalizer | None = None
@@ -157,8 +157,11 @@ class ReplayTrainer:
         if not self._is_custom_network:
             self.algorithm.set_parallel(parallel)
 
-    def anneal(self, progress: float) -> None:
-        """Sets learning rates and importance weights for this fraction of the run, in thousandths: repeatable."""
+    def update_learning_rates(self, progress: float) -> None:
+        """Sets learning rates and importance weights for this fraction of the run.
+
+        Progress is rounded down to thousandths, so that equal runs get equal rates.
+        """
         thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
         if thousandths != self._progress:
             self._progress = thousandths
@@ -191,7 +194,7 @@ class ReplayTrainer:
             graphs = False
         if graphs and self._has_branches:
             self.algorithm.set_parallel(TwoStreams())
-        self._launches = GraphedUpdates(
+        self._graphed = GraphedUpdates(
             self.algorithm,
             gpu_replay,
             self._update_with,
@@ -212,7 +215,7 @@ class ReplayTrainer:
         algorithm: Any = self.algorithm
         compiler: Any = torch.compiler
         arrays, state = algorithm.state_arrays(), algorithm.state_json()
-        plain = {"draw_noise": algorithm.draw_noise, "_moves_actor": algorithm._moves_actor}
+        plain = {"draw_noise": algorithm.draw_noise, "_updates_actor": algorithm._updates_actor}
         try:
             if self._frame_shape is not None:
                 raise NotImplementedError("images have kernels of cuDNN")
@@ -239,19 +242,19 @@ class ReplayTrainer:
     @property
     def has_gpu_replay(self) -> bool:
         """True if a copy of replay is on the GPU, which can be given up."""
-        return self._launches is not None and self._launches.gpu_replay.is_copy
+        return self._graphed is not None and self._graphed.gpu_replay.is_copy
 
     @property
     def updates_before_replay(self) -> int:
         """Updates before the first replay of a recorded graph; 0 if none is recorded."""
-        return 0 if self._launches is None else self._launches.updates_before_replay
+        return 0 if self._graphed is None else self._graphed.updates_before_replay
 
     def drop_gpu_replay(self) -> bool:
         """Frees GPU replay; batches come from the host from now on. False if there is none."""
-        if self._launches is None or not self.has_gpu_replay:
+        if self._graphed is None or not self.has_gpu_replay:
             return False
-        launches, self._launches, self._device_normalizer = self._launches, None, None
-        launches.gpu_replay.synchronize()
+        graphed, self._graphed, self._device_normalizer = self._graphed, None, None
+        graphed.gpu_replay.synchronize()
         self.algorithm.set_parallel(None)
         return True
 
@@ -300,20 +303,20 @@ class ReplayTrainer:
         elif self._actor_device != self._device:
             self._actor_obs = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
         self._frames_np = None if self._frames is None else self._frames.numpy()
-        if self._launches is not None:
-            self._launches.set_batch_size(batch_size)
+        if self._graphed is not None:
+            self._graphed.set_batch_size(batch_size)
 
     def refresh(self) -> None:
         """Refreshes the reader's windows now, counts new rows, and copies them to GPU replay."""
-        if self._launches is None:
+        if self._graphed is None:
             self._reader.refresh()
         else:
-            self._launches.gpu_replay.pull()
-        if self.normalizer is not None and self._count_rows(self.normalizer):
+            self._graphed.gpu_replay.pull()
+        if self.normalizer is not None and self._update_normalizer(self.normalizer):
             self._renew_device_normalizer()
         self._refreshed_s = perf_counter()
 
-    def _count_rows(self, normalizer: Normalizer) -> bool:
+    def _update_normalizer(self, normalizer: Normalizer) -> bool:
         """Adds rows that are new in replay to the normaliser, each once; False while there are few."""
         self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
         waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.steps
@@ -325,7 +328,7 @@ class ReplayTrainer:
                 normalizer.update(obs)
         return waiting > 0
 
-    def count_returns(self, sums: np.ndarray) -> None:
+    def update_return_scale(self, sums: np.ndarray) -> None:
         """Takes in the discounted returns of this session: their number so far, their sum and the sum of squares."""
         count, total, squares = (sums - self._returns_counted).tolist()
         if self.returns is None or count <= 0.0:
@@ -360,8 +363,8 @@ class ReplayTrainer:
         start = perf_counter()
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
-        if self._launches is not None:
-            return self._launch(self._launches, start, max_updates)
+        if self._graphed is not None:
+            return self._launch(self._graphed, start, max_updates)
         for copied in self._copied.values():
             copied.synchronize()  # the copy of the pinned rows may not be done yet
         self.rows_redrawn += self._draw()
@@ -380,7 +383,7 @@ class ReplayTrainer:
         self.actor_s += actor_s
         if self._prioritised is not None:
             self._prioritised.set_errors(self.algorithm.row_errors())
-        self._count(1)
+        self._finish_updates(1)
         return 1
 
     def update_within_memory(self, max_updates: int | None, on_shrink: Callable[[str], None]) -> int:
@@ -395,18 +398,18 @@ class ReplayTrainer:
             # Outside the handler, so that the traceback no longer holds what the update allocated.
             on_shrink(self.shrink())
 
-    def _count(self, done: int) -> None:
+    def _finish_updates(self, done: int) -> None:
         self.updates += done
         if self._average is not None:
             self._average.advance(self.updates)
 
-    def _launch(self, launches: GraphedUpdates, start: float, max_updates: int | None) -> int:
+    def _launch(self, graphed: GraphedUpdates, start: float, max_updates: int | None) -> int:
         launched, before_s = perf_counter(), self.critic_s + self.actor_s
         self.gather_s += launched - start
-        done = launches.run(max_updates)
+        done = graphed.run(max_updates)
         # The time of a graph, waiting for the device included, is counted as the critics'.
         self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - before_s)
-        self._count(done)
+        self._finish_updates(done)
         return done
 
     def _update_with(self, rows: torch.Tensor) -> None:
@@ -485,7 +488,7 @@ class ReplayTrainer:
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         lag, age = 0.0, 0.0
         if self.updates > 0:
-            source = self._reader if self._launches is None else self._launches.gpu_replay
+            source = self._reader if self._graphed is None else self._graphed.gpu_replay
             lag, age = source.last_lag_age(self.updates)
         return {
             "updates": self.updates,
@@ -515,7 +518,7 @@ class ReplayTrainer:
         """``Algorithm.health`` on the rows of the latest update; empty before the first."""
         if self.gather_s == 0.0:  # no rows were drawn since the start
             return {}
-        drawn = self._batch() if self._launches is None else self._split(self._launches.gpu_replay.batch, None)
+        drawn = self._batch() if self._graphed is None else self._split(self._graphed.gpu_replay.batch, None)
         return self.algorithm.health(drawn)
 
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -585,8 +588,8 @@ class ReplayTrainer:
                 f"reseeded from seed {self._seed} and update {self.updates}"
             )
         self._rng.bit_generator.state = state["draw_rng"]
-        if self._launches is not None:
-            self._launches.gpu_replay.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
+        if self._graphed is not None:
+            self._graphed.gpu_replay.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
         if self.returns is not None and state.get("returns") is not None:
@@ -611,8 +614,8 @@ class ReplayTrainer:
             return
         self.algorithm.lr_multiplier = multiplier
         self.algorithm.anneal(self._progress / 1000.0)
-        if self._launches is not None:
-            self._launches.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant
+        if self._graphed is not None:
+            self._graphed.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant
 
 
 class DeviceNormalizer:

@@ -137,7 +137,7 @@ class SamplerLoop:
         return self._limiter.may_insert(*counts, rows)
 
     def _refresh_policy(self) -> None:
-        hint = self._context.weights_hint
+        hint = self._context.weights_counter
         if hint != self._hint or not self._reads_files:
             self._policy.refresh()
             if self._policy.current() is not None:
@@ -345,7 +345,7 @@ class Inference:
         if policy is None:
             return envs[:0]
         mailbox = self._mailbox
-        action, log_prob, state = policy.draw(mailbox.obs[envs], mailbox.noise[envs], mailbox.state_of(envs))
+        action, log_prob, state = policy.sample(mailbox.obs[envs], mailbox.noise[envs], mailbox.state_of(envs))
         mailbox.respond(envs, Responses(action, log_prob, self._policies.version, state))
         return envs
 

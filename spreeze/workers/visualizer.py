@@ -151,7 +151,7 @@ class _Show:
         now_s = time.monotonic()
         if self._clip is not None or not (self._at_start or now_s >= self._new_weights_s):
             return
-        weights = self._watch.newer(self._context.weights_hint)
+        weights = self._watch.newer(self._context.weights_counter)
         if weights is None:
             return
         if self._policy is None:

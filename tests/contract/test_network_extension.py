@@ -170,9 +170,9 @@ def test_rollout_algorithms_learn_with_it_and_a_row_drawn_depends_on_that_row_al
     assert algorithm.updates_skipped() == 0
     policy = policy_of(algorithm)
     obs, noise = rng.standard_normal((11, 3)).astype(np.float32), rng.standard_normal((11, 2)).astype(np.float32)
-    action, log_prob, _ = policy.draw(obs, noise)
+    action, log_prob, _ = policy.sample(obs, noise)
     for index in (0, 3, 10):
-        alone = policy.draw(obs[index : index + 1], noise[index : index + 1])
+        alone = policy.sample(obs[index : index + 1], noise[index : index + 1])
         np.testing.assert_array_equal(alone[0][0], action[index])
         assert alone[1][0] == log_prob[index]
 

@@ -156,7 +156,7 @@ def test_the_learner_computes_with_the_kernels_that_its_batches_ask_for(tmp_path
 
     monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
     monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: False)
-    monkeypatch.setattr(buffer_learner, "BufferFeed", lambda context, job, rollouts: None)
+    monkeypatch.setattr(buffer_learner, "BufferUpdateLoop", lambda context, job, rollouts: None)
     monkeypatch.setattr(buffer_learner, "Learner", Noting)
     with contextlib.closing(Rollouts.create(one.rollout_spec())) as rollouts:
         for batch_size in (one.batch_size, one.batch_size - 1):

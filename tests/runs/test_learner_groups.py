@@ -124,7 +124,7 @@ def test_a_published_policy_is_told_to_its_own_group_only(status):
     learners = [WorkerContext(Address("learner", group), status, group, None) for group in range(MAX_GROUPS)]
     learners[1].weights_published()
     learners[15].weights_published()
-    assert [learner.weights_hint for learner in learners] == [0, 1, *13 * [0], 1]
+    assert [learner.weights_counter for learner in learners] == [0, 1, *13 * [0], 1]
     assert status.header[status_table.STOP] == status.header[status_table.VISUALIZER_PAUSED] == 0
 
 

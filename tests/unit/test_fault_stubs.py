@@ -32,11 +32,11 @@ from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers import replay_trainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
-from spreeze.workers.feeds import learn_from_replay
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.torch_devices import resolve_device
+from spreeze.workers.update_loops import learn_from_replay
 
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
@@ -65,7 +65,7 @@ class Learner:
             "rollback_enabled": False,
             "stop": StopConfig(updates=60),
             "replay": RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
-            "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_rows": (0,),
+            "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_status_rows": (0,),
             "run_started_s": time.monotonic(), "previous_wall_s": 0.0, "previous_env_steps": 0, "session": 1.0,
         }  # fmt: skip
         self.job = LearnerJob(**{**fields, **changes})

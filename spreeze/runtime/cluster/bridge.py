@@ -299,7 +299,7 @@ class Bridge:
     # --- weights and clocks ---
 
     def _read_weights(self) -> None:
-        hint = self._context.weights_hint
+        hint = self._context.weights_counter
         if hint == self._hint:
             return
         weights = self._weights.read_latest(self._order)

@@ -21,7 +21,7 @@ from spreeze.envs.scalars import FLOAT32_MAX
 from spreeze.envs.task import Task
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
+from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 _STREAM = 17
@@ -90,7 +90,7 @@ class Relabelling:
         return rows
 
 
-class GoalRowWriter(VectorRowWriter):
+class GoalRowWriter(FlatObsRowWriter):
     """Writes rows of vector observations, and after them the rows with other goals."""
 
     def __init__(
@@ -119,7 +119,7 @@ class GoalRowWriter(VectorRowWriter):
         obs, next_obs = self.obs, self._next_obs
         super().store(batch._replace(kept=True))  # swaps the two buffers; hindsight needs whole episodes
         for index, episode in enumerate(self._episodes):
-            if index not in batch.broken:
+            if index not in batch.failed:
                 episode.obs.append(obs[index].copy())
                 episode.action.append(batch.actions[index].copy())
                 episode.next_obs.append(next_obs[index].copy())
@@ -149,7 +149,7 @@ class GoalCollector(TransitionCollector):
 
     def _open_rows(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
-    ) -> VectorRowWriter | FrameRowWriter:
+    ) -> FlatObsRowWriter | FrameRowWriter:
         self._relabelling = Relabelling(spec, writer.layout, self._goals, gamma, future=self._her == "future")
         return GoalRowWriter(
             spec, num_envs, writer, n_step, gamma, self._relabelled, self._goals, lambda index: self._tasks[index].info

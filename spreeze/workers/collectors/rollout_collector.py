@@ -208,7 +208,7 @@ class RolloutCollector(Collector):
         indices = self.may_step()
         policy = policies.current() if indices else None
         if policy is not None:
-            action, log_prob, state = policy.draw(*self.requests(indices))
+            action, log_prob, state = policy.sample(*self.requests(indices))
         self.counts.policy_s += perf_counter() - start
         if policy is not None:
             self.step(indices, Responses(action, log_prob, policies.version, state))

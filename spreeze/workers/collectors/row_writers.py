@@ -18,12 +18,12 @@ class StepBatch(NamedTuple):
     reward: np.ndarray  # [N]
     terminated: np.ndarray  # [N]
     ended: dict[int, bool]  # environment -> truncated, of those whose episode ended
-    broken: list[int]  # environments that raised; they get no row
+    failed: list[int]  # environments that raised; they get no row
     version: int  # of the policy
     kept: bool = True  # False: rows of vectors are dropped
 
 
-class VectorRowWriter:
+class FlatObsRowWriter:
     """Writes rows of vector observations; ``obs`` [N, O] is current, and two buffers alternate."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float) -> None:
@@ -35,7 +35,7 @@ class VectorRowWriter:
     def start(self, index: int | slice, obs: np.ndarray) -> None:
         self.obs[index] = obs
 
-    def take(self, index: int | slice, obs: np.ndarray) -> None:
+    def set_next_obs(self, index: int | slice, obs: np.ndarray) -> None:
         self._next_obs[index] = obs
 
     def store(self, batch: StepBatch) -> None:
@@ -43,10 +43,10 @@ class VectorRowWriter:
         num_steps = None
         if self._windows is not None:
             *columns, num_steps = self._windows.push(
-                *columns, ended=self._among(batch.ended), lost=self._among(batch.broken)
+                *columns, ended=self._among(batch.ended), lost=self._among(batch.failed)
             )
-        elif batch.broken:
-            kept = ~self._among(batch.broken)
+        elif batch.failed:
+            kept = ~self._among(batch.failed)
             columns = [column[kept] for column in columns]
         obs, actions, reward, terminated, next_obs = columns
         if len(obs) and batch.kept:
@@ -79,7 +79,7 @@ class FrameRowWriter:
         self._rows.start(index, obs)
         self._log.start(index, obs.reshape(-1))
 
-    def take(self, index: int | slice, obs: np.ndarray) -> None:
+    def set_next_obs(self, index: int | slice, obs: np.ndarray) -> None:
         assert isinstance(index, int)
         self._rows.put(index, obs)
 
@@ -87,7 +87,7 @@ class FrameRowWriter:
         newest = self._rows.array[:, -1]
         reward = np.sign(batch.reward) if self._sign else batch.reward
         for index in range(len(newest)):
-            if index not in batch.broken:
+            if index not in batch.failed:
                 self._log.add(
                     index,
                     batch.actions[index],

@@ -13,11 +13,11 @@ import numpy as np
 
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
+from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 
-class SequenceRowWriter(VectorRowWriter):
+class SequenceRowWriter(FlatObsRowWriter):
     """Writes a row whenever T more slots of an environment are full."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, gamma: float) -> None:
@@ -36,7 +36,7 @@ class SequenceRowWriter(VectorRowWriter):
         self._all = np.arange(num_envs)
 
     def store(self, batch: StepBatch) -> None:
-        lost, rows = self._among(batch.broken), list[np.ndarray]()
+        lost, rows = self._among(batch.failed), list[np.ndarray]()
         valid = np.where(lost, np.float32(0.0), np.float32(1.0))
         self._put(self._all, self.obs, batch.actions * valid[:, None], batch.reward, batch.terminated, valid, rows)
         self._begins[...] = 0.0
@@ -45,7 +45,7 @@ class SequenceRowWriter(VectorRowWriter):
             nothing, last = np.zeros(len(ended), np.float32), np.array(ended)
             actions = np.zeros((len(ended), self._action.shape[2]), np.float32)
             self._put(last, self._next_obs[last], actions, nothing, nothing, nothing, rows)
-        self._begins[[*batch.ended, *batch.broken]] = 1.0
+        self._begins[[*batch.ended, *batch.failed]] = 1.0
         if rows:
             self._writer.write_packed(np.stack(rows), batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
@@ -86,7 +86,7 @@ class SequenceCollector(TransitionCollector):
 
     def _open_rows(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
-    ) -> VectorRowWriter | FrameRowWriter:
+    ) -> FlatObsRowWriter | FrameRowWriter:
         self._sequences = SequenceRowWriter(spec, num_envs, writer, gamma)
         return self._sequences
 

@@ -16,7 +16,7 @@ from spreeze.metrics.table import Phase
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
-from spreeze.workers.collectors.row_writers import FrameRowWriter, StepBatch, VectorRowWriter
+from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
 
 _REWARD_STEPS, _FIRST_REWARDS = 128, 4096
 """Steps whose rewards are added up together (0.1 ms); a fourth of them until this many rewards are counted."""
@@ -69,8 +69,8 @@ class TransitionCollector(Collector):
 
     def _open_rows(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
-    ) -> VectorRowWriter | FrameRowWriter:
-        return (VectorRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, writer, n_step, gamma)
+    ) -> FlatObsRowWriter | FrameRowWriter:
+        return (FlatObsRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, writer, n_step, gamma)
 
     @property
     def obs(self) -> np.ndarray:
@@ -80,17 +80,17 @@ class TransitionCollector(Collector):
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
         start = perf_counter()
         native = self._unscale_action(actions, np.empty_like(actions))  # new: environments may keep their action
-        ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
+        ended, failed = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._is_slow = stepped - start > SLOW_S
-        if self.inline_evaluation is not None and not ended and not broken and self.inline_evaluation.overdue:
+        if self.inline_evaluation is not None and not ended and not failed and self.inline_evaluation.overdue:
             ended = [(0, True)]
         kept = self.keeps_rows
-        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version, kept))
-        self._count_rewards(ended, broken)
+        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), failed, version, kept))
+        self._count_rewards(ended, failed)
         written = perf_counter()
-        self.counts.env_steps += self.num_envs - len(broken)
-        for index in broken:
+        self.counts.env_steps += self.num_envs - len(failed)
+        for index in failed:
             begin_episode(self.state, index)
         for index, _ in ended:
             begin_episode(self.state, index)
@@ -98,7 +98,7 @@ class TransitionCollector(Collector):
             self._between_episodes(index)
             self._reset(index, None)
         if self._make_vector is None:
-            for index in broken:
+            for index in failed:
                 self._reset(index, self._rebuild(index))
         elif self._vector is None:
             self._renew_vector()
@@ -107,12 +107,12 @@ class TransitionCollector(Collector):
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
 
-    def _count_rewards(self, ended: list[tuple[int, bool]], broken: list[int]) -> None:
+    def _count_rewards(self, ended: list[tuple[int, bool]], failed: list[int]) -> None:
         at = self._in_block
         self._rewards[at] = self._reward
-        if ended or broken:
-            self._ends[at, [index for index, _ in ended] + broken] = True
-            self._rewards[at, broken] = 0.0
+        if ended or failed:
+            self._ends[at, [index for index, _ in ended] + failed] = True
+            self._rewards[at, failed] = 0.0
         self._in_block = steps = at + 1
         if steps == self._block_steps:
             self._discounted.add(self._rewards[:steps], self._ends[:steps])
@@ -124,7 +124,7 @@ class TransitionCollector(Collector):
     def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
         """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
         ended: list[tuple[int, bool]] = []
-        broken: list[int] = []
+        failed: list[int] = []
         take, reward, terminated = self._rows.take, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
             if self._is_slow:
@@ -133,7 +133,7 @@ class TransitionCollector(Collector):
                 step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
             except Exception as error:
                 self._count_error(f"environment {index}", error)
-                broken.append(index)
+                failed.append(index)
                 continue
             take(index, step_obs)
             reward[index] = step_reward
@@ -142,7 +142,7 @@ class TransitionCollector(Collector):
             self._lengths[index] += 1
             if step_terminated or step_truncated:
                 ended.append((index, step_truncated))
-        return ended, broken
+        return ended, failed
 
     def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
         """Like ``_step_tasks`` for a vector environment, whose steps that start an episode may give no row."""
@@ -154,7 +154,7 @@ class TransitionCollector(Collector):
             self._vector.close()
             self._vector = None
             return [], list(range(self.num_envs))
-        self._rows.take(_ALL, done.next_obs)
+        self._rows.set_next_obs(_ALL, done.next_obs)
         self._reward[...], self._terminated[...] = done.reward, done.terminated
         np.add(self._running[0], done.reward, out=self._running[0], where=done.valid)
         self._running[1] += done.valid

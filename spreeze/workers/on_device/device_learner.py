@@ -25,7 +25,6 @@ from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.buffer_learner import RestoredRolloutTrainer
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.feeds import ReplayFeed, RestoredFeed, on_policy_algorithm, progress_of
 from spreeze.workers.gpu_replay import CudaGraph
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
 from spreeze.workers.learner import Learner
@@ -36,6 +35,7 @@ from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.on_device.device_rollout import DeviceRollout
 from spreeze.workers.on_policy_trainer import Progress
 from spreeze.workers.torch_devices import open_device, resolve_device
+from spreeze.workers.update_loops import ReplayUpdateLoop, RestoredUpdateLoop, on_policy_algorithm, progress_of
 
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
@@ -44,13 +44,13 @@ _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 def learn_from_device_replay(context: WorkerContext, job: DeviceReplayJob) -> Iterator[None]:
     """Collects and learns until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.ExitStack() as device:
-        yield from Learner(context, job, DeviceReplayFeed(context, job, device)).turns()
+        yield from Learner(context, job, DeviceReplayUpdateLoop(context, job, device)).turns()
 
 
 def learn_from_device_rollouts(context: WorkerContext, job: DeviceRolloutJob) -> Iterator[None]:
     """Collects and learns until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.ExitStack() as stack, open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size):
-        yield from Learner(context, job, DeviceRolloutFeed(context, job, stack)).turns()
+        yield from Learner(context, job, DeviceRolloutUpdateLoop(context, job, stack)).turns()
 
 
 class Sampling:
@@ -115,7 +115,7 @@ class Sampling:
         self.slots[_POLICY_VERSION] = version
 
 
-class DeviceReplayFeed(ReplayFeed):
+class DeviceReplayUpdateLoop(ReplayUpdateLoop):
     """Replay on the device, filled by this process."""
 
     _job: DeviceReplayJob
@@ -136,23 +136,23 @@ class DeviceReplayFeed(ReplayFeed):
         sink = DeviceRows(replay, config.n_step, config.gamma, job.envs.num_envs)
         self._sampling = Sampling(context, job, sink, self._actor, returns, stack)
 
-    def advance(self) -> bool:
+    def train(self) -> bool:
         """One step of all environments, then the updates that are due."""
         updates, known = self.trainer.updates, self._rows.inserted
         self._sampling.step(updates, uniform=not self.began and updates == 0)
         if not self.began and self._rows.total_committed() >= self._job.limiter.learning_starts:
             self._sampling.read_back(updates)  # some steps may have given no row
         if self._rows.inserted != known:
-            self._count_new()
+            self._update_statistics()
             self._actor.scale_by(self.trainer.normalizer)
         start = perf_counter()
         self.stepping_s = self._sampling.stepping_s
-        super().advance()
+        super().train()
         self._sampling.learned(perf_counter() - start)
         return True
 
 
-class DeviceRolloutFeed(RestoredFeed):
+class DeviceRolloutUpdateLoop(RestoredUpdateLoop):
     """Rollouts on the device, collected by this process."""
 
     _job: DeviceRolloutJob
@@ -174,7 +174,7 @@ class DeviceRolloutFeed(RestoredFeed):
         super().restore(checkpoint, epoch)
         self._actor.scale_by(self.trainer.algorithm.normalizer)
 
-    def advance(self) -> bool:
+    def train(self) -> bool:
         """One step of all environments; at the end of a rollout also all updates from it."""
         self._sampling.step(self.trainer.updates)
         if self._rollout.full:

@@ -42,7 +42,7 @@ def test_the_step_is_autograds_through_the_statistics_of_both_halves(paired):
     (0.5 * (out[:, :ROWS] - target).square().mean(1).sum()).backward()
     with TwoThreads() as pair:
         critics.parallel = pair if paired else None
-        critics.join(obs_action)
+        critics.set_joint_batch(obs_action)
         torch.testing.assert_close(critics.next_value(next_obs, next_action), out[:, ROWS:].amin(0).detach())
         critics.adam.step = lambda: None
         critics.step(obs_action, target)
@@ -53,7 +53,7 @@ def test_the_step_is_autograds_through_the_statistics_of_both_halves(paired):
 def test_the_actor_follows_the_critics_by_their_running_statistics():
     critics, (obs_action, obs, action, target) = critics_of(), drawn()
     for _ in range(3):
-        critics.join(obs_action)
+        critics.set_joint_batch(obs_action)
         critics.next_value(obs, action)
         critics.step(obs_action, target)
     action.requires_grad_()
@@ -75,7 +75,7 @@ def test_one_unit_by_hand():
     critics.online.weights[0][:] = torch.tensor([[1.0], [0.0]])
     critics.online.biases[0][:], critics.online.head_weight[:], critics.online.head_bias[:] = 2.0, 10.0, 0.5
     obs, zero = torch.tensor([[1.0], [3.0]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
-    critics.join(torch.cat((obs, zero), 1))
+    critics.set_joint_batch(torch.cat((obs, zero), 1))
     value = critics.next_value(obs + 4.0, zero.t())
     scale = (5.0 + EPS) ** -0.5
     np.testing.assert_allclose(value, [10.0 * (2.0 + scale) + 0.5, 10.0 * (2.0 + 3.0 * scale) + 0.5])
@@ -107,7 +107,7 @@ def test_the_order_of_rows_does_not_matter_to_the_gradient():
     found, order = [], torch.tensor([3, 0, 5, 1, 4, 2])
     for rows in (torch.arange(ROWS), order):
         critics, (obs_action, next_obs, next_action, target) = critics_of(), drawn()
-        critics.join(obs_action[rows])
+        critics.set_joint_batch(obs_action[rows])
         critics.next_value(next_obs[rows], next_action[:, rows])
         critics.step(obs_action[rows], target[rows])
         found.append(critics.gradient.flat.clone())

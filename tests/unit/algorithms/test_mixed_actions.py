@@ -135,9 +135,9 @@ def test_a_row_s_draw_does_not_depend_on_the_other_rows_and_is_distributed_as_to
     rng, count = np.random.default_rng(1), 40_000
     obs, noise = np.zeros((count, 5), np.float32), np.zeros((count, 4), np.float32)
     noise[:, :2], noise[:, 2:] = rng.standard_normal((count, 2)), rng.random((count, 2))
-    action, log_prob, _ = policy.draw(obs, noise)
+    action, log_prob, _ = policy.sample(obs, noise)
     for row in range(20):
-        alone = policy.draw(obs[row : row + 1], noise[row : row + 1])[:2]
+        alone = policy.sample(obs[row : row + 1], noise[row : row + 1])[:2]
         assert [part.tobytes() for part in alone] == [part[row : row + 1].tobytes() for part in (action, log_prob)]
     for found in (action, policy.act(obs, (), rng)[0]):
         share = np.mean(found[:, 2:] == [2, 1], 0)
@@ -153,7 +153,7 @@ def test_no_forbidden_option_is_drawn():
     obs = np.concatenate((rng.standard_normal((500, 5)), mask), 1).astype(np.float32)
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     noise = np.concatenate((rng.standard_normal((500, AXES)), rng.random((500, 2))), 1).astype(np.float32)
-    for action in (policy.draw(obs, noise)[0], policy.act(obs, (), rng)[0], policy.act(obs, ())[0]):
+    for action in (policy.sample(obs, noise)[0], policy.act(obs, (), rng)[0], policy.act(obs, ())[0]):
         columns = action[:, AXES:].astype(int) + np.array([0, 3])
         assert np.take_along_axis(obs[:, 5:], columns, 1).all()
 

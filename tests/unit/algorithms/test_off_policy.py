@@ -20,7 +20,7 @@ from spreeze.config.schema import SECTIONS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import Choices, EnvSpec
-from spreeze.workers.feeds import TargetPace, progress_of, run_progress, slow_targets
+from spreeze.workers.update_loops import TargetPace, progress_of, run_progress, slow_targets
 
 
 def trained(name, count, seed=1, **changes):

@@ -121,7 +121,7 @@ def policy_of(algorithm):
 def test_sampler_and_learner_agree_on_the_log_probability():
     algorithm, rng = made(), np.random.default_rng(3)
     obs = rng.standard_normal((30, 5)).astype(np.float32)
-    action, log_prob, _ = policy_of(algorithm).draw(obs, rng.random((30, 3), np.float32))
+    action, log_prob, _ = policy_of(algorithm).sample(obs, rng.random((30, 3), np.float32))
     out, _ = algorithm.net.forward(torch.from_numpy(obs))
     np.testing.assert_allclose(CategoricalDistribution(NVEC).log_prob(out, torch.from_numpy(action)), log_prob,
                                atol=1e-5)  # fmt: skip
@@ -136,7 +136,7 @@ def test_each_combination_is_drawn_as_often_as_its_probability(way):
         {"policy": "categorical", "nvec": list(NVEC), "obs_dim": 5},
     )
     obs = np.zeros((count, 5), np.float32)
-    action = policy.draw(obs, rng.random((count, 3), np.float32))[0] if way == "draw" else policy.act(obs, (), rng)[0]
+    action = policy.sample(obs, rng.random((count, 3), np.float32))[0] if way == "draw" else policy.act(obs, (), rng)[0]
     log_pi = [part[0] for part in parts(bias[None])]
     for combination in itertools.product(*map(range, NVEC)):
         probability = float(np.exp(sum(part[one] for part, one in zip(log_pi, combination, strict=True))))
@@ -148,9 +148,9 @@ def test_each_combination_is_drawn_as_often_as_its_probability(way):
 def test_a_row_s_draw_does_not_depend_on_the_other_rows():
     policy, rng = policy_of(made()), np.random.default_rng(2)
     obs, noise = rng.standard_normal((21, 5)).astype(np.float32), rng.random((21, 3), np.float32)
-    whole = policy.draw(obs, noise)[:2]
+    whole = policy.sample(obs, noise)[:2]
     for row in range(21):
-        alone = policy.draw(obs[row : row + 1], noise[row : row + 1])[:2]
+        alone = policy.sample(obs[row : row + 1], noise[row : row + 1])[:2]
         assert [part.tobytes() for part in alone] == [part[row : row + 1].tobytes() for part in whole]
 
 
@@ -175,7 +175,7 @@ def allowed(obs, action):
 def test_no_forbidden_option_is_drawn_and_the_others_share_its_probability():
     algorithm, rng, obs = made(spec=MASKED), np.random.default_rng(4), masked_obs(500)
     policy = policy_of(algorithm)
-    action, log_prob, _ = policy.draw(obs, rng.random((500, 3), np.float32))
+    action, log_prob, _ = policy.sample(obs, rng.random((500, 3), np.float32))
     for found in (action, policy.act(obs, (), rng)[0], policy.act(obs, ())[0], uniform_actions(MASKED, 500, rng, obs)):
         assert allowed(obs, found).all()
     out = algorithm.net.forward(torch.from_numpy(obs))[0].numpy().T

@@ -160,7 +160,7 @@ def test_a_categorical_policy_is_the_softmax_of_the_allowed_logits():
     policy = policy_of("categorical", np.log([0.5, 0.1, 0.3, 0.1]))
     mask = [0, 1, 1, 0]
     noise = np.array([[0.0], [0.2], [0.2500001], [0.9], [np.nextafter(np.float32(1), np.float32(0))]], np.float32)
-    action, log_prob, _ = policy.draw(masked_obs(*[mask] * 5), noise)
+    action, log_prob, _ = policy.sample(masked_obs(*[mask] * 5), noise)
     assert action[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]  # (1/4, 3/4) of the two that are allowed
     np.testing.assert_allclose(log_prob, np.log([0.25, 0.25, 0.75, 0.75, 0.75]), rtol=1e-6)
     sampled = policy.act(masked_obs(*[mask] * 8000), (), np.random.default_rng(1))[0][:, 0].astype(int)
@@ -170,7 +170,7 @@ def test_a_categorical_policy_is_the_softmax_of_the_allowed_logits():
 
 def test_rounding_leads_to_no_forbidden_last_action():
     policy = policy_of("categorical", [0.0, 1.0, 7.0])
-    action, log_prob, _ = policy.draw(masked_obs([1, 1, 0], [1, 0, 0]), np.ones((2, 1), np.float32))
+    action, log_prob, _ = policy.sample(masked_obs([1, 1, 0], [1, 0, 0]), np.ones((2, 1), np.float32))
     assert action[:, 0].tolist() == [1.0, 0.0]
     assert np.isfinite(log_prob).all()
 
@@ -307,7 +307,7 @@ def test_collected_log_probabilities_are_those_that_learning_computes(name):
     batch.obs[..., 3:] = masks
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     flat = batch.obs.reshape(-1, 7)
-    action, log_prob, _ = policy.draw(flat, rng.random((len(flat), 1)).astype(np.float32))
+    action, log_prob, _ = policy.sample(flat, rng.random((len(flat), 1)).astype(np.float32))
     assert not np.flatnonzero(flat[np.arange(len(flat)), 3 + action[:, 0].astype(int)] == 0.0).size
     batch = batch._replace(action=action.reshape(*batch.action.shape), log_prob=log_prob.reshape(batch.log_prob.shape))
     with torch.no_grad():

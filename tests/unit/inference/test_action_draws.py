@@ -44,7 +44,7 @@ def hidden_layers(arrays, obs):
 def test_a_gaussian_action_is_mean_plus_deviation_times_noise_with_its_log_density():
     policy, arrays = policy_of("gaussian")
     obs, noise = inputs(np.random.default_rng(1), 20, 5, policy)
-    action, log_prob, _ = policy.draw(obs, noise)
+    action, log_prob, _ = policy.sample(obs, noise)
     assert (policy._head.noise_dim, action.shape, action.dtype, log_prob.dtype) == (3, (20, 3), np.float32, np.float32)
     mean, std = hidden_layers(arrays, obs), np.exp(arrays["log_std"].astype(np.float64))
     np.testing.assert_allclose(action, mean + std * noise, atol=1e-5)
@@ -59,7 +59,7 @@ def test_a_discrete_action_is_where_the_cumulative_probability_passes_the_noise(
     policy, arrays = policy_of("categorical")
     obs = np.repeat(np.random.default_rng(1).standard_normal((1, 5)).astype(np.float32), 4000, 0)
     noise = ((np.arange(4000) + 0.5) / 4000).astype(np.float32)[:, None]
-    action, log_prob, _ = policy.draw(obs, noise)
+    action, log_prob, _ = policy.sample(obs, noise)
     out = hidden_layers(arrays, obs[:1])[0]
     prob = np.exp(out - out.max())
     prob /= prob.sum()
@@ -78,7 +78,7 @@ def test_an_action_of_no_probability_is_never_drawn_whatever_the_noise():
         {"policy": "categorical", "obs_dim": 5, "num_actions": 4, "hidden_sizes": [64, 64], "activation": "tanh"},
     )
     noise = np.array([[0.0], [1e-30], [0.5], [np.nextafter(np.float32(1), np.float32(0))]], np.float32)
-    action, log_prob, _ = policy.draw(np.zeros((4, 5), np.float32), noise)
+    action, log_prob, _ = policy.sample(np.zeros((4, 5), np.float32), noise)
     assert action[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
     np.testing.assert_allclose(log_prob, math.log(0.5), atol=1e-6)
 
@@ -102,16 +102,16 @@ def test_a_row_has_the_same_bits_at_every_place_and_in_any_company(
     )
     rng = np.random.default_rng(seed)
     obs, noise = inputs(rng, rows, obs_dim, policy)
-    whole = policy.draw(obs, noise)[:2]
+    whole = policy.sample(obs, noise)[:2]
     order = rng.permutation(rows)
-    shuffled = policy.draw(obs[order], noise[order])[:2]
+    shuffled = policy.sample(obs[order], noise[order])[:2]
     cut = int(rng.integers(0, rows))
-    parts = policy.draw(obs[cut:], noise[cut:])[:2]
+    parts = policy.sample(obs[cut:], noise[cut:])[:2]
     for one, other, part in zip(whole, shuffled, parts, strict=True):
         assert one[order].tobytes() == other.tobytes()
         assert one[cut:].tobytes() == part.tobytes()
     row = int(rng.integers(0, rows))
-    alone = policy.draw(obs[row : row + 1], noise[row : row + 1])[:2]
+    alone = policy.sample(obs[row : row + 1], noise[row : row + 1])[:2]
     assert all(one[row : row + 1].tobytes() == own.tobytes() for one, own in zip(whole, alone, strict=True))
 
 
@@ -131,24 +131,24 @@ def test_where_products_depend_on_the_place_rows_are_multiplied_one_by_one(monke
     monkeypatch.setattr(policy, "places_agree", lambda inputs, outputs: False)
     single, _ = policy_of("gaussian")
     obs, noise = inputs(np.random.default_rng(2), 2 * TILE + 3, 5, tiled)
-    whole = single.draw(obs, noise)[:2]
-    for one, other in zip(whole, tiled.draw(obs, noise)[:2], strict=True):
+    whole = single.sample(obs, noise)[:2]
+    for one, other in zip(whole, tiled.sample(obs, noise)[:2], strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    alone = [single.draw(obs[row : row + 1], noise[row : row + 1])[:2] for row in range(len(obs))]
+    alone = [single.sample(obs[row : row + 1], noise[row : row + 1])[:2] for row in range(len(obs))]
     assert np.concatenate([action for action, _ in alone]).tobytes() == whole[0].tobytes()
 
 
 def test_a_row_that_is_not_finite_spoils_no_other():
     policy, _ = policy_of("categorical")
     obs, noise = inputs(np.random.default_rng(3), TILE, 5, policy)
-    kept = policy.draw(obs, noise)[:2]
+    kept = policy.sample(obs, noise)[:2]
     broken = obs.copy()
     broken[3] = np.nan
     others = np.arange(TILE) != 3
     with np.errstate(invalid="ignore"):
-        found = policy.draw(broken, noise)[:2]
+        found = policy.sample(broken, noise)[:2]
     assert all(one[others].tobytes() == other[others].tobytes() for one, other in zip(kept, found, strict=True))
-    again = policy.draw(obs[:2], noise[:2])[:2]
+    again = policy.sample(obs[:2], noise[:2])[:2]
     assert all(one[:2].tobytes() == other.tobytes() for one, other in zip(kept, again, strict=True))
 
 
@@ -156,8 +156,8 @@ def test_policies_that_make_their_own_noise_and_unknown_activations_are_refused(
     rng = np.random.default_rng(0)
     arrays = {"head_w": rng.standard_normal((5, 4)).astype(np.float32), "head_b": np.zeros(4, np.float32)}
     policy = Policy.from_weights(arrays, {"policy": "squashed_gaussian", "obs_dim": 5, "action_dim": 2})
-    with pytest.raises(WeightsError, match="SquashedGaussian draws its own noise"):
-        policy.draw(np.zeros((1, 5), np.float32), np.zeros((1, 2), np.float32))
+    with pytest.raises(WeightsError, match="SquashedGaussian generates its own noise"):
+        policy.sample(np.zeros((1, 5), np.float32), np.zeros((1, 2), np.float32))
     meta = {"policy": "categorical", "obs_dim": 5, "num_actions": 4}
     with pytest.raises(WeightsError, match="activation 'gellu'; known are relu, tanh"):
         Policy.from_weights(arrays, meta | {"activation": "gellu"})

@@ -155,7 +155,7 @@ def _gaussian():
 ASKED = {
     "greedy": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act(obs, ())[0]),
     "sampled": (lambda: policy_of(algorithm_of("sac")), lambda policy, obs, rng: policy.act(obs, (), rng)[0]),
-    "drawn": (_gaussian, lambda policy, obs, rng: policy.draw(obs, rng.standard_normal((len(obs), ACT)))[0]),
+    "drawn": (_gaussian, lambda policy, obs, rng: policy.sample(obs, rng.standard_normal((len(obs), ACT)))[0]),
 }
 
 

@@ -69,10 +69,10 @@ def test_a_drawn_row_does_not_depend_on_the_others(kind, discrete):
     obs = rng.standard_normal((rows, 3)).astype(np.float32)
     noise = (rng.random if discrete else rng.standard_normal)((rows, policy._head.noise_dim)).astype(np.float32)
     state = rng.standard_normal((rows, policy.state_dim)).astype(np.float32)
-    action, log_prob, (following,) = policy.draw(obs, noise, (state,))
+    action, log_prob, (following,) = policy.sample(obs, noise, (state,))
     for row in range(rows):
         one = slice(row, row + 1)
-        alone = policy.draw(obs[one], noise[one], (state[one],))
+        alone = policy.sample(obs[one], noise[one], (state[one],))
         assert [alone[0].tobytes(), alone[1].tobytes(), alone[2][0].tobytes()] == [
             action[one].tobytes(), log_prob[one].tobytes(), following[one].tobytes()
         ]  # fmt: skip

@@ -215,8 +215,8 @@ def test_an_average_of_the_policy_is_published_and_kept_while_samplers_get_the_n
         obs = np.ones((1, SPEC.obs_dim), np.float32)
         own = Policy.from_weights(newest, meta)
         np.testing.assert_array_equal(
-            sampler.current().draw(obs, np.full((1, 1), 0.5, np.float32))[1],
-            own.draw(obs, np.full((1, 1), 0.5, np.float32))[1],
+            sampler.current().sample(obs, np.full((1, 1), 0.5, np.float32))[1],
+            own.sample(obs, np.full((1, 1), 0.5, np.float32))[1],
         )
     finally:
         place.close()

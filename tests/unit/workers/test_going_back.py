@@ -47,7 +47,7 @@ def test_it_has_the_networks_of_the_checkpoint_and_half_of_the_scheduled_rate(ri
     learn(trainer, 20)
     kept, then = trainer.state(), arrays_of(trainer)
     learn(trainer, 30)
-    trainer.anneal(0.5)
+    trainer.update_learning_rates(0.5)
     trainer.roll_back(*kept)
     for name, array in arrays_of(trainer).items():
         np.testing.assert_array_equal(array, then[name], err_msg=name)

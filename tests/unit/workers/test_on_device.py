@@ -213,7 +213,9 @@ def test_the_actor_gives_what_the_policy_gives_that_samplers_read():
     action = actor.act(obs)
     mean, std = policy.outputs(obs.numpy()), ppo.net.log_std.exp().numpy()
     noise = (action.numpy() - mean) / std
-    np.testing.assert_allclose(policy.draw(obs.numpy(), noise.astype(np.float32))[1], actor.log_prob.numpy(), atol=1e-5)
+    np.testing.assert_allclose(
+        policy.sample(obs.numpy(), noise.astype(np.float32))[1], actor.log_prob.numpy(), atol=1e-5
+    )
 
 
 def test_advantages_are_those_of_the_host():

@@ -48,7 +48,7 @@ def publisher_of():
 def test_what_is_offered_is_read_back_and_its_readers_are_told(tmp_path, publisher_of):
     store, told = WeightsStore(tmp_path), []
     publisher = publisher_of(store, lambda: told.append(store.read_latest().version))
-    publisher.offer(arrays, {"algo": "sac"}, 1, 7)
+    publisher.submit(arrays, {"algo": "sac"}, 1, 7)
     assert publisher.flush(PATIENCE_S)
     latest = store.read_latest()
     assert (latest.order, latest.meta, publisher.version, told) == ((1, 7), {"algo": "sac"}, 7, [7])
@@ -58,10 +58,10 @@ def test_what_is_offered_is_read_back_and_its_readers_are_told(tmp_path, publish
 def test_while_one_is_written_the_newest_of_several_offers_wins(publisher_of):
     gate = Gate()
     publisher = publisher_of(gate)
-    publisher.offer(arrays, {}, 1, 1)
+    publisher.submit(arrays, {}, 1, 1)
     assert gate.begun.wait(PATIENCE_S)
     for version in (2, 3, 4):
-        publisher.offer(arrays, {}, 1, version)
+        publisher.submit(arrays, {}, 1, version)
     assert not publisher.flush(0.01)
     gate.open.set()
     assert publisher.flush(PATIENCE_S)
@@ -74,14 +74,14 @@ def test_a_failure_is_told_once_and_the_next_version_is_published(failure, publi
     gate = Gate(failure)
     gate.open.set()
     publisher = publisher_of(gate)
-    publisher.offer(arrays, {}, 1, 1)
+    publisher.submit(arrays, {}, 1, 1)
     assert publisher.flush(PATIENCE_S)
     (text,) = publisher.failures()
     assert str(failure) in text
     assert publisher.failures() == []
     assert publisher.version == -1
     gate.failure = None
-    publisher.offer(arrays, {}, 1, 2)
+    publisher.submit(arrays, {}, 1, 2)
     assert publisher.flush(PATIENCE_S)
     assert (publisher.version, gate.written) == (2, [2])
 
@@ -91,17 +91,17 @@ def test_failures_in_a_row_are_told_by_powers_of_ten(publisher_of):
     gate.open.set()
     publisher, told = publisher_of(gate), []
     for version in range(1, 121):
-        publisher.offer(arrays, {}, 1, version)
+        publisher.submit(arrays, {}, 1, version)
         assert publisher.flush(PATIENCE_S)
         told += publisher.failures()
     cause = "the previous weights remain in use: [Errno 28] No space left on device"
     times = ("", " 10 times in a row", " 100 times in a row")
     assert told == [f"publishing weights failed{words}; {cause}" for words in times]
     gate.failure = None
-    publisher.offer(arrays, {}, 1, 121)
+    publisher.submit(arrays, {}, 1, 121)
     assert publisher.flush(PATIENCE_S)
     gate.failure = OSError(28, "No space left on device")
-    publisher.offer(arrays, {}, 1, 122)
+    publisher.submit(arrays, {}, 1, 122)
     assert publisher.flush(PATIENCE_S)
     assert publisher.failures() == [f"publishing weights failed; {cause}"], "another failure, told again"
 
@@ -109,9 +109,9 @@ def test_failures_in_a_row_are_told_by_powers_of_ten(publisher_of):
 def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publisher_of):
     store = WeightsStore(tmp_path)
     publisher = publisher_of(store)
-    publisher.offer(arrays, {}, 1, 1)
+    publisher.submit(arrays, {}, 1, 1)
     assert publisher.flush(PATIENCE_S)
-    publisher.offer(lambda: {"w0": np.full(3, np.nan, np.float32)}, {}, 1, 2)
+    publisher.submit(lambda: {"w0": np.full(3, np.nan, np.float32)}, {}, 1, 2)
     assert publisher.flush(PATIENCE_S)
     assert "not finite" in publisher.failures()[0]
     assert store.read_latest().version == 1
@@ -120,7 +120,7 @@ def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publishe
 def test_closing_writes_what_waits_and_ends_the_thread(tmp_path):
     before = threading.active_count()
     publisher = Publisher(WeightsStore(tmp_path))
-    publisher.offer(arrays, {}, 1, 5)
+    publisher.submit(arrays, {}, 1, 5)
     publisher.close()
     publisher.close()
     assert WeightsStore(tmp_path).read_latest().version == 5
@@ -130,7 +130,7 @@ def test_closing_writes_what_waits_and_ends_the_thread(tmp_path):
 def test_a_disk_that_hangs_holds_nobody_up():
     gate = Gate()
     publisher = Publisher(gate)
-    publisher.offer(arrays, {}, 1, 1)
+    publisher.submit(arrays, {}, 1, 1)
     assert gate.begun.wait(PATIENCE_S)
     publisher.close(0.01)
     assert publisher._thread.is_alive()

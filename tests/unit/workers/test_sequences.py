@@ -37,7 +37,7 @@ class Stream:
     def step(self, terminated=(), truncated=(), broken=()):
         rows, before = self.rows, self.count
         self.count += 1.0
-        rows.take(slice(None), np.array([[self.count], [100.0 + self.count]]))
+        rows.set_next_obs(slice(None), np.array([[self.count], [100.0 + self.count]]))
         flags, actions = np.zeros(2, np.float32), np.full((2, 1), -before, np.float32)
         flags[list(terminated)] = 1.0
         ended = {index: index in truncated for index in (*terminated, *truncated)}

@@ -1,4 +1,4 @@
-"""The feeds of learners: replay, or rollouts in step with the learner."""
+"""Update loops of learners: from replay, or from rollouts in step with the learner."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import LearnerMemory, Rollouts
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import AnyLearnerJob, AnyReplayJob, LearnerJob, OnPolicyLearnerJob
-from spreeze.workers.learner import Feed, Learner
+from spreeze.workers.jobs import BaseLearnerJob, BaseReplayJob, LearnerJob, OnPolicyLearnerJob
+from spreeze.workers.learner import Learner, UpdateLoop
 from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.parameter_averages import PeerAverage
@@ -51,7 +51,7 @@ def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.closing(job.replay.attach()) as ring, contextlib.ExitStack() as device:
         reader = open_reader(ring, job.settings.priority_exponent)
-        yield from Learner(context, job, ReplayFeed(context, job, ring, device, reader)).turns()
+        yield from Learner(context, job, ReplayUpdateLoop(context, job, ring, device, reader)).turns()
 
 
 def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iterator[None]:
@@ -60,11 +60,11 @@ def learn_from_rollouts(context: WorkerContext, job: OnPolicyLearnerJob) -> Iter
         contextlib.closing(job.rollouts.attach()) as rollouts,
         open_device(job.learner, job.spec, job.settings.hidden_sizes, job.batch_size),
     ):
-        yield from Learner(context, job, RolloutFeed(context, job, rollouts)).turns()
+        yield from Learner(context, job, RolloutUpdateLoop(context, job, rollouts)).turns()
 
 
-class RestoredFeed(Feed):
-    """A feed whose trainer's state is in its checkpoint."""
+class RestoredUpdateLoop(UpdateLoop):
+    """A loop whose trainer has its state in the checkpoint."""
 
     trainer: ReplayTrainer | RestoredRolloutTrainer[Any]
 
@@ -91,16 +91,16 @@ class RestoredFeed(Feed):
         self._skipped, self._checked_updates = skipped, updates
 
 
-class ReplayFeed(RestoredFeed):
+class ReplayUpdateLoop(RestoredUpdateLoop):
     """Batches drawn from replay, within the band of samples per insert."""
 
-    _job: AnyReplayJob
+    _job: BaseReplayJob
     trainer: ReplayTrainer
 
     def __init__(
         self,
         context: WorkerContext,
-        job: AnyReplayJob,
+        job: BaseReplayJob,
         ring: ReplayRing | DeviceReplay,
         device: contextlib.ExitStack,
         reader: ReplayReader | DeviceReplay,
@@ -179,7 +179,7 @@ class ReplayFeed(RestoredFeed):
         if self._hosts is not None:
             self._hosts.leave()
 
-    def advance(self) -> bool:
+    def train(self) -> bool:
         ring = self._replay
         if self._context.count(status_table.RETUNED) != self._retuned:
             self._retune()
@@ -190,7 +190,7 @@ class ReplayFeed(RestoredFeed):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             if not self._serial:
-                self._count_new()
+                self._update_statistics()
             self.began = True
             done = f"{inserted * ring.spec.layout.steps} transitions"
             if self._job.spec.frames is not None:  # rows are frames, and a reset's frame belongs to no env step
@@ -230,7 +230,7 @@ class ReplayFeed(RestoredFeed):
         if inserted < max(self._job.limiter.learning_starts, 1) or self._is_done:
             return False
         if not self.trainer.updates:
-            self._count_new()
+            self._update_statistics()
             waits = "; samplers wait" if math.isfinite(self._imitation_updates) else ""
             self._report(f"learning from {inserted} transitions in replay{waits}")
         self._context.heartbeat(Phase.UPDATE)
@@ -252,17 +252,17 @@ class ReplayFeed(RestoredFeed):
             return False
         return self._limiter.may_sample(inserted, self._replay.baseline_inserted, self._replay.sampled)
 
-    def _count_new(self) -> None:
+    def _update_statistics(self) -> None:
         self._count_returns()
         self.trainer.refresh()
 
     def _update(self) -> None:
         trainer = self.trainer
         if self._serial:  # else by the clock
-            self._count_new()
+            self._update_statistics()
         job = self._job
         if self._anneals:
-            trainer.anneal(
+            trainer.update_learning_rates(
                 run_progress(job.stop, job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates)
             )
         if trainer.algorithm.imitation is not None:
@@ -279,12 +279,14 @@ class ReplayFeed(RestoredFeed):
 
     def env_steps(self) -> int:
         slots = self._context.status.slots
-        return self._job.previous_env_steps + int(sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_rows))
+        return self._job.previous_env_steps + int(
+            sum(float(slots(row)[_ENV_STEPS]) for row in self._job.sampler_status_rows)
+        )
 
     def _count_returns(self) -> None:
         slots = self._context.status.slots
-        sampled = [np.asarray(slots(row)[_RETURNS]) for row in self._job.sampler_rows]
-        self.trainer.count_returns(sum(sampled, start=np.asarray(self._job.returns)))
+        sampled = [np.asarray(slots(row)[_RETURNS]) for row in self._job.sampler_status_rows]
+        self.trainer.update_return_scale(sum(sampled, start=np.asarray(self._job.returns)))
 
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
@@ -297,7 +299,7 @@ class ReplayFeed(RestoredFeed):
             self._report(self.trainer.notes.pop(0))
 
 
-class RolloutFeed(Feed):
+class RolloutUpdateLoop(UpdateLoop):
     """One rollout after another; with a lag of 1, each is learned from while the next one is collected."""
 
     _job: OnPolicyLearnerJob
@@ -342,7 +344,7 @@ class RolloutFeed(Feed):
         if self._mixer is not None:
             self._mixer.leave()
 
-    def advance(self) -> bool:
+    def train(self) -> bool:
         """Learns from the rollout that is due; True if the next rollout started."""
         self._context.heartbeat(Phase.UPDATE)
         self.trainer.learn()
@@ -384,7 +386,7 @@ def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps
     return max((done / limit for done, limit in pairs if limit), default=0.0)
 
 
-def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorithm:
+def on_policy_algorithm(job: BaseLearnerJob, correction: str) -> OnPolicyAlgorithm:
     return create_on_policy(
         job.algo,
         job.spec,
@@ -396,7 +398,7 @@ def on_policy_algorithm(job: AnyLearnerJob, correction: str) -> OnPolicyAlgorith
     )
 
 
-def progress_of(job: AnyLearnerJob, session_s: Callable[[], float]) -> Progress:
+def progress_of(job: BaseLearnerJob, session_s: Callable[[], float]) -> Progress:
     """Completed fraction of the run, for the learning rate of an on-policy learner.
 
     It follows env steps if the run ends by them, so that learning does not depend on the clock; of several learners
