@@ -405,7 +405,7 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
 
 def uses_replay(data_flow: DataFlow) -> bool:
     """True if learners use replay."""
-    return data_flow.lag is None
+    return data_flow.from_replay
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class DataFlow:
     on_device: bool = False
     """The learner steps the environments on its own device; evaluator and visualizer run in other processes."""
     lag: int | None = None
-    """Lag of the collecting policy behind the learner in rollouts; None: off-policy, from replay."""
+    """Lag of the collecting policy behind the learner in rollouts; None where the learner draws from replay."""
     asynchronous: bool = False
     """Samplers run at their own pace; they block only before overwriting a rollout that has not had its minimum uses.
     For algorithms that take rollouts of any age, whose lag is then at least ``lag``."""
@@ -54,6 +54,11 @@ class DataFlow:
     None: the rows of ``tuner.knobs`` that suit this data flow."""
 
     @property
+    def from_replay(self) -> bool:
+        """True if learners draw from replay, False if they take rollouts."""
+        return self.lag is None
+
+    @property
     def one_process(self) -> bool:
         """True if all parts take turns in the process of the command, so that nothing is rendered during training."""
         return self.serial and not self.on_device
@@ -66,7 +71,7 @@ class DataFlow:
     @property
     def supports_remote_samplers(self) -> bool:
         """True if samplers of other hosts may take part (``--cluster``)."""
-        return self.lag is None and not self.serial and not self.supports_remote_learners
+        return self.from_replay and not self.serial and not self.supports_remote_learners
 
     @property
     def supports_remote_learners(self) -> bool:
@@ -81,7 +86,7 @@ class DataFlow:
     @property
     def balanced(self) -> bool:
         """True if limiter and governor keep the samples per insert of mode serial."""
-        return self.averages_parameters and self.lag is None
+        return self.averages_parameters and self.from_replay
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def _rollouts(data_flow: DataFlow) -> bool:
-    return data_flow.lag is not None
+    return not data_flow.from_replay
 
 
 def _processes(data_flow: DataFlow) -> bool:
@@ -43,7 +43,7 @@ def _mixes(data_flow: DataFlow) -> bool:
 
 def _governed(data_flow: DataFlow) -> bool:
     """True if the CPU governor can pause samplers: the learner does not wait for them."""
-    return not data_flow.serial and (data_flow.lag is None or data_flow.asynchronous)
+    return not data_flow.serial and (data_flow.from_replay or data_flow.asynchronous)
 
 
 @dataclass(frozen=True, kw_only=True)

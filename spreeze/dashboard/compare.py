@@ -280,8 +280,8 @@ def _protocol(reports: list[Report], curves: Mapping[str, Curve], differ: Sequen
     st.caption(
         f"From all episodes of the last {comparison.FINAL_EVALUATIONS} evaluated policies, with a [95 % bootstrap "
         f"interval over seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called "
-        f"final, final-time and required-time there; `python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the "
-        "same."
+        "final, final-time and required-time there; "
+        f"`python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the same."
     )
 
 

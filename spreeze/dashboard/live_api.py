@@ -63,7 +63,7 @@ def charted_metrics() -> list[Metric]:
 
 def lag_unit(data_flow: DataFlow | None) -> str:
     """Unit of the policy lag: updates, or rollouts where samplers and learner wait for each other."""
-    return "updates" if data_flow is None or data_flow.lag is None or data_flow.asynchronous else "rollouts"
+    return "updates" if data_flow is None or data_flow.from_replay or data_flow.asynchronous else "rollouts"
 
 
 def chart_specs(unit_of_lag: str) -> list[dict[str, Any]]:

@@ -90,6 +90,14 @@ def schema_of(arrays: Arrays) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def sha256_of(arrays: Arrays, more: bytes = b"") -> str:
+    """Hash of arrays, names included, and of further bytes."""
+    digest = hashlib.sha256(more)
+    for name, array in sorted(arrays.items()):
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
 def check_finite(arrays: Arrays, where: str) -> None:
     """A WeightsError that starts with ``where`` if a value is not finite."""
     for name, array in arrays.items():

@@ -414,7 +414,7 @@ _RATE = "{env_steps_per_s:.0f} env steps/s in a run"
 KNOBS = (
     Knob(
         name=DEVICE,
-        where=lambda data_flow: data_flow.lag is None,
+        where=lambda data_flow: data_flow.from_replay,
         trial=LEARNER,
         candidates=lambda problem, current: [one.name for one in _devices(problem)],
         text_format="learner on {}",
@@ -433,7 +433,7 @@ KNOBS = (
     ),
     Knob(
         name=THREADS,
-        where=lambda data_flow: data_flow.lag is None,
+        where=lambda data_flow: data_flow.from_replay,
         trial=LEARNER,
         candidates=_threads,
         text_format="{} learner thread{s}",

@@ -10,7 +10,6 @@ successor of a killed learner reads the state of the rollout and learns the same
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from spreeze.errors import WorkerError
 from spreeze.inference.policy import with_exploring
 from spreeze.transport.mixing import Mixer
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollouts
-from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.transport.weights import VersionedParameters, Weights, sha256_of
 from spreeze.types import Arrays, RolloutBatch
 
 Progress = Callable[[int], float]
@@ -286,11 +285,3 @@ def _read(channel: VersionedParameters, current: int) -> Weights:
     if weights is None:
         raise WorkerError(f"the stored policy or learner state of rollout {current} is missing")
     return weights
-
-
-def sha256_of(arrays: Arrays, more: bytes = b"") -> str:
-    """Hash of arrays, names included, and of further bytes."""
-    digest = hashlib.sha256(more)
-    for name, array in sorted(arrays.items()):
-        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

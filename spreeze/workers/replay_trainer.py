@@ -36,6 +36,7 @@ from spreeze.inference.policy import with_exploring
 from spreeze.metrics.table import TABLE
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
+from spreeze.transport.weights import sha256_of
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
 from spreeze.workers.gpu_replay import (
     AnyGpuReplay,
@@ -47,7 +48,6 @@ from spreeze.workers.gpu_replay import (
     reason_against,
 )
 from spreeze.workers.on_device.device_replay import DeviceReplay
-from spreeze.workers.on_policy_trainer import sha256_of
 from spreeze.workers.parameter_averages import PolicyAverage
 from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cached, resolve_device
 
@@ -147,6 +147,7 @@ class ReplayTrainer:
             self._open_gpu_replay()
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
+        self._has_batch = False
         self._refreshed_s = -1.0
         if learner.compile:
             self._fuse()
@@ -238,6 +239,7 @@ class ReplayTrainer:
         algorithm.load_state_arrays(arrays)
         algorithm.load_state_json(state)
         self.gather_s = self.critic_s = self.actor_s = 0.0
+        self._has_batch = False
 
     @property
     def has_gpu_replay(self) -> bool:
@@ -378,6 +380,7 @@ class ReplayTrainer:
                 self.normalizer.apply(obs)
         batch, actor_batch = self._batch(), self._actor_batch()
         self.gather_s += perf_counter() - start
+        self._has_batch = True
         critic_s, actor_s = self.algorithm.update(batch, actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
@@ -406,7 +409,7 @@ class ReplayTrainer:
     def _launch(self, graphed: GraphedUpdates, start: float, max_updates: int | None) -> int:
         launched, before_s = perf_counter(), self.critic_s + self.actor_s
         self.gather_s += launched - start
-        done = graphed.run(max_updates)
+        done, self._has_batch = graphed.run(max_updates), True
         # The time of a graph, waiting for the device included, is counted as the critics'.
         self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - before_s)
         self._finish_updates(done)
@@ -516,7 +519,7 @@ class ReplayTrainer:
 
     def health(self) -> dict[str, float]:
         """``Algorithm.health`` on the rows of the latest update; empty before the first."""
-        if self.gather_s == 0.0:  # no rows were drawn since the start
+        if not self._has_batch:
             return {}
         drawn = self._batch() if self._graphed is None else self._split(self._graphed.gpu_replay.batch, None)
         return self.algorithm.health(drawn)
