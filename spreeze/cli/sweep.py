@@ -314,7 +314,7 @@ def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
     probes: dict[str, Any] = {}
     notes: dict[str, None] = {}
     for run in {run.setting: run for run in runs}.values():
-        config, check = train.checked(run.arguments)
+        config, check = train.check_command_line(run.arguments)
         stop = config.stop
         if not stop.seconds and stop.env_steps is None and stop.updates is None:
             raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")

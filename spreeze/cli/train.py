@@ -133,7 +133,7 @@ def _train(args: argparse.Namespace, command: Sequence[str]) -> int | argparse.N
             state="stopped" if interrupts.urgent else "failed", exit_reason=interrupts.cause or reason
         )
         try:
-            _describe(plan, run_dir, machine)
+            _write_start(plan, run_dir, machine)
             result = _TuningResult()
             if auto:
                 interrupts.stop_file = run_dir.path / "control" / "stop"
@@ -230,7 +230,9 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     return [*notes, *(f"{env.id}: {line}" for line in env_notes if line)]
 
 
-def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
+def check_command_line(
+    arguments: list[str],
+) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
     """The configuration of a command line, and a check of it against its environment; starts no run.
 
     The check takes the probe of an equal environment, if there is one, and returns the one that it used, the settings
@@ -280,7 +282,19 @@ class _TuningResult:
     def tuned_plan(self, args: argparse.Namespace, tuning: Tuning, run_dir: RunDir, planned: _Planned) -> RunPlan:
         """The plan with the tuner's choice, or a plan for a run in which it will choose."""
         self.record = None if args.fresh else tuning.known()
-        if self.record is None and can_tune_in_run(problem := tuning.problem(), tuning.settings.config):
+        if self.record is None and (plan := self._tuned_in_run(tuning, planned)) is not None:
+            return plan
+        if self.record is None:
+            run_dir.write_state(state="tuning", tuning_began=time.time())
+            spent_s = 0.0 if args.resume else process_age_s()  # which may include a comparison of algorithms
+            self.record = tuning.measured(spent_s=spent_s, fresh=args.fresh)
+            show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
+        return planned(layer_of(self.record), self.record["reasons"])
+
+    def _tuned_in_run(self, tuning: Tuning, planned: _Planned) -> RunPlan | None:
+        """The plan of a run that trains while it is tuned; None if it has to be tuned first."""
+        problem = tuning.problem()
+        if can_tune_in_run(problem, tuning.settings.config):
             first, max_samplers = first_setting(problem)
             known = Setting({name: first[name] for name in (CAPACITY, ENVS) if first[name] != problem.configured[name]})
             plan = planned(known.layer(), None)
@@ -290,16 +304,11 @@ class _TuningResult:
                     started = max(max_samplers, plan.samplers)
                     return dataclasses.replace(plan, samplers=started, first_samplers=plan.samplers, tuner=tuner)
                 return dataclasses.replace(plan, tuner=tuner)
-        if self.record is None and (first_rollout := rollouts_at_first(problem, tuning.settings.config)) is not None:
+        if (first_rollout := rollouts_at_first(problem, tuning.settings.config)) is not None:
             plan = planned(Setting({}).layer(), None)
             if not plan.single_env:
                 return dataclasses.replace(plan, tuner=BesideRunTuner(tuning, first_rollout, self._chosen_by(planned)))
-        if self.record is None:
-            run_dir.write_state(state="tuning", tuning_began=time.time())
-            spent_s = 0.0 if args.resume else process_age_s()  # which may include a comparison of algorithms
-            self.record = tuning.measured(spent_s=spent_s, fresh=args.fresh)
-            show_tuning(self.record, sys.stderr if args.json else sys.stdout, reasons=False)
-        return planned(layer_of(self.record), self.record["reasons"])
+        return None
 
     def _chosen_by(self, planned: _Planned) -> Callable[[dict[str, Any]], RunPlan]:
         """A function from the record of a tuner that chose during the run to the resulting plan."""
@@ -331,7 +340,7 @@ def _unwritten(run_dir: RunDir, error: OSError) -> ResourceError:
     return ResourceError(f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir")
 
 
-def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
+def _write_start(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     """Writes ``env.json`` and the first state to ``run.json``; a ResourceError if there is no room."""
     try:
         write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec), durable=True)
@@ -425,7 +434,7 @@ def _run(
     if args.json:
         emit(document)
     else:
-        say(_closing(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)), keep=True)
+        say(_final_report(document, foreign_module(plan.spec.env_id, plan.config.env.import_module)), keep=True)
     if outcome.error:
         print_error(outcome.error)
     return 1 if outcome.error else 0
@@ -486,7 +495,7 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
         )
 
 
-def _closing(document: dict[str, Any], import_module: str | None) -> str:
+def _final_report(document: dict[str, Any], import_module: str | None) -> str:
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
         return "-" if value is None else format(value, form)

@@ -154,7 +154,7 @@ def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str]
     """
     fixed = [text for text in plan["set"] if is_fixed(text)]
     given = [*plan["arguments"], *_flags(fixed)]
-    probe, settings, notes = train.checked(given)[1](None)
+    probe, settings, notes = train.check_command_line(given)[1](None)
     for note in notes:
         say(note, as_json=as_json)
     config = settings.config
@@ -164,7 +164,7 @@ def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str]
     for axis in axes:
         for value in axis.choices or (axis.low, axis.high):
             text = f"{axis.key}={value if isinstance(value, str) else int(value) if axis.whole else f'{value:.6g}'}"
-            train.checked([*given, *_flags([text])])[1](probe)
+            train.check_command_line([*given, *_flags([text])])[1](probe)
     return axes, fixed, config
 
 
@@ -417,7 +417,7 @@ class SettingSearch:
         return {}
 
     def _write_profile(self, run: SweepRun, value: float, trials: int) -> Path:
-        _, settings, _ = train.checked(run.arguments)[1](None)
+        _, settings, _ = train.check_command_line(run.arguments)[1](None)
         machine = read_machine()
         record = {
             "machine_id": machine.identity(), "env": settings.config.env.id, "reasons": {},

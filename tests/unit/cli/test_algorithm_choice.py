@@ -198,6 +198,6 @@ def test_the_winner_goes_on_with_the_time_that_is_left_and_with_its_own_settings
 
 
 def test_a_task_that_only_rollouts_fit_gets_their_algorithm_and_its_mode_without_a_word():
-    _, check = train.checked(["--env", "tests/Choices-v0", "--import", "choices_env"])
+    _, check = train.check_command_line(["--env", "tests/Choices-v0", "--import", "choices_env"])
     _, settings, _ = check(None)
     assert (settings.config.run.algo, settings.config.run.mode) == ("ppo", "hts")

@@ -186,17 +186,17 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
         "eval_episodes_cut": cut,
         "eval_episodes_lost": lost,
     }
-    assert f"{words}\n" in train._closing(document, None)
+    assert f"{words}\n" in train._final_report(document, None)
     final = {"eval_return_final": 512.34, "eval_return_final_evaluations": 10}
-    assert f"{words}, 512.3 over the last 10 evaluations\n" in train._closing(document | final, None)
-    one = train._closing(document | final | {"eval_return_final_evaluations": 1}, None)
+    assert f"{words}, 512.3 over the last 10 evaluations\n" in train._final_report(document | final, None)
+    one = train._final_report(document | final | {"eval_return_final_evaluations": 1}, None)
     assert "over the last" not in one, "one evaluation is the last"
-    assert train._closing(document, "my_robot").count("runs/x --import my_robot") == 3
-    known = train._closing(document | {"env": "Pendulum-v1", "stopped_by": "plateau"}, None)
+    assert train._final_report(document, "my_robot").count("runs/x --import my_robot") == 3
+    known = train._final_report(document | {"env": "Pendulum-v1", "stopped_by": "plateau"}, None)
     assert ", because returns no longer rose: " in known
     assert "RL Baselines3 Zoo after 20k env steps: -157" in known
     assert "before its first update" not in known
-    assert "it ended before its first update: give it more time" in train._closing(document | {"updates": 0}, None)
+    assert "it ended before its first update: give it more time" in train._final_report(document | {"updates": 0}, None)
 
 
 def session(path, notes, *, sessions, policies=1):
