@@ -6,7 +6,8 @@ to add               touch                                       as follows
 an algorithm         algorithms/NAME.py, config/algorithms.py    settings, class and row; the other names the file
 a mode               config/modes.py, modes/NAME.py              its declaration; ``assemble`` if its path is its own
 a knob of the tuner  tuner/knobs.py                              its row, for the data flows that it names
-a metric             metrics/table.py                            its row; its worker posts it, an algorithm returns it
+a metric or chart    metrics/table.py                            its row, with ``chart=`` to be drawn on the page; its
+                                                                 worker posts it, an algorithm returns it
 a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then its reader
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row; a mode ``add``s it
 a family of tasks    envs/families.py                            its row, and what makes its environments
@@ -15,6 +16,10 @@ a kind of policy     inference/heads.py, inference/export.py     its head; its o
 an export format     inference/export.py, types.py               its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
 ===================  ==========================================  =====================================================
+
+What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime/process_supervisor.py`` (restarts);
+which episodes are kept, in ``workers/episodes/episode_recorder.py``; how samplers of other hosts deliver rows, in
+``runtime/cluster`` (``gateway``, ``bridge``).
 
 Each algorithm also has a line in the docstring of ``algorithms/__init__.py``. A metric of the machine is measured in
 ``machine/utilisation.py``. A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``.

@@ -53,7 +53,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
          candidates=lambda problem, here: (0.1, 2.0)),""",
         )
     },
-    "a metric": {
+    "a metric or chart": {
         "metrics/table.py": (
             "METRICS: tuple[Metric, ...] = (",
             """
