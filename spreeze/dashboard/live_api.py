@@ -432,11 +432,12 @@ def _note(
     state: str,
     latest: Mapping[str, Any],
     last: EvaluationRow | None,
-    best: EvaluationRow | None = None,
-    ended: str | None = None,
-    error: object = None,
-    won: str | None = None,
-    restarting: str = "",
+    best: EvaluationRow | None,
+    *,
+    ended: str | None,
+    error: object,
+    won: str | None,
+    restarting: str,
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 

@@ -125,7 +125,7 @@ class TransitionCollector(Collector):
         """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
         ended: list[tuple[int, bool]] = []
         failed: list[int] = []
-        take, reward, terminated = self._rows.take, self._reward, self._terminated
+        take, reward, terminated = self._rows.set_next_obs, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
             if self._is_slow:
                 self._on_progress(Phase.STEP)
