@@ -1,7 +1,7 @@
 """Algorithms: networks, losses and updates, independent of processes and transport.
 
 An algorithm is one file: its settings, its class and its row in ``ALGORITHMS``. ``config/algorithms.py`` maps names to
-files, which are imported on first use; shared settings are in ``config/algorithm_settings.py``. Torch is imported
+files, which are imported on first use; shared settings are in ``config/algorithm_bases.py``. Torch is imported
 through ``inference.lazy_torch``, so that the command line, samplers and the dashboard can read settings without it.
 
 To understand an update, read these files, as ``tests/contract/test_reading.py`` does:
@@ -38,7 +38,7 @@ from typing import Any
 from spreeze.algorithms import losses
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
-from spreeze.config.algorithm_settings import AlgorithmConfig, OnPolicyConfig
+from spreeze.config.algorithm_bases import AlgorithmConfig, OnPolicyConfig
 from spreeze.config.algorithms import Maker, find_network, find_row, rows
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec

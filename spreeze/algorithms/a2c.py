@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from spreeze.algorithms.on_policy import ForwardPass, OnPolicyAlgorithm, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
-from spreeze.config.algorithm_settings import OnPolicyConfig
+from spreeze.config.algorithm_bases import OnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor

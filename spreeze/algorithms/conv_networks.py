@@ -29,7 +29,7 @@ from spreeze.algorithms.fused_mlp import (
     uniform_,
 )
 from spreeze.algorithms.optimizers import Encoder
-from spreeze.config.algorithm_settings import ActorCriticConfig
+from spreeze.config.algorithm_bases import ActorCriticConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import TrunkInputs
 from spreeze.inference.lazy_torch import Tensor, functional, torch

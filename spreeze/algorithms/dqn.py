@@ -30,7 +30,7 @@ from spreeze.algorithms.off_policy import (
 )
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
-from spreeze.config.algorithm_settings import ActionValueConfig, RecurrentReplayConfig, ReturnRange
+from spreeze.config.algorithm_bases import ActionValueConfig, RecurrentReplayConfig, ReturnRange
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError

@@ -31,7 +31,7 @@ from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.on_policy import ForwardPass, OnPolicyAlgorithm, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.recurrent_networks import Sequences
-from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
+from spreeze.config.algorithm_bases import AsyncOnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor, torch

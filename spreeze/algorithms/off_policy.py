@@ -44,12 +44,7 @@ from spreeze.algorithms.optimizers import Encoder, F, FlatAdam, TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams, TwoThreads
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
-from spreeze.config.algorithm_settings import (
-    ActionValueConfig,
-    ActorCriticConfig,
-    AlgorithmConfig,
-    RecurrentReplayConfig,
-)
+from spreeze.config.algorithm_bases import ActionValueConfig, ActorCriticConfig, AlgorithmConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import NetworkRow
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch

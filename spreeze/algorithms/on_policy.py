@@ -28,7 +28,7 @@ from spreeze.algorithms.conv_networks import ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters, policy_arrays
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
-from spreeze.config.algorithm_settings import OnPolicyConfig
+from spreeze.config.algorithm_bases import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError, UsageError
 from spreeze.inference.lazy_torch import Tensor, torch

@@ -33,7 +33,7 @@ from spreeze.algorithms.on_policy import (
     Samples,
 )
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_settings import OnPolicyConfig, nearest_divisor
+from spreeze.config.algorithm_bases import OnPolicyConfig, nearest_divisor
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import HALF_LOG_2PI

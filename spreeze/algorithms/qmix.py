@@ -33,7 +33,7 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm, action_value_meta
-from spreeze.config.algorithm_settings import ActionValueConfig
+from spreeze.config.algorithm_bases import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError

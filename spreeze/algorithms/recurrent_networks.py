@@ -30,7 +30,7 @@ import numpy as np
 
 from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, host_copies, orthogonal_
 from spreeze.algorithms.optimizers import Encoder
-from spreeze.config.algorithm_settings import RecurrentReplayConfig
+from spreeze.config.algorithm_bases import RecurrentReplayConfig
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.recurrence import CELLS
 from spreeze.types import SequenceBatch, TransitionBatch

@@ -34,7 +34,7 @@ from spreeze.algorithms.fused_mlp import (
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, CriticNetworks, Critics, DiscreteCritics
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
-from spreeze.config.algorithm_settings import DistributionalConfig, RecurrentReplayConfig
+from spreeze.config.algorithm_bases import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN

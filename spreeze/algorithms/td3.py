@@ -17,7 +17,7 @@ from spreeze.algorithms.fused_mlp import MlpBuffers, MlpPasses, Parameters
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, Critics
 from spreeze.algorithms.optimizers import TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel
-from spreeze.config.algorithm_settings import ActorCriticConfig, DistributionalConfig
+from spreeze.config.algorithm_bases import ActorCriticConfig, DistributionalConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.lazy_torch import Tensor

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.terminal import Screen
-from spreeze.config.algorithm_settings import ReplayConfig
+from spreeze.config.algorithm_bases import ReplayConfig
 from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent, rows
 from spreeze.envs.make import FALLBACK_ID, MUJOCO_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.pictures import seen_as

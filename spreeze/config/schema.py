@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from spreeze.config.algorithm_settings import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig, ReplayConfig
-from spreeze.config.algorithm_settings import uses_replay as _replay
+from spreeze.config.algorithm_bases import AlgorithmConfig, AsyncOnPolicyConfig, OnPolicyConfig, ReplayConfig
+from spreeze.config.algorithm_bases import uses_replay as _replay
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
 from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered

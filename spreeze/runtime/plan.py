@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
+from spreeze.config.algorithm_bases import AsyncOnPolicyConfig
 from spreeze.config.layers import DEFAULT, Settings, toml_value
 from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config

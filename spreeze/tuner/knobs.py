@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from spreeze.config.algorithm_settings import serial_ratio
+from spreeze.config.algorithm_bases import serial_ratio
 from spreeze.config.modes import DataFlow, declared_by
 from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.config.algorithm_settings import serial_ratio
+from spreeze.config.algorithm_bases import serial_ratio
 from spreeze.config.schema import Config
 from spreeze.metrics import median
 from spreeze.tuner.problem import (

@@ -22,7 +22,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.inference.normalizer import (
     OBS_CLIP,

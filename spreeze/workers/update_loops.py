@@ -17,7 +17,7 @@ import numpy as np
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.algorithms.parallel_work import TwoThreads
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig, StopConfig
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import SLOTS, Phase

@@ -10,7 +10,7 @@ from rollouts import learner, rollout, task
 
 import spreeze.algorithms
 from spreeze.algorithms import create
-from spreeze.config.algorithm_settings import OnPolicyConfig
+from spreeze.config.algorithm_bases import OnPolicyConfig
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout, TeamSpec

@@ -16,7 +16,7 @@ from whole_runs import task_settings
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.impact import AsyncOnPolicy
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.algorithm_settings import AsyncOnPolicyConfig
+from spreeze.config.algorithm_bases import AsyncOnPolicyConfig
 from spreeze.config.layers import Layer, Settings
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import ConfigError

@@ -37,7 +37,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.parallel_work import TwoStreams
 from spreeze.cli.bench import synthetic_spec
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.envs.probe import probe_env

@@ -11,7 +11,7 @@ import torch
 from figures import Row, row
 
 from spreeze.cli.bench import synthetic_spec
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.tuner.update_probe import updates_per_s

@@ -27,7 +27,7 @@ from figures import Row, line
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import matmuls_by_onednn
 from spreeze.algorithms.parallel_work import TwoThreads
-from spreeze.config.algorithm_settings import AlgorithmConfig
+from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine
 from spreeze.types import RowLayout, TransitionBatch

@@ -125,7 +125,7 @@ class TransitionCollector(Collector):
         """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
         ended: list[tuple[int, bool]] = []
         failed: list[int] = []
-        take, reward, terminated = self._rows.set_next_obs, self._reward, self._terminated
+        set_next_obs, reward, terminated = self._rows.set_next_obs, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
             if self._is_slow:
                 self._on_progress(Phase.STEP)
@@ -135,7 +135,7 @@ class TransitionCollector(Collector):
                 self._count_error(f"environment {index}", error)
                 failed.append(index)
                 continue
-            take(index, step_obs)
+            set_next_obs(index, step_obs)
             reward[index] = step_reward
             terminated[index] = step_terminated
             self._returns[index] += step_reward

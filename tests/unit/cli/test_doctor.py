@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from spreeze.cli import doctor
-from spreeze.config.algorithm_settings import ReplayConfig
+from spreeze.config.algorithm_bases import ReplayConfig
 from spreeze.errors import EnvironmentError_
 from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import read_machine

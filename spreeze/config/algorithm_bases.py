@@ -1,4 +1,4 @@
-"""Settings of replay, and those that several algorithms share.
+"""Base classes of the algorithms' settings, and the settings of replay.
 
 Each algorithm has a section of its own, made from one of these, in its own file.
 """
