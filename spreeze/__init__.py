@@ -21,6 +21,8 @@ What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime
 which episodes are kept, in ``workers/episodes/episode_recorder.py``; how samplers of other hosts deliver rows, in
 ``runtime/cluster`` (``gateway``, ``bridge``).
 
+With a knob of replay that is not in ``tuner/in_run.py``, a run is tuned before it trains instead of meanwhile.
+
 Each algorithm also has a line in the docstring of ``algorithms/__init__.py``. A metric of the machine is measured in
 ``machine/utilisation.py``. A mode with a data path of its own may need more files: see ``assets/docs/architecture.md``.
 A weight transport has the methods of ``ParameterPublisher`` and ``ParameterSource``.
