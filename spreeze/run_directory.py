@@ -410,6 +410,11 @@ def finite_number(value: object, maximum: float = _MAX_VALUE, minimum: float = -
     return value if max(-maximum, minimum) <= value <= maximum else None
 
 
+def gamma_of(run: Mapping[str, Any], config: Mapping[str, Any]) -> float | None:
+    """The discount of a run's algorithm; None if it is unknown."""
+    return finite_number(config.get(str(run.get("algo")), {}).get("gamma"), 1.0, 0.0)
+
+
 def whole_number(value: object) -> int | None:
     """A count that a float can hold; None for all else."""
     count = finite_number(value, _MAX_COUNTED, 0.0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import Values, parse_assignment
+from spreeze.config.layers import OTHER_NAMES, Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, SECTIONS, SamplingConfig, field_of, kind_of
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import emit, print_error, say
@@ -49,14 +49,8 @@ _SAME = dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps"), "--
 }
 """Flags of other libraries, and ours of the same meaning."""
 _SETTINGS = {
-    "--gamma": "gamma",
-    "--tau": "tau",
-    "--lr": "lr",
-    "--learning-rate": "lr",
-    "--ent-coef": "entropy_coef",
-    "--clip-range": "clip",
-    "--gae-lambda": "gae_lambda",
-    "--n-epochs": "epochs",
+    **{f"--{name.replace('_', '-')}": name for name in ("gamma", "tau", "lr", "gae_lambda")},
+    **{f"--{name.replace('_', '-')}": ours for name, ours in OTHER_NAMES.items()},
 }
 """Flags that mean a setting of the algorithm."""
 _AMBIGUOUS = dict.fromkeys(("--n-envs", "--num-envs"), "--samplers (processes) and --envs-per-sampler") | {

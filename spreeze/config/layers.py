@@ -148,7 +148,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             names = [item.name for item in dataclasses.fields(known[section])]
             for name, value in fields.items():
                 if name not in names:
-                    raise ConfigError(f"{layer.source}: {_unknown(section, name, names)}")
+                    raise ConfigError(f"{layer.source}: {unknown_setting(section, name, names)}")
                 merged.setdefault(section, {})[name] = value
                 key = f"{section}.{name}"
                 sources[key] = layer.source
@@ -165,11 +165,17 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     return Settings(config=Config(own=own, **shared), sources=sources, kept=frozenset(kept))
 
 
-def _unknown(section: str, name: str, names: list[str]) -> str:
+OTHER_NAMES = {"learning_rate": "lr", "ent_coef": "entropy_coef", "clip_range": "clip", "n_epochs": "epochs"}
+"""Names of Stable-Baselines3 for settings of algorithms, and ours."""
+
+
+def unknown_setting(section: str, name: str, names: Sequence[str]) -> str:
+    """The error for a field that a section does not have; ``names`` are those that it has."""
     if name == "recurrent" and section in ALGORITHMS:
         having = [row.name for row in rows().values() if hasattr(row.config, "recurrent")]
         return f"{section}.recurrent: its policy has no memory; use --algo {', '.join(having[:-1])} or {having[-1]}"
-    longer = [f"'{section}.{known}'" for known in names if known.endswith(f"_{name}")]
+    wanted = OTHER_NAMES.get(name, name)
+    longer = [f"'{section}.{known}'" for known in names if known == wanted or known.endswith(f"_{wanted}")]
     close = did_you_mean(f"{section}.{name}", [f"{section}.{known}" for known in names])
     hint = f"; did you mean {' or '.join(longer)}?" if longer else close
     return f"unknown setting '{section}.{name}'{hint} (known: {', '.join(names)})"

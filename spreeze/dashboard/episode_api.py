@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from spreeze.dashboard import control
 from spreeze.dashboard.live_api import HEADERS
-from spreeze.dashboard.run_data import run_path, runs_dir
+from spreeze.dashboard.run_data import SAMPLE, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.metrics.recorded_episodes import (
@@ -39,7 +39,7 @@ from spreeze.metrics.recorded_episodes import (
     step_numbers,
 )
 from spreeze.metrics.return_change import return_change
-from spreeze.run_directory import finite_number, is_alive, read_config, read_run
+from spreeze.run_directory import LIVE_STATES, finite_number, gamma_of, is_alive, read_config, read_run, state_of
 
 _MAX_FRAME_BYTES = 1_000_000  # Bytes of pictures in one response.
 _DRAWERS = 2  # Processes that draw at a time; a further one ends the oldest.
@@ -122,6 +122,10 @@ def _why_none(path: Path) -> str:
         return "This run does not evaluate its policy (evaluation.enabled = false), so there are no episodes."
     if config.get("keep_episodes", 0) == 0:
         return "This run keeps no episodes: start one with evaluation.keep_episodes above 0."
+    if path == SAMPLE:
+        return "The recorded run comes without its episodes; runs of your own keep them."
+    if state_of(path) not in LIVE_STATES:
+        return "This run has ended without a kept episode: they come with evaluations."
     return "No episodes yet: the first ones come with the first evaluation."
 
 
@@ -130,7 +134,8 @@ def episode(request: Request) -> dict[str, Any]:
     path, key, kind = _requested_episode(request)
     recording = read_recording(path, key)
     chosen, facts = recording.of_kind(kind), recording.facts
-    gamma = _gamma(path)
+    run, config = read_run(path), read_config(path)
+    gamma, is_soft = gamma_of(run, config), "initial_alpha" in config.get(str(run.get("algo")), {})
     return {
         "id": key.id,
         **key._asdict(),
@@ -146,7 +151,9 @@ def episode(request: Request) -> dict[str, Any]:
         "seed": chosen.seed,
         "length": chosen.length,
         "fps": finite_number(facts.get("fps"), 1e4, 1e-2) or 30.0,
-        "marks": [{"text": clean(mark.text, 300), "step": mark.step} for mark in marks_of(chosen, facts, gamma)],
+        "marks": [
+            {"text": clean(mark.text, 300), "step": mark.step} for mark in marks_of(chosen, facts, gamma, is_soft)
+        ],
         "strips": _strips(chosen, facts, gamma),
         "change": _change(path, recording),
         "note": clean(facts.get("note") or "", 300),
@@ -169,7 +176,7 @@ def histograms(request: Request) -> dict[str, Any]:
     ``shares`` [evaluation][bin] begin at ``low``, in bins of ``step``; values beyond are in the outermost bins.
     """
     path = run_path(request.query_params.get("run", ""), runs_dir())
-    keys, gamma = kept_evaluations(path), _gamma(path)
+    keys, gamma = kept_evaluations(path), gamma_of(read_run(path), read_config(path))
     indices = np.linspace(0, max(len(keys) - 1, 0), min(len(keys), _MAX_COLUMNS)).round().astype(int)
     keys = [keys[index] for index in indices]
     known = [(key.wall_s, _step_values(path, key, gamma)) for key in keys]
@@ -201,10 +208,6 @@ def _histogram(columns: Sequence[tuple[float, np.ndarray]]) -> dict[str, Any]:
     lines = {name: [_finite(float(np.percentile(values, q))) for _, values in columns] for name, q in quantiles.items()}
     scale = {"low": float(low), "step": float(high - low) / bins}
     return {"t": [t for t, _ in columns], **lines, **scale, "shares": shares}
-
-
-def _gamma(path: Path) -> float | None:
-    return finite_number(read_config(path).get(str(read_run(path).get("algo")), {}).get("gamma"), 1.0, 0.0)
 
 
 def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[dict[str, Any]]:

@@ -32,7 +32,16 @@ from spreeze.metrics.stop_reasons import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric
 from spreeze.metrics.tuning_record import better_run
-from spreeze.run_directory import LIVE_STATES, TIMELINE, finite_number, read_config, read_run, session_starts, state_of
+from spreeze.run_directory import (
+    LIVE_STATES,
+    TIMELINE,
+    finite_number,
+    gamma_of,
+    read_config,
+    read_run,
+    session_starts,
+    state_of,
+)
 
 MAX_BUCKETS = 350
 """Buckets of a first response; each has mean, minimum and maximum."""
@@ -234,7 +243,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         "gpus": [_gpu(gpu, shown) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES),
         "live": is_live,
-        "health": _health(run, latest),
+        "health": _health(run, latest, gamma_of(run, config)),
         **_note(
             shown,
             state,
@@ -316,8 +325,8 @@ def _alert(run: Mapping[str, Any], events: Sequence[Event], *, live: bool) -> li
     return None
 
 
-def _health(run: Mapping[str, Any], latest: Mapping[str, Point]) -> list[list[str]]:
-    judged = judgements({name: point.value for name, point in latest.items()}, run.get("env_id"))
+def _health(run: Mapping[str, Any], latest: Mapping[str, Point], gamma: float | None) -> list[list[str]]:
+    judged = judgements({name: point.value for name, point in latest.items()}, run.get("env_id"), gamma)
     charts = [TABLE.by_name(judgement.metric).chart for judgement in judged]
     return [[*judgement[:4], chart.key if chart else ""] for judgement, chart in zip(judged, charts, strict=True)]
 

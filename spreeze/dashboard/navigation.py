@@ -50,7 +50,7 @@ _STYLE = """<style>
 .stHeading h1, .stHeading h2, .stMarkdown h1 { padding: 0.5rem 0 0.25rem; }
 /* Text needs a contrast of 4.5 (WCAG 2.2, 1.4.3), which Streamlit's captions and its white on a light blue lack. */
 [data-testid="stCaptionContainer"] { opacity: 0.8; }
-[data-testid="stBaseButton-primary"] *, [data-testid="stBaseButton-primaryFormSubmit"] *,
+[data-testid="stBaseButton-primary"]:enabled *, [data-testid="stBaseButton-primaryFormSubmit"]:enabled *,
 .stMultiSelect [data-tag] * { color: light-dark(#FFFFFF, #000000); }
 </style>"""
 

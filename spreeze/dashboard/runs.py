@@ -352,8 +352,8 @@ def show_table(folder: Path) -> None:
             ),
             "env steps": st.column_config.NumberColumn(width=72, format="compact", help=meaning("env_steps")),
             "best": st.column_config.NumberColumn(width=58, format="%.4g", help=meaning("eval_return")),
-            "final": st.column_config.NumberColumn(
-                width=62, format="%.4g", help="Mean return over its last ten evaluations, or fewer if it has fewer."
+            "end mean": st.column_config.NumberColumn(
+                width=66, format="%.4g", help="Mean return over its last ten evaluations, or fewer if it has fewer."
             ),
             "returns": st.column_config.LineChartColumn(width=58, help="Greedy returns over its evaluations."),
             "ended by": st.column_config.TextColumn(width=78, help="Why it ended: target is its target return."),
@@ -375,7 +375,7 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
         "minutes": None if item.wall_s is None else item.wall_s / 60.0,
         "env steps": item.env_steps,
         "best": item.eval_best,
-        "final": item.eval_final,
+        "end mean": item.eval_final,
         "returns": _curve_of(run_path(item.name, folder), item.wall_s),
         "ended by": None if item.exit_reason is None else _ENDED_BY.get(item.exit_reason, item.exit_reason),
         "tags": list(item.about.tags),

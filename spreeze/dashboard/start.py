@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
-from spreeze.config.layers import Layer, toml_value
+from spreeze.config.layers import Layer, toml_value, unknown_setting
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import RunConfig, StopConfig, active_settings
@@ -439,7 +439,9 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     """The flags of ``spreeze sweep``; a ConfigError for a malformed or unread line, or if nothing ends the runs."""
     for line in plan.lines:
         if not _LINE.match(line):
-            raise ConfigError(f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as sac.gamma=0.98,0.99")
+            raise ConfigError(
+                f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as {request.algo}.gamma=0.98,0.99"
+            )
     if request.compares:
         raise ConfigError("several runs need an algorithm: choose one, or start a single run")
     _check_read(request, plan)
@@ -457,6 +459,11 @@ def _check_read(request: control.Request, plan: SweepPlan) -> None:
     keys = [line.partition("=")[0] for line in plan.lines]
     if any(key.startswith("run.") for key in keys):
         return  # other algorithms may be among them
+    for section, _, name in (key.partition(".") for key in keys):
+        known = request.config.sections().get(section)
+        fields = [field.name for field in dataclasses.fields(known)] if known is not None else []
+        if fields and name not in fields:
+            raise ConfigError(unknown_setting(section, name, fields))
     for key in keys:
         if not key.startswith(_OF_ANY_RUN) and key not in active_settings(request.config):
             raise ConfigError(

@@ -40,10 +40,10 @@ class Judgement(NamedTuple):
     """The metric whose chart shows more."""
 
 
-def judgements(values: Mapping[str, float], env_id: object = None) -> list[Judgement]:
-    """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``."""
+def judgements(values: Mapping[str, float], env_id: object = None, gamma: float | None = None) -> list[Judgement]:
+    """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``, with discount ``gamma``."""
     return [
-        Judgement("Value bias", *_bias(values), "eval_start_value"),
+        Judgement("Value bias", *_bias(values, gamma), "eval_start_value"),
         _fraction(
             values,
             "Actions at bound",
@@ -105,7 +105,17 @@ def _fraction(
     return Judgement(label, percent(value), Health.GOOD if good else Health.AMBER, sentence, metric)
 
 
-def _bias(values: Mapping[str, float]) -> _Verdict:
+def _entropy_bonus(values: Mapping[str, float], gamma: float | None) -> float:
+    """Discounted rewards of entropy that the value of SAC includes beside the return; 0 for other algorithms."""
+    names = ("alpha", "entropy", "eval_length")
+    alpha, entropy, length = (values.get(name) for name in names)
+    if alpha is None or entropy is None or length is None or gamma is None:
+        return 0.0
+    steps = length if gamma == 1.0 else (1.0 - gamma**length) / (1.0 - gamma)
+    return alpha * entropy * steps * values.get("return_scale", 1.0)
+
+
+def _bias(values: Mapping[str, float], gamma: float | None) -> _Verdict:
     value, actual = values.get("eval_start_value"), values.get("eval_discounted_return")
     if value is None or actual is None:
         return _unknown(
@@ -123,7 +133,11 @@ def _bias(values: Mapping[str, float]) -> _Verdict:
         )  # fmt: skip
         return text, Health.GOOD, f"{fact}: {near}, as is usual."
     if values.get("updates", 0.0) < SETTLED_UPDATES:
-        return text, Health.UNKNOWN, f"{fact}: too early to judge, values take {SETTLED_UPDATES:,} updates to settle."
+        return text, Health.UNKNOWN, f"{fact}: too early to judge: that begins with update {SETTLED_UPDATES:,}."
+    bonus = _entropy_bonus(values, gamma)
+    if abs(bias - bonus) <= MAX_BIAS * size:
+        sentence = f"{fact}: it includes rewards of entropy, worth {number(bonus)}, which explain the difference."
+        return text, Health.GOOD, sentence
     if bias > 0.0:
         remedy = "lower the learning rate or the samples per insert, or use layer normalisation in the critics"
         return text, Health.AMBER, f"{fact}: it is overestimated; {remedy}."

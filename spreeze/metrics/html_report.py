@@ -29,7 +29,7 @@ from spreeze.metrics.health import Health, judgements
 from spreeze.metrics.info_means import INFO
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
-from spreeze.run_directory import read_config, read_run, state_of
+from spreeze.run_directory import gamma_of, read_config, read_run, state_of
 
 
 def _minute(started: object) -> str:
@@ -275,7 +275,8 @@ def _rates(runs: Sequence[_Run]) -> str:
 
 def _health(run: _Run) -> str:
     latest = MetricsReader(run.path / "metrics.db").latest()
-    judged = judgements({name: point.value for name, point in latest.items()}, run.state.get("env_id"))
+    values = {name: point.value for name, point in latest.items()}
+    judged = judgements(values, run.state.get("env_id"), gamma_of(run.state, read_config(run.path)))
     if all(judgement.level is Health.UNKNOWN for judgement in judged):
         return ""
     rows = [judgement[:4] for judgement in judged]  # label, value, level, sentence

@@ -326,8 +326,13 @@ def can_fall(env_id: object) -> bool:
     return str(env_id or "").startswith(_FALLS)
 
 
-def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | None) -> list[Mark]:
-    """Sentences on how an episode ended, its actions at their bounds, its rewards and its critic."""
+def marks_of(
+    episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | None, is_soft: bool = False
+) -> list[Mark]:
+    """Sentences on how an episode ended, its actions at their bounds, its rewards and its critic.
+
+    With ``is_soft`` the critic's value includes rewards of entropy (SAC), so that it may lie above the return.
+    """
     marks = [_ending(episode, facts)]
     if episode.success is not None:
         marks.append(Mark("a success, as the environment says" if episode.success else "no success"))
@@ -339,6 +344,8 @@ def marks_of(episode: RecordedEpisode, facts: Mapping[str, Any], gamma: float | 
         verdict = "about right"
         if abs(value - actual) > max(0.1 * abs(actual), 1e-3):
             verdict = f"{'over' if value > actual else 'under'}estimated by {number(abs(value - actual))}"
+            if is_soft and value > actual:
+                verdict = f"{number(value - actual)} higher, rewards of entropy included"
         text = f"value at the start {number(value)}, discounted return that came {number(actual)}"
         marks.append(Mark(f"{text}: {verdict}", 1))
     return marks

@@ -640,7 +640,7 @@ def test_the_list_of_runs_has_curves_reasons_and_marks_the_one_that_is_shown(wor
     assert table["run"].tolist() == ["a2", "\u25b8 a1"]
     assert [len(returns) > 1 for returns in table["returns"]] == [True, True]
     assert table["ended by"].tolist() == ["stop", "target"]
-    assert "final" in table.columns, "the last ten evaluations, or fewer: its name promises no ten"
+    assert "end mean" in table.columns, "the last ten evaluations, or fewer: its name promises no ten"
 
 
 def test_a_policy_can_be_downloaded_where_there_is_one_and_the_reason_is_shown_where_not(world):

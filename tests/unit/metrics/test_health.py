@@ -41,6 +41,17 @@ def test_a_value_is_compared_with_the_return_that_came(value, came, more, level,
     assert words in found.sentence
 
 
+def test_a_bias_that_rewards_of_entropy_explain_is_no_fault_of_the_critic():
+    values = {"eval_start_value": 151.0, "eval_discounted_return": 100.0, **LATE, "eval_length": 3.0}
+    soft = values | {"alpha": 0.5, "entropy": 4.0, "return_scale": 10.0}
+    assert judged("eval_start_value", soft).level is Health.AMBER, "no discount, so nothing to compute it with"
+    (found, *_) = judgements(soft, None, 0.5)
+    assert found.level is Health.GOOD
+    assert "includes rewards of entropy, worth 35" in found.sentence, "0.5 * 4 * 10 * (1 + 0.5 + 0.25)"
+    (found, *_) = judgements(soft | {"eval_start_value": 190.0}, None, 0.5)
+    assert found.level is Health.AMBER
+
+
 def test_the_bias_is_told_with_its_sign():
     came = {"eval_discounted_return": 100.0}
     assert judged("eval_start_value", {"eval_start_value": 112.5, **came}).value == "+12.5"

@@ -191,6 +191,8 @@ def test_after_the_time_limit_the_last_value_stands_for_what_would_have_followed
     assert returns_to_go(episode(terminated=False), 0.5).tolist() == [1.75, 1.5, 1.0], "no value is known"
     told = {mark.text for mark in marks_of(cut, {}, 0.5)}
     assert "value at the start 2, discounted return that came 2: about right" in told
+    soft = {mark.text for mark in marks_of(episode(value=np.full(3, 2.0, np.float32)), {}, 0.5, True)}
+    assert "value at the start 2, discounted return that came 1.75: 0.25 higher, rewards of entropy included" in soft
 
 
 def test_the_numbers_of_steps_are_scaled_actions_values_and_advantages():
