@@ -40,6 +40,7 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
+from spreeze.metrics.comparison import HELD
 from spreeze.metrics.published import published
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.metrics.tuning_record import ALGORITHMS, PROGRESS
@@ -508,7 +509,8 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
         more += [f", {document['eval_return_final']:.1f} over the last {count} evaluations"]
     if (reached := document.get("time_to_target_s")) is not None:
         held = document.get("time_to_target_held_s")
-        more += [f", target {reached:.1f} s after the command began", "" if held is None else f", held {held:.1f} s"]
+        more.append(f", target confirmed {reached:.1f} s after the command began")
+        more += [] if held is None else [f", reached by the mean of {HELD} evaluations after {held:.1f} s"]
     if (known := published(document["algo"], document["env"])) is not None:
         more.append(f"; {known.label}")
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"

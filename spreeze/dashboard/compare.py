@@ -310,7 +310,10 @@ def _offer_seeds(report: Report) -> None:
 
 
 def _target(curves: list[Curve]) -> float:
-    """The published return if a group has reached it in every run, else the best that a group has in every run."""
+    """The return that ended all runs, else the published one if a group reached it in every run, else its best."""
+    ends = {curve.ended_at for curve in curves}
+    if len(ends) == 1 and (end := ends.pop()) is not None:
+        return end
     listed = published(curves[0].group.algo, curves[0].group.env)
     reached: dict[RunGroup, float] = {}
     for curve in curves:

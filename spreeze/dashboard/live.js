@@ -57,7 +57,7 @@ class LivePage {
     this.returnCard = this.card(top, { key: "return", title: "Evaluation return", unit: "return", help: this.data.return_help });
     this.axisMenu(this.returnCard);
     const trend = make(this.returnCard.box, "div", "sz-caption");
-    tip(trend, "A line through the returns of the last third of the training time, with the 95 % interval of its slope.");
+    tip(trend, "A line through the returns of the last third of the training time, or of its last 30 seconds if that is more, with the 95 % interval of its slope.");
     this.remember("trend", trend);
     this.agent = new AgentCard(top, { base: this.data.base, run: this.data.run, signal: this.abort.signal, remember: (id, node) => this.remember(id, node) });
     this.pipeline(make(this.host, "div", "sz-pipe"));

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import math
 import re
+import textwrap
 import tomllib
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_
 from spreeze.config.layers import Layer, toml_value, unknown_setting
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
-from spreeze.config.schema import RunConfig, StopConfig, active_settings
+from spreeze.config.schema import Config, RunConfig, StopConfig, active_settings, field_of
 from spreeze.dashboard import components, control
 from spreeze.envs.families import imports_only, refusal_on_device
 from spreeze.envs.make import default_env_id
@@ -391,9 +392,17 @@ def _settings(request: control.Request) -> dict[str, Any]:
         st.caption(by_tuner if request.auto else by_user)
         add_inputs(list(knobs), blank="automatic" if request.auto else "")
     text = "All settings that this mode and algorithm use."
-    more = st.multiselect("More settings", others, key="start_more", placeholder="choose by name", help=text, **_KEPT)
+    options: dict[str, Any] = {"placeholder": "choose by name or words", "help": text}
+    options["format_func"] = partial(_with_meaning, config=request.config)
+    more = st.multiselect("More settings", others, key="start_more", **options, **_KEPT)
     add_inputs(more)
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _with_meaning(key: str, config: Config) -> str:
+    """The setting with the beginning of its help text, by which it is found, too."""
+    text = field_of(key, config).metadata["doc"]
+    return f"{key}: {textwrap.shorten(text, 60, placeholder='...')}"
 
 
 def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) -> None:

@@ -633,6 +633,8 @@ def _standing_text(standing: Standing, at_limit: bool) -> str:
     if seeds < MIN_RUNS:
         return f"{text}; fewer than {MIN_RUNS} seeds each cannot tell them apart"
     chance = standing.improvement
+    if best.low == best.high == next_best.low == next_best.high:
+        return f"{text}; all of them have the same, so at this time they do not differ"
     if chance is not None and chance.centre == 1.0:  # the interval of a bootstrap is then 1 alone
         evidence = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
     else:
@@ -655,7 +657,8 @@ def _standing_text(standing: Standing, at_limit: bool) -> str:
 def _verdict(env: str, index: int, groups: Sequence[GroupReport], report: Report) -> str:
     """Sentence on who reached a target first, how long the others took, and who did not."""
     target, policies = report.rules.targets[index], report.rules.policies
-    times = {_short(group.group): time.centre for group in groups if (time := group.required_s[index]) is not None}
+    known = {_short(group.group): time for group in groups if (time := group.required_s[index]) is not None}
+    times = {label: time.centre for label, time in known.items()}
     ends = {_short(group.group): max(run.end_s for run in report.runs if run.group == group.group) for group in groups}
     fastest_s = min(times.values(), default=0.0)
     late = [
@@ -681,7 +684,14 @@ def _verdict(env: str, index: int, groups: Sequence[GroupReport], report: Report
     sentence = "; ".join([sentence, *later, *late])
     if min(group.runs for group in groups) < MIN_RUNS:
         sentence += f". With fewer than {MIN_RUNS} seeds each this may be chance"
+    elif later and not _are_apart(known[first], known[others[len(level)][0]]):
+        sentence += f". The intervals of {first} and {others[len(level)][0]} overlap, so this may be chance"
     return sentence
+
+
+def _are_apart(earlier: Spread, later: Spread) -> bool:
+    """True if the interval of the earlier time ends before that of the later one begins."""
+    return earlier.high is not None and later.low is not None and earlier.high < later.low
 
 
 def _short(group: RunGroup) -> str:

@@ -175,7 +175,10 @@ class Trend(NamedTuple):
         low, high = self.low, self.high
         now, *ends = (f"{'+' * (value > 0.0)}{number(60.0 * value)}" for value in (self.per_s, low, high))
         text = f"Over the last {duration(self.span_s)}: {now} a minute [{' .. '.join(ends)}]"
-        text += ", which may be no change" if low <= 0.0 <= high else ""
+        if low == high == 0.0:
+            text = f"Over the last {duration(self.span_s)}: no change"
+        elif low <= 0.0 <= high:
+            text += ", which may be no change"
         if target is None or max(self.level, best) >= target:
             return text
         if self.per_s <= 0.0:

@@ -66,7 +66,7 @@ class Outcome:
     eval_episodes_cut: int | None = None
     eval_episodes_lost: int | None = None
     eval_success_rate: float | None = None  # if the environment reports is_success
-    time_to_target_s: float | None = None  # of the first evaluation that reached it
+    time_to_target_s: float | None = None  # when fresh starts confirmed it
     time_to_target_held_s: float | None = None  # of the first time that the mean of HELD in a row did
     restarts: int = 0
     env_errors: int | None = None  # exceptions that environments raised

@@ -142,7 +142,7 @@ def test_judgements_on_the_learning_are_told_by_the_newest_numbers_with_their_ch
     assert found["Update size"] == ["2.0e-03", "good", "An update changes the parameters by 2.0e-03 of their norm.",
                                     "update_size"]  # fmt: skip
     assert found["Value bias"][:2] == ["-", "unknown"]
-    charts = {chart["key"] for chart in live_api.as_json("updates")}
+    charts = {chart["key"] for chart in live_api.chart_specs("updates")}
     assert {rest[-1] for rest in found.values()} <= charts
 
 
@@ -330,9 +330,9 @@ def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
         "eval_return/0",
         "eval_return/1",
     ]
-    (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "updates"]
+    (card,) = [chart for chart in live_api.chart_specs("updates") if chart["key"] == "updates"]
     assert (card["part"], card["series"]) == ("group", ("updates_per_s", "updates_per_s/*"))
-    (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "gpu"]
+    (card,) = [chart for chart in live_api.chart_specs("updates") if chart["key"] == "gpu"]
     assert (card["part"], card["series"]) == ("GPU", ("gpu_use/*",))
     writer = MetricsWriter(run / "metrics.db")
     writer.write(50.0, 5000, {"updates_per_s": 30.0, **dict(zip(groups, (10.0, 11.0, 9.0), strict=True))})
@@ -791,7 +791,7 @@ def test_the_picture_of_an_ended_run_has_no_age(run):
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
-    series = [name for chart in live_api.as_json("updates") for name in chart["series"]]
+    series = [name for chart in live_api.chart_specs("updates") for name in chart["series"]]
     drawn = [metric for metric in live_api.charted_metrics() if metric.chart.group != RETURN]
     assert [name for metric in drawn for name in metric.series] == series
     assert all(by_name(name.removesuffix("/*")) for name in series)
@@ -805,7 +805,7 @@ def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
 
 def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
     for unit in ("updates", "rollouts"):
-        assert [chart["unit"] for chart in live_api.as_json(unit) if chart["key"] == "lag"] == [unit]
+        assert [chart["unit"] for chart in live_api.chart_specs(unit) if chart["key"] == "lag"] == [unit]
 
 
 def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run):
@@ -895,6 +895,6 @@ def test_each_number_of_the_environment_has_a_chart_of_its_own():
 def test_all_numbers_of_the_environment_are_drawn():
     names = [f"info/{index}" for index in range(32)]
     assert live_api.series_to_plot(["success_rate", *names]) == ["success_rate", *names]
-    charts = {chart["key"]: chart for chart in live_api.as_json("updates")}
+    charts = {chart["key"]: chart for chart in live_api.chart_specs("updates")}
     assert [key for key, chart in charts.items() if chart["split"]] == ["info", "callback"]
     assert charts["success"]["series"] == ("success_rate", "success_rate/*", "eval_success_rate", "eval_success_rate/*")

@@ -229,6 +229,21 @@ def test_a_run_s_settings_file_tells_where_each_value_came_from(tmp_path):
     assert (found["rollout.samplers"], found["ppo.epochs"], found["ppo.lr"]) == ("tuner", "user", "default")
 
 
+def test_times_to_a_target_whose_intervals_overlap_are_said_to_be_perhaps_chance():
+    times = {HTS: (13, 14, 15), SERIAL: (15, 16, 28)}
+    curves = [curve(group, seed, (1, 0.0), (times[group][seed], 9.0)) for group in (HTS, SERIAL) for seed in range(3)]
+    (told,) = verdicts(report(curves, Rules(policies=1, targets=(9.0,))))[1:]
+    assert told.endswith(
+        f"1.4 times as long. The intervals of {HTS.label} and {SERIAL.label} overlap, so this may be chance"
+    )
+
+
+def test_groups_whose_runs_all_have_the_same_return_do_not_differ():
+    curves = [curve(group, seed, (10, 500.0)) for group in (HTS, SERIAL) for seed in range(3)]
+    (told, *_) = verdicts(report(curves, Rules()))
+    assert told.endswith("all of them have the same, so at this time they do not differ")
+
+
 def test_groups_at_a_target_at_about_the_same_time_are_level():
     curves = [
         *(curve(HTS, seed, (1, 0.0), (50, 9.0)) for seed in (1, 2, 3)),

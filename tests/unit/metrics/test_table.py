@@ -133,7 +133,7 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     assert shown.more == (("weight_norm", value),)
     assert "weight norm" in plain_line(shown)
     assert live_api.live_response(path, 0.0, 0, "")["series"]["weight_norm"]["y"] == [pytest.approx(value, rel=1e-5)]
-    (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "weight_norm"]
+    (card,) = [chart for chart in live_api.chart_specs("updates") if chart["key"] == "weight_norm"]
     assert (card["title"], card["unit"], card["group"], card["series"]) == (
         "Size of the policy", "norm", "Learning", ("weight_norm", "weight_norm/*"))  # fmt: skip
     assert card["help"] == "Euclidean norm of the policy's weights [norm]."
