@@ -139,8 +139,8 @@ from spreeze.metrics.table import SLOTS, by_name
 shown = snapshot_of({}, {}, {"made_up_norm": 1.5}, None, state="running")
 assert dict(shown.more) == {"made_up_norm": 1.5}
 assert by_name("made_up_norm").is_sent and "made_up_norm" not in SLOTS["learner"]
-from spreeze.dashboard.live_api import as_json
-assert "made_up" in [chart["key"] for chart in as_json("updates")]
+from spreeze.dashboard.live_api import chart_specs
+assert "made_up" in [chart["key"] for chart in chart_specs("updates")]
 
 # a flag
 assert config.visualizer.made_up == 7
