@@ -15,7 +15,7 @@ from spreeze.errors import WorkerError
 from spreeze.formatting import size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import ending, oom_kills
-from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behind, waited_for_core_s
+from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, unkillable_message, waited_for_core_s
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
@@ -286,7 +286,7 @@ class ProcessSupervisor:
         end = self._clock() + DEATH_S
         for process in processes:
             if process.kill_and_wait(max(0.0, end - self._clock())) is None:
-                self.on_event("error", left_behind(process.spec.name, process.pid))
+                self.on_event("error", unkillable_message(process.spec.name, process.pid))
 
     def _reap(self, handle: WorkerHandle, process: Worker) -> list[dict[str, Any]]:
         """Releases a worker that was asked to stop, or that was killed because it did not."""

@@ -205,7 +205,7 @@ def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_w
 )
 def test_a_process_leaves_with_its_code_and_its_output_whatever_is_left_in_it(left):
     names = "_thread, atexit, threading, odd_envs, spreeze.machine.processes as end"
-    code = f"import {names}; {left}; print(1); end.leave(3)"
+    code = f"import {names}; {left}; print(1); end.exit_process(3)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
