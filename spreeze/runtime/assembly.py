@@ -187,7 +187,7 @@ class Assembly(contextlib.ExitStack):
             self.add(
                 Address("evaluator"),
                 evaluator_job(plan, self.run_dir, has_free_core=free_core),
-                memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
+                memory_limit_bytes=observer_limit_bytes(plan, plan.config.evaluation.episodes),
                 start_deadline_s=start_s,
             )
         if plan.config.visualizer.enabled and not self.in_one_process:
@@ -199,7 +199,10 @@ class Assembly(contextlib.ExitStack):
                 seed=plan.config.run.seed,
             )
             self.add(
-                Address("visualizer"), viewer, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
+                Address("visualizer"),
+                viewer,
+                memory_limit_bytes=observer_limit_bytes(plan, 1),
+                start_deadline_s=start_s,
             )
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
@@ -260,7 +263,7 @@ def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> Evalu
     )
 
 
-def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
+def observer_limit_bytes(plan: RunPlan, environments: int) -> int:
     """Memory above which evaluator or visualizer is restarted: half of what is free, or a sampler's by environments."""
     sampling = plan.config.sampling
     if sampling.memory_limit_bytes is None:

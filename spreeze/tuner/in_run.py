@@ -297,8 +297,8 @@ class InRunTuner(TunerThread):
         problem = tuning.problem()
         known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
         configured = Setting({**problem.configured, **known})
-        # The watchers run, and are measured with the rest.
-        problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
+        # Evaluator and visualizer run, and are measured with the rest.
+        problem = dataclasses.replace(problem, configured=configured, observer_cores=0.0)
         ends_s = AWAKE() + problem.targets.budget_s
         return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), note)
 

@@ -192,7 +192,7 @@ class TuningProblem:
     """True if two threads on the CPU share an update as a pair; if not, each matmul."""
     balanced: bool = False
     """The mode takes as few env steps as the learner can use, so more environments per sampler would only be slower."""
-    watcher_cores: float = 0.0
+    observer_cores: float = 0.0
     """Cores that evaluator, visualizer and supervisor take in a run where none is free; they are not measured."""
     memory_plan: MemoryPlan | None = None
     """Filled in by ``search.tune``, for modes with replay."""

@@ -33,7 +33,7 @@ from spreeze.run_directory import take_lock, versions
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MAX_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import formula, watcher_cores
+from spreeze.tuner.model import formula, observer_cores
 from spreeze.tuner.problem import (
     DEVICE,
     INTERVAL,
@@ -342,7 +342,7 @@ def problem_of(
         devices=_devices(machine, config.learner, pins, paired),
         paired=paired,
         balanced=config.data_flow.balanced,
-        watcher_cores=0.0 if samplers_only else watcher_cores(config),
+        observer_cores=0.0 if samplers_only else observer_cores(config),
     )
 
 

@@ -375,7 +375,7 @@ def test_a_target_needs_evaluations():
 
 
 @pytest.mark.parametrize(
-    ("single_env", "enabled", "watchers", "in_turn"),
+    ("single_env", "enabled", "observers", "in_turn"),
     [
         (False, True, {"evaluator", "visualizer"}, False),
         (False, False, {"visualizer"}, False),
@@ -383,12 +383,12 @@ def test_a_target_needs_evaluations():
         (True, False, {"visualizer"}, False),
     ],
 )
-def test_who_evaluates(tmp_path, single_env, enabled, watchers, in_turn):
+def test_who_evaluates(tmp_path, single_env, enabled, observers, in_turn):
     settings = resolve([Layer(USER, {"evaluation": {"enabled": enabled}, "sampling": {"start_deadline_s": 300.0}})])
     plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, single_env=single_env, max_envs=1)
     with Assembly(plan, tmp_path, 0.0) as run:
         run.complete()
-        assert set(run.specs) == watchers
+        assert set(run.specs) == observers
         assert {spec.start_deadline_s for spec in run.specs.values()} == {300.0}
         assert (run.turn_evaluation is not None) == in_turn
 

@@ -16,7 +16,7 @@ from machine_simulator import CONFIGURED, Bench, Machine, best_score, changed, c
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import MIN_BATCH
-from spreeze.tuner.model import FORMULAS, SUPERVISOR_CORES, fit_cost, paper_batch, share_in_a_run, watcher_cores, worth
+from spreeze.tuner.model import FORMULAS, SUPERVISOR_CORES, fit_cost, observer_cores, paper_batch, share_in_a_run, worth
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -221,22 +221,22 @@ def test_a_mode_that_keeps_a_balance_is_measured_with_it(batch, wanted):
     (1.0, 1.0, 0.72), (1.0, None, 0.72), (2.0, 1.0, 0.86), (2.0, 0.86, 1.0), (2.0, 0.9, 1.0 - 0.08 / 1.8),
     (16.0, 0.9, 1.0), (2.0, 1.3, 0.86), (0.5, 1.0, 0.44), (0.2, 1.0, 0.0), (2.0, 0.0, 1.0),
 ])  # fmt: skip
-def test_watchers_take_idle_cores_first_and_what_these_lack_from_learner_and_samplers(cores, busy, kept):
-    problem = replace(Machine(cores=cores).problem(), watcher_cores=0.28)
+def test_observers_take_idle_cores_first_and_what_these_lack_from_learner_and_samplers(cores, busy, kept):
+    problem = replace(Machine(cores=cores).problem(), observer_cores=0.28)
     assert share_in_a_run(problem, busy) == pytest.approx(kept)
 
 
-def test_watchers_are_those_that_the_run_has():
+def test_observers_are_those_that_the_run_has():
     with_pictures, without = (resolve([Layer("test", {"visualizer": {"enabled": shown}})]).config
                               for shown in (True, False))  # fmt: skip
-    assert watcher_cores(with_pictures) == pytest.approx(0.15 + 0.10 + SUPERVISOR_CORES)
-    assert watcher_cores(without) == pytest.approx(0.15 + SUPERVISOR_CORES)
+    assert observer_cores(with_pictures) == pytest.approx(0.15 + 0.10 + SUPERVISOR_CORES)
+    assert observer_cores(without) == pytest.approx(0.15 + SUPERVISOR_CORES)
 
 
-def test_rates_in_the_reasons_leave_the_watchers_their_share_of_a_full_machine():
+def test_rates_in_the_reasons_leave_the_observers_their_share_of_a_full_machine():
     machine = Machine(cores=1.0, physical=1)
     alone, _, problem = _tuned(machine)
-    beside = _tuned(machine, knobs=replace(problem, watcher_cores=0.28))[0]
+    beside = _tuned(machine, knobs=replace(problem, observer_cores=0.28))[0]
     assert chosen(beside) == chosen(alone)
 
     def promised(tuning):
@@ -246,7 +246,7 @@ def test_rates_in_the_reasons_leave_the_watchers_their_share_of_a_full_machine()
         assert less == pytest.approx(0.72 * more, abs=1.0)
     assert any("28 % lower than measured" in note for note in beside.notes)
     assert not any("lower than measured" in note for note in alone.notes)
-    roomy = _tuned(Machine(), knobs=replace(Machine().problem(pins={SAMPLERS: 1}), watcher_cores=0.28))[0]
+    roomy = _tuned(Machine(), knobs=replace(Machine().problem(pins={SAMPLERS: 1}), observer_cores=0.28))[0]
     assert not any("lower than measured" in note for note in roomy.notes)
 
 
