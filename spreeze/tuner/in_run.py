@@ -117,7 +117,7 @@ class _RunWindows(Windows):
         ratios = (full[RATIO] / rows, max_ratio / rows, kept / rows)
         self.run.status.retune(RetunedSettings(full[BATCH], full[THREADS], *ratios))
         for data in self.run.data if SAMPLERS in setting else ():
-            data.forget()
+            data.reset_counts()
 
     def _prepare(self, setting: Setting) -> None:
         """Applies a candidate and waits for its second update: the first one allocates."""
