@@ -286,9 +286,9 @@ class Knob:
         return list(dict.fromkeys(setting for setting in fitted if setting is not None and setting != current))
 
 
-def spread_of(rows: Iterable[TrialResult]) -> float:
-    """The greatest spread of some rows; infinite if a row has no spread, or there are none."""
-    return max((math.inf if row.spread is None else row.spread for row in rows), default=math.inf)
+def spread_of(results: Iterable[TrialResult]) -> float:
+    """The greatest spread of some results; infinite if a result has no spread, or there are none."""
+    return max((math.inf if result.spread is None else result.spread for result in results), default=math.inf)
 
 
 def setting_text(problem: TuningProblem, setting: Setting) -> str:

@@ -82,7 +82,7 @@ class TunerCallbacks:
     """Callbacks of the tuner for progress."""
 
     say: Callable[[str], None]
-    on_row: OnResult = lambda row: None
+    on_result: OnResult = lambda result: None
     before: Callable[[], None] = lambda: None
     """Called once, before anything is measured; not if the result is known."""
 
@@ -176,7 +176,7 @@ class Tuning:
 
         def on_result(result: TrialResult) -> None:
             say(result_line(problem, result))
-            self.listener.on_row(result)
+            self.listener.on_result(result)
 
         try:
             with measurer:
