@@ -9,9 +9,8 @@ the messages of its in-neighbours, and continues; it waits only for one that has
 tianji each takes the mean of all parameters every ``learner.average_interval`` updates; each policy is published and
 evaluated. Learners of other hosts may be in the ring (``--cluster``), each of a run on its host.
 
-*Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
-steps of one size of either. The mean of n such steps is 1/sqrt(n) as long as one step from all rows would be. So the
-learning rate is multiplied by sqrt(n) (``gala.scale_lr``), but not to above 4e-3, where learners fall back
+*Learning rate.* Each of n learners has 1/n of the rows. The mean of their n Adam steps is 1/sqrt(n) as long as one step
+from all rows would be, so the learning rate is multiplied by sqrt(n) (``gala.scale_lr``), to at most 4e-3
 (``assets/figures.md``).
 """
 

@@ -197,6 +197,12 @@ class TuningProblem:
     memory_plan: MemoryPlan | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 
+    @property
+    def known_memory_plan(self) -> MemoryPlan:
+        """The memory plan of a mode with replay, after ``knobs.find_memory_plan`` has found it."""
+        assert self.memory_plan is not None
+        return self.memory_plan
+
     def full_name(self, name: str) -> str | None:
         """The setting that ``algorithm.FIELD`` stands for; None if the algorithm has no such field."""
         return next((one for one in self.configured if one.endswith(name.removeprefix("algorithm"))), None)

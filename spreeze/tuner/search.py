@@ -391,7 +391,7 @@ class Search:
     def sweep_samplers(self) -> None:
         """Measures samplers beside the best learner without a rate limit, and forecasts all that may be chosen."""
         problem, first = self.problem, self.first
-        envs = knobs.memory_plan(problem).envs_per_sampler.value
+        envs = problem.known_memory_plan.envs_per_sampler.value
         base = Setting({**first, **self.varied_last, ENVS: envs, RATIO: 0.0})
         sweep = self._joint(
             [base.replace(SAMPLERS, count) for count in knobs.sampler_ladder(problem, first)],
