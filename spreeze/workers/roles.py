@@ -26,7 +26,7 @@ class FailurePolicy(Enum):
     """The losses of a role's workers that end the run."""
 
     ANY = "any of them"
-    MAX = "more than half of them"
+    MAJORITY = "more than half of them"
     NEVER = "never"
 
 
@@ -109,7 +109,7 @@ _ALL = (
         steps=True,
         pausable=True,
         oom_score=500,
-        on_loss=FailurePolicy.MAX,
+        on_loss=FailurePolicy.MAJORITY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
     ),
     # The learner waits for each of them.
