@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import odd_envs
 import pytest
-from harness import PATIENCE_S, REPO, SUPPORT, train_until, verb
+from harness import PATIENCE_S, REPO, SUPPORT, run_command, train_until
 from linear_policy import SPEC, arrays, meta
 
 from spreeze.config.layers import USER, Layer, resolve
@@ -261,7 +261,7 @@ def test_evaluate_ends_after_its_output(name, tmp_path):
     store = WeightsStore(tmp_path / "weights")
     store.publish(arrays(np.array([[-2.0, -4.0]], np.float32)), told, 1, 1)
     (path,) = (tmp_path / "weights").glob("w-*.safetensors")
-    done = verb("evaluate", path, "--import", MODULE, "--episodes", "2")
+    done = run_command("evaluate", path, "--import", MODULE, "--episodes", "2")
     assert done.returncode == 0, done.stderr
     assert "2 episodes" in done.stdout
 
