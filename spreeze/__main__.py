@@ -72,9 +72,9 @@ def _main(argv: list[str] | None) -> int:
 def run() -> NoReturn:
     """Entry point; exits when the command returns, even if an environment or a module has left threads running."""
     code = main()
-    from spreeze.machine.processes import leave  # only now: Ctrl-C during an import would print a traceback
+    from spreeze.machine.processes import exit_process  # only now: Ctrl-C during an import would print a traceback
 
-    leave(code)
+    exit_process(code)
 
 
 if __name__ == "__main__":

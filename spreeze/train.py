@@ -22,7 +22,7 @@ if __name__ != "__main__":
 else:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
     from spreeze.machine.output import standard_streams
-    from spreeze.machine.processes import ENDS_WITH, end_with_parent, leave
+    from spreeze.machine.processes import ENDS_WITH, end_with_parent, exit_process
 
     with standard_streams():
         if os.environ.get(ENDS_WITH) == str(os.getppid()):  # a thread of that process waits for this one
@@ -30,4 +30,4 @@ else:
         from spreeze.cli.train import main
 
         code = main()
-    leave(code)
+    exit_process(code)

@@ -327,14 +327,14 @@ def _tuner_callbacks(
 ) -> TunerCallbacks:
     """Rows go to ``tune-progress.jsonl`` as they are measured. ``before`` is called before the first trial."""
 
-    def note(row: TrialResult) -> None:
+    def note(result: TrialResult) -> None:
         with contextlib.suppress(OSError), open(run_dir.path / PROGRESS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row.as_json()) + "\n")
+            file.write(json.dumps(result.as_json()) + "\n")
 
     labels = {"labels": {knob.name: knob.column for knob in knobs_of(settings.config)}}
     with contextlib.suppress(OSError):
         (run_dir.path / PROGRESS).write_text(json.dumps(labels) + "\n", encoding="utf-8")
-    return TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_row=note, before=before)
+    return TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_result=note, before=before)
 
 
 def _unwritten(run_dir: RunDir, error: OSError) -> ResourceError:

@@ -44,9 +44,9 @@ from spreeze.machine.processes import (
     PROBE,
     close_in_time,
     end_orphans,
+    exit_process,
+    ignore_ending_signals,
     kill_and_wait,
-    leave,
-    leave_to_supervisor,
     mark,
     signals_blocked,
     take_name,
@@ -481,7 +481,7 @@ def main(argv: list[str]) -> int:
     """Entry point of the child: does a ``ProbeJob`` and writes its results as JSON files to the job's folder."""
     job = ProbeJob(**json.loads(argv[0]))
     task = {**job.task, "args": tuple(job.task.get("args", ()))}
-    leave_to_supervisor()
+    ignore_ending_signals()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.dump_traceback_later(job.limit_s, exit=True)  # also when the caller was killed
@@ -669,4 +669,4 @@ def draw(task: Task) -> dict[str, Any]:
 
 if __name__ == "__main__":
     take_name(PROBE)
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

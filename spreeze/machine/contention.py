@@ -1,4 +1,4 @@
-"""Attributes CPU use to this run, to the user's other runs, and to other programs (read from ``/proc``).
+"""Attributes CPU use to this run, to the user's other runs, and to external programs (read from ``/proc``).
 
 The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
 (``schedstat``). Their sum is the CPU time that a process wants, however little it gets.
@@ -40,8 +40,11 @@ RoleOf = Callable[[str], object]
 """Role of a worker by the name of its process (``workers.roles.role_of``); None for all other processes."""
 
 
-class Siblings:
-    """Finds siblings and programs of low priority; examines only processes that are new or due again."""
+class ExemptProcesses:
+    """Finds processes that are no external load: siblings, and programs of low priority.
+
+    Examines only processes that are new or due again.
+    """
 
     def __init__(self, proc: Path, role_of: RoleOf) -> None:
         self._proc, self._role_of, self._user = proc, role_of, os.geteuid()
@@ -49,7 +52,7 @@ class Siblings:
         self._postponed: dict[int, tuple[int, int]] = {}  # process id -> (round at which it is due, rounds until then)
 
     def find(self, ours: Collection[int]) -> tuple[set[int], set[int]]:
-        """Roots, whose descendants are siblings too, and the roots' parents (themselves only).
+        """Roots, whose descendants are exempt too, and the siblings' parents (themselves only).
 
         ``ours``, the calling run's, are left out. An OSError if the system does not list processes.
         """
@@ -121,7 +124,7 @@ class ContentionReader:
         self._cores = core_facts(root) if cores is None else cores
         self._proc = Path(root) / "proc"
         self._clock = clock
-        self._siblings = Siblings(self._proc, role_of)
+        self._exempt = ExemptProcesses(self._proc, role_of)
         self._before: tuple[float, float, dict[str, _Threads], _Threads] | None = None
 
     def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
@@ -131,10 +134,10 @@ class ContentionReader:
             now_s, used_s = self._clock(), busy_s(self._cores.ids, self._proc)
             named = set(pids.values())
             threads = {name: self._tree(pid, named) for name, pid in pids.items()}
-            siblings = self._sibling_threads({tid for worker_threads in threads.values() for tid in worker_threads})
+            exempt = self._exempt_threads({tid for worker_threads in threads.values() for tid in worker_threads})
         except (OSError, ValueError, IndexError):
             return None
-        self._before = now_s, used_s, threads, siblings
+        self._before = now_s, used_s, threads, exempt
         if before is None or now_s <= before[0]:
             return None
         elapsed_s = now_s - before[0]
@@ -145,19 +148,22 @@ class ContentionReader:
             wanted[name] = ran[name] + waited_s / elapsed_s
         ours, usable, busy = sum(ran.values()), self._cores.usable, (used_s - before[1]) / elapsed_s
         # The sum includes a sibling's use from before it had its name; it is bounded by the total use.
-        sibling = min(_gained(before[3], siblings)[0] / elapsed_s, max(0.0, busy - ours))
+        sibling = min(_gained(before[3], exempt)[0] / elapsed_s, max(0.0, busy - ours))
         beyond_quota = len(self._cores.ids) - usable
-        foreign = busy - ours - sibling - beyond_quota
+        external = busy - ours - sibling - beyond_quota
         if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
-            foreign = max(foreign, usable - ours - sibling)  # other processes share the quota
-        external = min(max(0.0, foreign), usable)
+            external = max(external, usable - ours - sibling)  # other processes share the quota
         return CpuContention(
-            usable_cores=usable, external_cpu_cores=external, sibling_cores=sibling, ran=ran, wanted=wanted
+            usable_cores=usable,
+            external_cpu_cores=min(max(0.0, external), usable),
+            sibling_cores=sibling,
+            ran=ran,
+            wanted=wanted,
         )
 
-    def _sibling_threads(self, ours: set[int]) -> _Threads:
-        """Threads of all siblings, each once; ``ours`` are our own threads."""
-        roots, parents = self._siblings.find(ours)
+    def _exempt_threads(self, ours: set[int]) -> _Threads:
+        """Threads of all exempt processes, each once; ``ours`` are our own threads."""
+        roots, parents = self._exempt.find(ours)
         total: _Threads = {}
         waiting = [*parents, *roots]
         while waiting:

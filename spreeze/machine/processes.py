@@ -85,7 +85,7 @@ def lower_priority(nice: int) -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks the signals of ``ENDING`` while starting processes, so that none ends one before ``leave_to_supervisor``.
+    """Blocks the signals of ``ENDING`` while starting processes, so that each lives until ``ignore_ending_signals``.
 
     The processes inherit the mask and receive the signals once they unblock them; so does this process after the block.
     """
@@ -96,7 +96,7 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_to_supervisor() -> None:
+def ignore_ending_signals() -> None:
     """Makes this process, but not its children, ignore the signals of ``ENDING``.
 
     The handler does nothing, which differs from SIG_IGN: ignored signals stay ignored in a program that an environment
@@ -152,7 +152,7 @@ def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -
         return None
 
 
-def left_behind(name: str, pid: int) -> str:
+def unkillable_message(name: str, pid: int) -> str:
     """The message about a process for which ``kill_and_wait`` returned None."""
     return f"{name} (process {pid}) does not end on SIGKILL, perhaps because of a hung driver or disk: left behind"
 
@@ -265,7 +265,7 @@ CLOSING_S = 2.0
 """Time for ``close()``, threads and processes of an environment to end by themselves once its result is there."""
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Ends this process with an exit code, whatever threads and exit handlers an environment left in it."""
 
     def exit_after_delay() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Rollouts
@@ -21,7 +21,7 @@ _POLICIES = 3
 """Versions of the policy in shared memory: while one is written or read, a newer one may be written."""
 
 
-class BufferData(Data):
+class BufferData(GroupData):
     """The circular buffer of a learner."""
 
     def __init__(self, rollouts: Rollouts, batch_size: int, first_updates: int) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.jobs import DeviceEnvs, DeviceReplayJob, DeviceRolloutJob
 
 
-class DeviceData(Data):
+class DeviceData(GroupData):
     """Data that a learner collects by itself; its counters of a sampler are in a row of their own."""
 
     size_bytes = 0

@@ -9,9 +9,8 @@ the messages of its in-neighbours, and continues; it waits only for one that has
 tianji each takes the mean of all parameters every ``learner.average_interval`` updates; each policy is published and
 evaluated. Learners of other hosts may be in the ring (``--cluster``), each of a run on its host.
 
-*Learning rate.* Each of n learners has 1/n of the rows, so its gradient has sqrt(n) times the noise, and Adam makes
-steps of one size of either. The mean of n such steps is 1/sqrt(n) as long as one step from all rows would be. So the
-learning rate is multiplied by sqrt(n) (``gala.scale_lr``), but not to above 4e-3, where learners fall back
+*Learning rate.* Each of n learners has 1/n of the rows. The mean of their n Adam steps is 1/sqrt(n) as long as one step
+from all rows would be, so the learning rate is multiplied by sqrt(n) (``gala.scale_lr``), to at most 4e-3
 (``assets/figures.md``).
 """
 
@@ -27,7 +26,7 @@ import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics import median
-from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import GroupSample
 from spreeze.runtime.recorder import Recorder
@@ -44,7 +43,7 @@ _LIMIT = RestartLimit(failures=20, window_s=60.0, quarantine_s=None, backoff_s=0
 _MAX_LR = 4e-3  # Learning rate up to which the number of learners may raise it.
 
 
-class RolloutData(Data):
+class RolloutData(GroupData):
     """A learner's storages, mailbox, policies and states, restored from its last checkpoint if there is one."""
 
     def __init__(self, run: Assembly, group: int) -> None:
@@ -86,9 +85,11 @@ class RolloutData(Data):
         """Counts whole rollouts only, since a resume collects the rest again."""
         collected = (self.rollouts.current - self._first_rollout) * self.rollouts.spec.rows
         updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
-        for sampler in posted.samplers if ending else ():
-            sampler["env_steps"] = collected / len(posted.samplers)
-        return dataclasses.replace(posted, inserted=collected, sampled=updates * self.batch_size)
+        samplers = posted.samplers
+        if ending:
+            samplers = tuple({**sampler, "env_steps": collected / len(samplers)} for sampler in samplers)
+        sampled = updates * self.batch_size
+        return dataclasses.replace(posted, samplers=samplers, inserted=collected, sampled=sampled)
 
 
 def assemble(run: Assembly) -> None:

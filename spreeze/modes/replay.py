@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from spreeze.runtime.assembly import Assembly, Data
+from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
@@ -30,7 +30,7 @@ _HOST_LEAD_ROWS = 2048
 left to the learner, as long as the hosts' rows in progress cover those drawn."""
 
 
-class ReplayData(Data):
+class ReplayData(GroupData):
     """A group's replay."""
 
     def __init__(self, ring: ReplayRing, rows_per_step: int) -> None:
@@ -50,8 +50,8 @@ class ReplayData(Data):
     def fill(self, spec: EnvSpec) -> None:
         fill_with_synthetic_rows(self.ring, spec)
 
-    def forget(self) -> None:
-        """Resets the counts: another number of samplers must not use the credit of the one before."""
+    def reset_counts(self) -> None:
+        """Another number of samplers must not use the credit of the one before."""
         self.ring.begin_learning()
 
 

@@ -34,7 +34,7 @@ _MIN_LIMIT_BYTES = 2**30
 _T = TypeVar("_T")
 
 
-class Data(abc.ABC):
+class GroupData(abc.ABC):
     """A group's data on its way from samplers to learner, as the supervisor and the tuner see it."""
 
     size_bytes: int
@@ -51,7 +51,7 @@ class Data(abc.ABC):
     def fill(self, spec: EnvSpec) -> None:  # noqa: B027 (optional)
         """Fills it with synthetic data, so that a measurement need not wait."""
 
-    def forget(self) -> None:  # noqa: B027 (optional)
+    def reset_counts(self) -> None:  # noqa: B027 (optional)
         """Resets the counts by which samplers and learner wait for each other."""
 
 
@@ -64,7 +64,7 @@ class Assembly(contextlib.ExitStack):
         self.plan, self.run_dir, self.started_s = plan, run_dir, started_s
         self.specs: dict[str, WorkerSpec] = {}
         """Workers by name, in starting order."""
-        self.data: list[Data] = []
+        self.data: list[GroupData] = []
         self.messages: GossipHandle | None = None
         """Messages of the learners of all hosts; None: only this host has learners."""
         self.whole_env_steps: int | None = None
@@ -123,7 +123,7 @@ class Assembly(contextlib.ExitStack):
             "seed": config.run.seed,
             "normalize_obs": config.env.normalize_obs,
             "stop": config.stop,
-            "run_started_s": self.started_s,
+            "session_started_s": self.started_s,
             "previous_wall_s": self.plan.earlier.wall_s,
             "previous_env_steps": self.plan.earlier.env_steps,
             "session": self.started_s,
@@ -187,7 +187,7 @@ class Assembly(contextlib.ExitStack):
             self.add(
                 Address("evaluator"),
                 evaluator_job(plan, self.run_dir, has_free_core=free_core),
-                memory_limit_bytes=watcher_limit_bytes(plan, plan.config.evaluation.episodes),
+                memory_limit_bytes=observer_limit_bytes(plan, plan.config.evaluation.episodes),
                 start_deadline_s=start_s,
             )
         if plan.config.visualizer.enabled and not self.in_one_process:
@@ -199,7 +199,10 @@ class Assembly(contextlib.ExitStack):
                 seed=plan.config.run.seed,
             )
             self.add(
-                Address("visualizer"), viewer, memory_limit_bytes=watcher_limit_bytes(plan, 1), start_deadline_s=start_s
+                Address("visualizer"),
+                viewer,
+                memory_limit_bytes=observer_limit_bytes(plan, 1),
+                start_deadline_s=start_s,
             )
         self.status = self.open(lambda: StatusTable.create(self._rows))
 
@@ -216,7 +219,15 @@ class Assembly(contextlib.ExitStack):
             return tuple(self.slots(spec) for spec in specs if getattr(spec.role, trait))
 
         hosts = tuple(self.status.named_slots(row, "host") for row in (self.host_rows if group == 0 else ()))
-        return GroupSample(posted("steps"), posted("learns")[0], 0, 0, 0, posted("infers"), hosts)
+        return GroupSample(
+            samplers=posted("steps"),
+            learner=posted("learns")[0],
+            inserted=0,
+            baseline_inserted=0,
+            sampled=0,
+            inference_workers=posted("infers"),
+            hosts=hosts,
+        )
 
     def slots(self, spec: WorkerSpec) -> dict[str, float]:
         """The numbers that a worker has posted, by name."""
@@ -260,7 +271,7 @@ def evaluator_job(plan: RunPlan, run_dir: Path, *, has_free_core: bool) -> Evalu
     )
 
 
-def watcher_limit_bytes(plan: RunPlan, environments: int) -> int:
+def observer_limit_bytes(plan: RunPlan, environments: int) -> int:
     """Memory above which evaluator or visualizer is restarted: half of what is free, or a sampler's by environments."""
     sampling = plan.config.sampling
     if sampling.memory_limit_bytes is None:

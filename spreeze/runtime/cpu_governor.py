@@ -4,9 +4,9 @@ It changes only the number of active samplers, in eighths: 1.25 is one sampler a
 time.
 
 * A run shares the cores with other programs as the kernel shares them, at the priority of any program. Only where
-  ``give_way`` asks for it, other programs go first: by priority, which all workers then have low, and samplers rest for
-  what priorities do not reach (memory bandwidth, the second thread of a core): at most half of them, and not for light
-  loads, up to half a core, such as the browser that shows the page.
+  ``give_way`` asks for it, other programs go first: all workers then run at low priority, and samplers rest for what
+  priorities do not reach (memory bandwidth, the second thread of a core): at most half of them, and not for loads of up
+  to half a core, such as the browser that shows the page.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
@@ -14,9 +14,9 @@ time.
 * Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
   that these runs keep busy are not available to this run, so each sees the same shortage and gives way.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more.
-* Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
-  seconds allow it, by all but their worst second; a load that returns within two minutes extends this wait, up to a
-  minute. Never more than six changes in a minute.
+* Gives up cores, and half a dead band more, when two seconds in a row ask for it. Reactivates samplers when nine of the
+  last ten seconds leave room; a load that returns within two minutes extends this wait, up to a minute. Never more than
+  six changes in a minute.
 * Where a mode balances production and consumption (TianJi, arXiv 2502.20190, Eq. 3), the limiter holds rows drawn over
   rows inserted at one ratio. Only so many samplers work as the learner needs: if they wait for it, some rest.
 * Even where a share is to be left free, an eighth of a sampler stays active. More come back if the learner waits for
@@ -58,7 +58,7 @@ SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class LoadSecond:
     """One second of a run. Cores are seconds of CPU time a second."""
 
     usable_cores: float
@@ -96,34 +96,34 @@ class Governor:
         self._maximum, self.leave_free, self._gives_way = float(maximum), leave_free, gives_way
         self._groups, self._needed, self._fed_s = balanced_groups, self._maximum, -math.inf
         self.active = self._maximum
-        self._seen: deque[Facts] = deque(maxlen=LONGEST_RETURN_S)
+        self._seen: deque[LoadSecond] = deque(maxlen=LONGEST_RETURN_S)
         self._fixed, self._per_sampler, self._known = 0.0, 0.0, False
         self._now_s = self._starved_s = 0
         self._changed_s: deque[int] = deque(maxlen=CHANGES_PER_MINUTE)
         self._returned_s = self._gave_up_s = -math.inf
-        self._hold_s = RETURN_S
+        self._return_wait_s = RETURN_S
         self._minimum = STEP
 
-    def feed(self, facts: Facts | None) -> Change | None:
-        """Takes in one second; returns a change, or None. ``facts`` are None if unknown, as before learning."""
+    def feed(self, second: LoadSecond | None) -> Change | None:
+        """Takes in one second; returns a change, or None. ``second`` is None if unknown, as before learning."""
         self._now_s += 1
-        if facts is None:
+        if second is None:
             self._seen.clear()
             self._starved_s = 0
             return None
-        self._seen.append(facts)
-        self._smooth(facts)
-        starved = facts.learner_wait_share >= STARVED_SHARE and self.active < self._maximum
+        self._seen.append(second)
+        self._smooth(second)
+        starved = second.learner_wait_share >= STARVED_SHARE and self.active < self._maximum
         self._starved_s = self._starved_s + 1 if starved else 0
         changes = sum(self._now_s - changed_s < 60 for changed_s in self._changed_s)
         if len(self._seen) < SETTLE_S or changes >= CHANGES_PER_MINUTE:
             return None
-        return self._feed_learner(facts) or self._give_up(facts) or self._balance(facts) or self._take_back(facts)
+        return self._feed_learner(second) or self._give_up(second) or self._balance(second) or self._take_back(second)
 
-    def _smooth(self, facts: Facts) -> None:
+    def _smooth(self, second: LoadSecond) -> None:
         """Averages over some seconds the cores that an active sampler and the rest of this run want."""
-        fixed = facts.learner_cores + facts.other_cores
-        per_sampler = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
+        fixed = second.learner_cores + second.other_cores
+        per_sampler = min(max(second.sampler_cores / self.active, 0.01), 1.25)
         weight = SMOOTHING if self._known else 1.0
         self._fixed += weight * (fixed - self._fixed)
         self._per_sampler += weight * (per_sampler - self._per_sampler)
@@ -132,14 +132,14 @@ class Governor:
     def _unchanged_s(self) -> float:
         return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
 
-    def _fitting_samplers(self, facts: Facts) -> float:
+    def _fitting_samplers(self, second: LoadSecond) -> float:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
-        foreign, usable_cores = facts.external_cpu_cores, facts.usable_cores
+        external, usable_cores = second.external_cpu_cores, second.usable_cores
         if self.leave_free > 0.0:
-            free = usable_cores - max(foreign - BACKGROUND_CORES, self.leave_free * usable_cores)
+            free = usable_cores - max(external - BACKGROUND_CORES, self.leave_free * usable_cores)
         else:
-            free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._per_sampler)
-            free -= max(0.0, foreign - LIGHT_CORES) if self._gives_way else 0.0
+            free = max(usable_cores - second.sibling_cores, self._fixed + self._maximum * self._per_sampler)
+            free -= max(0.0, external - LIGHT_CORES) if self._gives_way else 0.0
         return (free - self._fixed) / self._per_sampler
 
     def _limited(self, fitting: float) -> float:
@@ -147,43 +147,43 @@ class Governor:
         working = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - RESTING_SHARE) * self._maximum / STEP) * STEP
         return min(max(steps * STEP, self._minimum, working), self._maximum)
 
-    def _feed_learner(self, facts: Facts) -> Change | None:
+    def _feed_learner(self, second: LoadSecond) -> Change | None:
         """Adds one step when the learner waits for rows, unless that takes from a share to be left free."""
         more = min(self.active + STEP, self._maximum)
-        blocked = self.leave_free > 0.0 and self._fitting_samplers(facts) < more
+        blocked = self.leave_free > 0.0 and self._fitting_samplers(second) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
         self._minimum, self._needed, self._fed_s = more, max(self._needed, more), self._now_s
         return self._change(
             more,
-            f"the learner waits {percent(facts.learner_wait_share)} of its time for transitions, at "
-            f"{number(facts.samples_per_insert)} samples per insert",
+            f"the learner waits {percent(second.learner_wait_share)} of its time for transitions, at "
+            f"{number(second.samples_per_insert)} samples per insert",
         )
 
-    def _give_up(self, facts: Facts) -> Change | None:
+    def _give_up(self, second: LoadSecond) -> Change | None:
         latest = list(self._seen)[-YIELD_S:]
         fitting = max(map(self._fitting_samplers, latest))
         mean = dataclasses.replace(
-            facts,
-            external_cpu_cores=sum(second.external_cpu_cores for second in latest) / len(latest),
-            sibling_cores=sum(second.sibling_cores for second in latest) / len(latest),
+            second,
+            external_cpu_cores=sum(one.external_cpu_cores for one in latest) / len(latest),
+            sibling_cores=sum(one.sibling_cores for one in latest) / len(latest),
         )
         # Half a dead band more than needed, so that noise requires nothing further.
-        fewer = self._limited(self._fitting_samplers(mean) - 0.5 * facts.dead_band / self._per_sampler)
-        starving = self.leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
-        if (self.active - fitting) * self._per_sampler <= facts.dead_band or fewer >= self.active or starving:
+        fewer = self._limited(self._fitting_samplers(mean) - 0.5 * second.dead_band / self._per_sampler)
+        starving = self.leave_free == 0.0 and second.learner_wait_share >= STARVED_SHARE
+        if (self.active - fitting) * self._per_sampler <= second.dead_band or fewer >= self.active or starving:
             return None
         if self._unchanged_s() < YIELD_S:
             return None
         relapse = self._now_s - self._returned_s < RELAPSE_S
-        self._hold_s = min(2 * self._hold_s, LONGEST_RETURN_S) if relapse else RETURN_S
+        self._return_wait_s = min(2 * self._return_wait_s, LONGEST_RETURN_S) if relapse else RETURN_S
         self._returned_s, self._gave_up_s = -math.inf, self._now_s
         return self._change(fewer, self._reason(mean))
 
-    def _balance(self, facts: Facts) -> Change | None:
+    def _balance(self, second: LoadSecond) -> Change | None:
         """Rests samplers that only wait for the learner, except for some spare time."""
         latest = list(self._seen)[-BALANCE_S:]
-        waits = sum(second.sampler_wait_share for second in latest) / len(latest)
+        waits = sum(one.sampler_wait_share for one in latest) / len(latest)
         needed = float(max(math.ceil(self.active * (1.0 - waits) / (1.0 - SPARE_SHARE) - 1e-6), self._groups))
         settled = self._unchanged_s() >= BALANCE_S and self._now_s - self._fed_s >= FED_S
         if not self._groups or not settled or needed >= self.active:
@@ -193,20 +193,19 @@ class Governor:
             self._needed,
             f"the samplers wait {percent(waits)} of their time for the learner; "
             f"{number(self._needed)} of them insert as much as it draws, at "
-            f"{number(facts.samples_per_insert)} samples per insert",
+            f"{number(second.samples_per_insert)} samples per insert",
         )
 
-    def _take_back(self, facts: Facts) -> Change | None:
-        latest, gave_up_s = list(self._seen)[-self._hold_s :], self._now_s - self._gave_up_s
-        if self.active >= self._needed or len(latest) < self._hold_s or gave_up_s < self._hold_s:
+    def _take_back(self, second: LoadSecond) -> Change | None:
+        latest, gave_up_s = list(self._seen)[-self._return_wait_s :], self._now_s - self._gave_up_s
+        if self.active >= self._needed or len(latest) < self._return_wait_s or gave_up_s < self._return_wait_s:
             return None
         worst = sorted(latest, key=self._fitting_samplers)[1]
         fitting = self._fitting_samplers(worst)
-        # All come back if that stays well inside the dead band; some only for more than the dead band and the half
-        # that was given up beyond it.
-        all_back = (self._maximum - fitting) * self._per_sampler <= 0.5 * facts.dead_band
+        # Reactivate all if the shortfall is at most half a dead band; else only if 1.5 dead bands are gained.
+        all_back = (self._maximum - fitting) * self._per_sampler <= 0.5 * second.dead_band
         more = min(self._maximum if all_back else self._limited(fitting), self._needed)
-        if more <= self.active or (not all_back and (more - self.active) * self._per_sampler <= 1.5 * facts.dead_band):
+        if more <= self.active or (not all_back and (more - self.active) * self._per_sampler <= 1.5 * second.dead_band):
             return None
         self._returned_s = self._now_s
         if more == self._maximum:
@@ -218,13 +217,13 @@ class Governor:
         self._changed_s.append(self._now_s)
         return Change(active, reason)
 
-    def _reason(self, facts: Facts) -> str:
+    def _reason(self, second: LoadSecond) -> str:
         kept = ""
-        if facts.sibling_cores >= BACKGROUND_CORES:
-            kept = f", the page, other runs and programs of low priority {facts.sibling_cores:.2f}"
-        kept += f", {self.leave_free * facts.usable_cores:.2f} are left free" if self.leave_free else ""
+        if second.sibling_cores >= BACKGROUND_CORES:
+            kept = f", the page, other runs and programs of low priority {second.sibling_cores:.2f}"
+        kept += f", {self.leave_free * second.usable_cores:.2f} are left free" if self.leave_free else ""
         return (
-            f"other programs use {facts.external_cpu_cores:.2f} of {facts.usable_cores:g} usable cores{kept}; "
+            f"other programs use {second.external_cpu_cores:.2f} of {second.usable_cores:g} usable cores{kept}; "
             f"the learner and the rest want {self._fixed:.2f}, a sampler {self._per_sampler:.2f}"
         )
 
@@ -244,8 +243,8 @@ class LoadWatch:
         self._last_s: float | None = None
         self._used = _load_metrics(None)
 
-    def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Measures if a second has passed; returns its metrics. ``pids`` as ``GovernorLoop.update``."""
+    def update(self, _reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
+        """Measures if a second has passed; returns its metrics. Called like ``GovernorLoop.update``."""
         now_s = self._clock()
         if self._last_s is None or now_s - self._last_s >= _EVERY_S:
             self._used, self._last_s = _load_metrics(self._reader.sample(pids)), now_s
@@ -299,10 +298,10 @@ class GovernorLoop:
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
-            facts = None if load is None else self._facts(load, reading, now_s, learners)
+            second = None if load is None else self._load_second(load, reading, now_s, learners)
             self._used = _load_metrics(load)
             self._before = (now_s, learners, waits_s, sampler_waits_s)
-            before, change = number(self._governor.active), None if self._suspended else self._governor.feed(facts)
+            before, change = number(self._governor.active), None if self._suspended else self._governor.feed(second)
             if change is not None:
                 self._post(change.active)
                 self._on_event(
@@ -313,11 +312,11 @@ class GovernorLoop:
         self._pass_turn(now_s, reading.inserted)
         return {"samplers_active": self._governor.active, **self._used}
 
-    def hold(self) -> None:
-        """Suspends the governor until ``allow``, while the tuner controls the samplers."""
+    def suspend(self) -> None:
+        """Suspends the governor until ``resume``, while the tuner controls the samplers."""
         self._suspended = True
 
-    def allow(self, samplers: int) -> None:
+    def resume(self, samplers: int) -> None:
         """Governs ``samplers`` from now on: fewer than were started, if the tuner chose fewer."""
         self._suspended, self._takes_turns, self._maximum = False, True, samplers
         self._governor = self._governor_of(samplers, self._governor.leave_free)
@@ -336,8 +335,10 @@ class GovernorLoop:
                 header = self._status.group(group)
                 header[status_table.FIRST_SAMPLER] = (int(header[status_table.FIRST_SAMPLER]) + 1) % samplers
 
-    def _facts(self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]) -> Facts | None:
-        """This second's facts; None before learning, or if a learner was just restarted."""
+    def _load_second(
+        self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]
+    ) -> LoadSecond | None:
+        """Load of this second; None before learning, or if a learner was just restarted."""
         groups = reading.groups
         if self._before is None or learners != self._before[1] or len(learners) < len(groups):
             return None
@@ -349,7 +350,7 @@ class GovernorLoop:
         learning = sum(cores for role, cores in wanted if role is not None and role.learns)
         sampler_waits_s = sum(s["wait_s"] for group in groups for s in group.samplers) - self._before[3]
         waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
-        return Facts(
+        return LoadSecond(
             usable_cores=load.usable_cores,
             external_cpu_cores=load.external_cpu_cores,
             sibling_cores=load.sibling_cores,

@@ -13,7 +13,7 @@ from typing import Any
 
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper, ending, oom_kills
-from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, left_behind
+from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, unkillable_message
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import evaluator_job
@@ -87,7 +87,7 @@ def _played(
         received = _answer(process, pipe.fileno(), AWAKE() + budget_s + 2.0, is_wanted)
         killed = process.poll() is None
         if killed and kill_and_wait(process) is None:
-            recorder.event("error", left_behind("the final evaluation", process.pid))
+            recorder.event("error", unkillable_message("the final evaluation", process.pid))
         end_orphans(run_dir.nonce)
         if readable([pipe.fileno()], 0.0):
             received += os.read(pipe.fileno(), 65536)

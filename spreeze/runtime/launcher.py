@@ -258,7 +258,7 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Starts Python as a marked process of the run with that nonce; an OSError if that fails.
 
-    It has to call ``leave_to_supervisor``. ``options`` are those of ``subprocess.Popen``.
+    It has to call ``ignore_ending_signals``. ``options`` are those of ``subprocess.Popen``.
     """
     env = child_environment(threads, nonce, name)
     with signals_blocked():

@@ -15,7 +15,7 @@ from spreeze.errors import WorkerError
 from spreeze.formatting import size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import ending, oom_kills
-from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, left_behind, waited_for_core_s
+from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, unkillable_message, waited_for_core_s
 from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
@@ -36,7 +36,7 @@ class WorkerHandle:
     """A supervised worker: its current process and its failures."""
 
     spec: WorkerSpec
-    restarts: Restarts
+    restarts: RestartState
     process: Worker | None = None
     last_heartbeat: int = -1
     heartbeat_seen_s: float = 0.0
@@ -45,7 +45,7 @@ class WorkerHandle:
     ended_s: float | None = None  # when its last process ended, until the next one works
     slow_start_reported: bool = False  # whether the slow start of its environments was reported
     oom_kills: int | None = None  # of the machine when its process began
-    waited_s: float | None = None  # time spent waiting for a core, at half of the deadline of the current silence
+    waited_s: float | None = None  # core-waiting time so far, noted when the current silence reached half its deadline
 
 
 class ProcessSupervisor:
@@ -67,7 +67,7 @@ class ProcessSupervisor:
 
     def add(self, spec: WorkerSpec) -> None:
         """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
-        restarts = Restarts(spec.limit or spec.role.limit)
+        restarts = RestartState(spec.limit or spec.role.limit)
         self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=restarts)
         self._launch(handle)
 
@@ -150,7 +150,7 @@ class ProcessSupervisor:
         """Reaps a worker, or ends one that is hung or too large; returns its last messages."""
         code = process.poll()
         if code is not None:
-            return self._ended(handle, process, code, now)
+            return self._on_exit(handle, process, code, now)
         phase = self._note_heartbeat(handle, now)
         silent_s, deadline_s = now - handle.heartbeat_seen_s, handle.spec.deadline_s(phase)
         if silent_s - self._starved_s(handle, process, silent_s, deadline_s) > deadline_s:
@@ -164,7 +164,7 @@ class ProcessSupervisor:
                 return []
             reason = too_large
         self._kill([process])
-        messages, _ = self._close(handle, process)
+        messages, _ = self._kill_and_release(handle, process)
         self._failed(handle, reason, now)
         handle.ended_s = now
         return messages
@@ -199,16 +199,16 @@ class ProcessSupervisor:
             handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
         return phase
 
-    def _close(self, handle: WorkerHandle, process: Worker) -> tuple[list[dict[str, Any]], Phase]:
-        """Releases the process of a worker that has ended; returns its last messages and its last phase."""
+    def _kill_and_release(self, handle: WorkerHandle, process: Worker) -> tuple[list[dict[str, Any]], Phase]:
+        """Kills what is left of an ended worker and releases it; returns its last messages and its last phase."""
         process.signal_group(signal.SIGKILL)
         messages = self._read(handle)
         process.close()
         handle.process = None
         return messages, Phase(int(self._status.control(handle.spec.row)[status_table.PHASE]))
 
-    def _ended(self, handle: WorkerHandle, process: Worker, code: int, now: float) -> list[dict[str, Any]]:
-        messages, phase = self._close(handle, process)
+    def _on_exit(self, handle: WorkerHandle, process: Worker, code: int, now: float) -> list[dict[str, Any]]:
+        messages, phase = self._kill_and_release(handle, process)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
             return messages
         last_words = "" if handle.reported or process.log is None else process.log.last_words
@@ -239,7 +239,7 @@ class ProcessSupervisor:
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             if role.on_loss is FailurePolicy.ANY:
                 _check_all(handles)
-            elif role.on_loss is FailurePolicy.MAX:
+            elif role.on_loss is FailurePolicy.MAJORITY:
                 for group in {handle.spec.address.group for handle in handles}:
                     _check_half([handle for handle in handles if handle.spec.address.group == group])
 
@@ -262,12 +262,12 @@ class ProcessSupervisor:
             in_hurry, late = hurry(), []
             for handle, process in living:
                 if process.poll() is not None:
-                    on_messages(self._reap(handle, process))
+                    on_messages(self._on_stop_exit(handle, process))
                 elif in_hurry or self._is_late(handle, start):
                     late.append((handle, process))
             self._kill([process for _, process in late])
             for handle, process in late:
-                on_messages(self._reap(handle, process))
+                on_messages(self._on_stop_exit(handle, process))
         end_orphans(self._run_context.nonce)
 
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
@@ -286,12 +286,12 @@ class ProcessSupervisor:
         end = self._clock() + DEATH_S
         for process in processes:
             if process.kill_and_wait(max(0.0, end - self._clock())) is None:
-                self.on_event("error", left_behind(process.spec.name, process.pid))
+                self.on_event("error", unkillable_message(process.spec.name, process.pid))
 
-    def _reap(self, handle: WorkerHandle, process: Worker) -> list[dict[str, Any]]:
+    def _on_stop_exit(self, handle: WorkerHandle, process: Worker) -> list[dict[str, Any]]:
         """Releases a worker that was asked to stop, or that was killed because it did not."""
         code = process.poll()
-        messages, phase = self._close(handle, process)
+        messages, phase = self._kill_and_release(handle, process)
         if code != 0 and handle.spec.role.learns and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint is used")
@@ -349,8 +349,8 @@ def _exit_text(code: int, phase: Phase, oom_kills_before: int | None = None) -> 
 
 
 @dataclass
-class Restarts:
-    """The failures of one worker."""
+class RestartState:
+    """When and whether one worker starts again."""
 
     limit: RestartLimit
     forgiven: int = field(default_factory=lambda: int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0")))

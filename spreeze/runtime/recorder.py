@@ -308,7 +308,7 @@ class Recorder:
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
             outcome.eval_best = value
         if not final:
-            self._check_target(record.get("target"))
+            self._report_target_confirmation(record.get("target"))
         self._scores[group] = value
         outcome.learners.setdefault(group, {})["eval_return"] = value
         if self._plan.policies > 1:
@@ -333,7 +333,9 @@ class Recorder:
         self._evaluated = order
         if row is not None:
             self._keep(row, record)
-        self._update_target(final=final)
+        self._update_final_metrics()
+        if not final:
+            self._update_target()
         self.callbacks.call("on_evaluation", {name: record.get(name) for name in (*COLUMNS, "success_rate")})
 
     def _keep(self, row: EvaluationRow, record: Mapping[str, Any]) -> None:
@@ -350,7 +352,7 @@ class Recorder:
                 scores[name] = float(value)
         self._write(row.t, int(row.env_steps), scores)
 
-    def _check_target(self, result: Any) -> None:
+    def _report_target_confirmation(self, result: Any) -> None:
         target, outcome = self._plan.target_return, self.outcome
         if target is None or not isinstance(result, Mapping) or outcome.time_to_target_s is not None:
             return
@@ -365,11 +367,9 @@ class Recorder:
         self._store.write(t, step, values)
         self._loggers.write(t, step, values)
 
-    def _update_target(self, *, final: bool) -> None:
-        outcome, stop = self.outcome, self._plan.config.stop
-        self._update_final_metrics()
-        target = self._plan.target_return
-        if final or target is None:
+    def _update_target(self) -> None:
+        outcome, stop, target = self.outcome, self._plan.config.stop, self._plan.target_return
+        if target is None:
             return
 
         def held(curve: list[EvaluationRow], policies: int) -> bool:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.machine.processes import end_with_parent, ignore_ending_signals
 
 Send = Callable[..., None]
 """Sends fields to the supervisor: ``event`` = (level, text); of a sink ``known`` = names and ids that it gets back when
@@ -32,7 +32,7 @@ def run(
     number done is sent after each. An exception in either is sent as ``failed``, as ``describe`` gives it, and logged.
     """
     end_with_parent()
-    leave_to_supervisor()
+    ignore_ending_signals()
     with contextlib.suppress(OSError):
         os.nice(nice)
     line, code = socket.socket(fileno=int(argv[0])), 1

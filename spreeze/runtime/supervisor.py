@@ -252,7 +252,7 @@ class _RunLoop:
                 self._recorder.event("warning", f"not tuned: a sampler could not be started: {error}")
                 return
             if self._governor is not None:
-                self._governor.hold()
+                self._governor.suspend()
             self._run_dir.write_state(tuning_began=time.time())
             self._recorder.tuner_measures = True
             tuner.begin(self._assembly, self._workers)
@@ -262,7 +262,7 @@ class _RunLoop:
             self._recorder.tuner_measures = False
             self._recorder.samplers_wanted, self.next_plan = choice.samplers, choice.plan
             if self._governor is not None:
-                self._governor.allow(choice.samplers)
+                self._governor.resume(choice.samplers)
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""

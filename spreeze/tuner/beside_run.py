@@ -47,7 +47,7 @@ class BesideRunTuner(TunerThread):
         @contextlib.contextmanager
         def exclusive() -> Iterator[None]:
             """Suspends the workers; waits for the end of the user's pause, and preserves one that begins."""
-            while is_paused(run) and not self._ended.stop_requested:
+            while is_paused(run) and not self._stop.stop_requested:
                 time.sleep(PAUSE_S)
             workers.signal_all(signal.SIGSTOP)
             try:
@@ -58,10 +58,10 @@ class BesideRunTuner(TunerThread):
 
         problem = tuning.problem()
         ends_s = AWAKE() + problem.targets.budget_s
-        measurer = tuning.measurer(problem, ends_s, exclusive=exclusive, interrupts=self._ended)
+        measurer = tuning.measurer(problem, ends_s, exclusive=exclusive, interrupts=self._stop)
         return tuning.search(problem, measurer, note)
 
-    def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+    def _as_choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         changes = record is not None and any(record["choice"][name] != self._first[name] for name in record["choice"])
         if plan is None or not changes:
             return TunerChoice(self._first[ROLLOUT_SAMPLERS])

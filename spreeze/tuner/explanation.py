@@ -89,7 +89,7 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
         return "no single change was better"
     if not runners:
         return "as configured" if as_configured else "nothing else is possible"
-    if as_configured and knob.name in search.learned and runners[0][1] > 1.0 + model.TIE:
+    if as_configured and knob.name in search.learning_values and runners[0][1] > 1.0 + model.TIE:
         why = "other programs were active" if search.busy() else "the gain of others is within the measured spread"
         return f"as configured: {why} ({others})"
     if as_configured:
@@ -125,11 +125,15 @@ def _gain(search: Search) -> str:
     """Effect of the chosen lower bound of samples per insert; as measured, if both values were."""
     configured = search.problem.configured[RATIO]
     settings = (search.centre, search.centre.replace(RATIO, configured))
-    rows = {row.setting: (row.updates, row.env_steps) for row in search.results if row.trial == JOINT and row.ran}
-    known = all(setting in rows for setting in settings)
+    rates = {
+        result.setting: (result.updates, result.env_steps)
+        for result in search.results
+        if result.trial == JOINT and result.ran
+    }
+    known = all(setting in rates for setting in settings)
     if not known:
-        rows = {setting: search.forecast(setting)[2:4] for setting in settings}
-    (updates, env_steps), (updates_before, env_steps_before) = (rows[setting] for setting in settings)
+        rates = {setting: search.forecast(setting)[2:4] for setting in settings}
+    (updates, env_steps), (updates_before, env_steps_before) = (rates[setting] for setting in settings)
     return (
         f"{'' if known else 'estimated: '}updates {_percent(updates, updates_before)}, env steps "
         f"{_percent(env_steps, env_steps_before)} against {configured:g}"
@@ -148,7 +152,9 @@ def _upper_bound(search: Search) -> Choice:
         return Choice(setting[RATIO], text.format(setting[RATIO]) + "this mode keeps this ratio, like mode serial")
     rates = search.chosen if search.measured else search.forecast(search.centre)
     ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-    measured = [row for row in search.results if row.trial == JOINT and row.setting == setting and row.ran][-1:]
+    measured = [
+        result for result in search.results if result.trial == JOINT and result.setting == setting and result.ran
+    ][-1:]
     if search.busy() and _HEADROOM * ratio > configured:
         return Choice(configured, text.format(configured) + "as configured, because other programs were active")
     if _HEADROOM * ratio <= configured * (1.0 + spread_of(measured or search.swept)):

@@ -73,8 +73,7 @@ def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
 def first_setting(problem: TuningProblem) -> tuple[Setting, int]:
     """The setting with which the run begins, and the most samplers to choose; a ConfigError if pins do not fit."""
     problem = dataclasses.replace(problem, memory_plan=find_memory_plan(problem))
-    assert problem.memory_plan is not None
-    first = as_configured(problem).replace(ENVS, problem.memory_plan.envs_per_sampler.value)
+    first = as_configured(problem).replace(ENVS, problem.known_memory_plan.envs_per_sampler.value)
     return first, problem.pin(SAMPLERS) or max(first[SAMPLERS], max_samplers(problem, 1))
 
 
@@ -117,7 +116,7 @@ class _RunWindows(Windows):
         ratios = (full[RATIO] / rows, max_ratio / rows, kept / rows)
         self.run.status.retune(RetunedSettings(full[BATCH], full[THREADS], *ratios))
         for data in self.run.data if SAMPLERS in setting else ():
-            data.forget()
+            data.reset_counts()
 
     def _prepare(self, setting: Setting) -> None:
         """Applies a candidate and waits for its second update: the first one allocates."""
@@ -135,7 +134,7 @@ class _RunWindows(Windows):
         while is_paused(self.run):
             self._sleep(PAUSE_S)
         if self._pid() != self._learner_pid:
-            self.apply(self.base)  # before the new learner reads the setting that its predecessor died of
+            self.apply(self.base)  # before the new learner reads the setting under which its predecessor died
             raise TrialFailed("the learner was restarted", starved=True)
 
     def _sleep(self, seconds: float) -> None:
@@ -194,7 +193,7 @@ class RunMeasurer(Measurer):
                 candidate.fail(str(failed), starved=failed.starved)
 
 
-class Ended:
+class TunerStop:
     """Stop condition of the tuner: the user's request, or the end of the run."""
 
     def __init__(self, interrupts: Stopping) -> None:
@@ -222,7 +221,7 @@ class TunerThread(abc.ABC):
         tuning.listener = dataclasses.replace(tuning.listener, say=lambda text: None)
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._found: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._ended = Ended(tuning.interrupts)
+        self._stop = TunerStop(tuning.interrupts)
         self._thread: threading.Thread | None = None
 
     def begin(self, run: Assembly, workers: ProcessSupervisor) -> None:
@@ -241,18 +240,18 @@ class TunerThread(abc.ABC):
             record = self._found.get_nowait()
         except queue.Empty:
             return None
-        return self._follow_up(record, None if record is None else self._on_record(record))
+        return self._as_choice(record, None if record is None else self._on_record(record))
 
     def end(self) -> None:
         """Ends the measurements; the settings in force stay."""
-        self._ended.run_ended.set()
+        self._stop.run_ended.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self, run: Assembly, workers: ProcessSupervisor) -> None:
         record, start = None, AWAKE()
         try:
-            with only_tuner(self._notes.put, self._ended) as note:
+            with only_tuner(self._notes.put, self._stop) as note:
                 record = self._measured(run, workers, note)
         except (KeyboardInterrupt, TrialFailed) as stopped:
             self._notes.put(f"not tuned: {str(stopped) or 'the run ended first'}")
@@ -279,7 +278,7 @@ class TunerThread(abc.ABC):
         """Applies the choice, or else the first setting, if the workers can change it."""
 
     @abc.abstractmethod
-    def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+    def _as_choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         """The choice that follows from a record, with the plan of a run with it."""
 
 
@@ -292,15 +291,15 @@ class InRunTuner(TunerThread):
 
     def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
         tuning, first, cores = self._tuning, self._first, self._tuning.machine.cores.usable
-        self._windows = windows = _RunWindows(run, workers.pids, first, cores, self._ended)
+        self._windows = windows = _RunWindows(run, workers.pids, first, cores, self._stop)
         windows.wait_for_samplers()
         problem = tuning.problem()
         known = {name: first[name] for name in (ENVS, CAPACITY) if name in first}
         configured = Setting({**problem.configured, **known})
-        # The watchers run, and are measured with the rest.
-        problem = dataclasses.replace(problem, configured=configured, watcher_cores=0.0)
+        # Evaluator and visualizer run, and are measured with the rest.
+        problem = dataclasses.replace(problem, configured=configured, observer_cores=0.0)
         ends_s = AWAKE() + problem.targets.budget_s
-        return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._ended), note)
+        return tuning.search(problem, RunMeasurer(windows, ends_s, cores, self._stop), note)
 
     def _chosen(self, record: dict[str, Any] | None) -> Setting:
         return Setting(self._first if record is None else {**self._first, **record["choice"]})
@@ -310,5 +309,5 @@ class InRunTuner(TunerThread):
             chosen = self._chosen(record)
             self._windows.apply(chosen, chosen[RATIO_MAX], keeps_all=True)
 
-    def _follow_up(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+    def _as_choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         return TunerChoice(self._chosen(record)[SAMPLERS])

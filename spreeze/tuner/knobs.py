@@ -104,7 +104,7 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     """Powers of two and the configured batch up to what replay allows, or the pin; measuring finds other bounds."""
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
-    high, configured = memory_plan(problem).batch_size, problem.configured[BATCH]
+    high, configured = problem.known_memory_plan.batch_size, problem.configured[BATCH]
     if problem.objective in ("sampling", "updates"):
         return [min(configured, high)]
     ladder = {2**power for power in range(int(math.log2(max(1, high))) + 1)} | {configured}
@@ -129,11 +129,11 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
 def max_samplers(problem: TuningProblem, threads: int) -> int:
     """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
 
-    Two even on one core: the number of samplers sets the share that they get of it. More where environments wait most
-    of their time instead of computing.
+    At least two, even on one core, because their number determines their share of that core. More where environments
+    wait most of their time instead of computing.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
-    return max(1, min(max(spare, 2) * _sharing(problem), memory_plan(problem).samplers))
+    return max(1, min(max(spare, 2) * _sharing(problem), problem.known_memory_plan.samplers))
 
 
 def _sharing(problem: TuningProblem) -> int:
@@ -190,11 +190,6 @@ _STEPPING, _MAX_SHARING = 0.8, 12
 _MAX_SAMPLERS = 512
 MAX_LEARNERS = 16
 _MAX_HOST_SAMPLERS = 64
-
-
-def memory_plan(problem: TuningProblem) -> MemoryPlan:
-    assert problem.memory_plan is not None
-    return problem.memory_plan
 
 
 def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
@@ -301,7 +296,7 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
 
 
 def rollout_rows(setting: Setting) -> int:
-    """Transitions of a rollout: of all samplers of a learner, or of one where each has rollouts of its own."""
+    """Transitions in a rollout: over all samplers of a learner, or over one sampler if each fills its own."""
     return _rollout_envs(setting) * int(setting[INTERVAL])
 
 
@@ -390,11 +385,11 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
-    """Remark on the number of slots, by counted runs (``assets/figures.md``); samplers have equally many each."""
+    """Remark on the number of slots: samplers have equally many each."""
     configured, samplers = setting[problem.full_name(SLOTS) or SLOTS], setting[ROLLOUT_SAMPLERS]
     slots = samplers * -(-configured // samplers)
     more = f"; {slots} in total, one for each of {samplers} samplers" if slots > configured else ""
-    return f"as configured: in our experiments 4 and 8 learned alike, 2 and 16 at times less{more}"
+    return f"as configured{more}"
 
 
 def _uses_remark(problem: TuningProblem, setting: Setting) -> str:

@@ -93,19 +93,19 @@ SUPERVISOR_CORES = 0.03
 """Cores that the supervisor takes, for two samples of all metrics a second."""
 
 
-def watcher_cores(config: Config) -> float:
-    """Cores that evaluator, visualizer and supervisor take in a run where none is free for them."""
+def observer_cores(config: Config) -> float:
+    """Cores that the observers (evaluator, visualizer and supervisor) take in a run where none is free for them."""
     visualizer = config.visualizer.cpu_share if config.visualizer.enabled else 0.0
     return config.evaluation.cpu_share + visualizer + SUPERVISOR_CORES
 
 
 def share_in_a_run(problem: TuningProblem, cpu_share: float | None) -> float:
-    """Fraction of measured rates that a run keeps: watchers take idle cores first, then a part of all others.
+    """Fraction of measured rates that a run keeps: its observers take idle cores first, then a part of all others.
 
     ``cpu_share`` is the fraction of the cores that learner and samplers keep busy; None counts as all.
     """
     busy = min(1.0, 1.0 if cpu_share is None else cpu_share)
-    lacking = max(0.0, problem.watcher_cores - (1.0 - busy) * problem.cores)
+    lacking = max(0.0, problem.observer_cores - (1.0 - busy) * problem.cores)
     return max(0.0, 1.0 - lacking / (busy * problem.cores)) if lacking > 0.0 else 1.0
 
 
@@ -117,7 +117,7 @@ class Scored(NamedTuple):
     updates_per_s: float = 0.0
     env_steps_per_s: float = 0.0
     in_a_run: float = 1.0
-    """Share of these rates that a run keeps beside its watchers."""
+    """Share of these rates that a run keeps beside its observers."""
 
 
 TIE = 0.03

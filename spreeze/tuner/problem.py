@@ -192,10 +192,16 @@ class TuningProblem:
     """True if two threads on the CPU share an update as a pair; if not, each matmul."""
     balanced: bool = False
     """The mode takes as few env steps as the learner can use, so more environments per sampler would only be slower."""
-    watcher_cores: float = 0.0
+    observer_cores: float = 0.0
     """Cores that evaluator, visualizer and supervisor take in a run where none is free; they are not measured."""
     memory_plan: MemoryPlan | None = None
     """Filled in by ``search.tune``, for modes with replay."""
+
+    @property
+    def known_memory_plan(self) -> MemoryPlan:
+        """The memory plan of a mode with replay, after ``knobs.find_memory_plan`` has found it."""
+        assert self.memory_plan is not None
+        return self.memory_plan
 
     def full_name(self, name: str) -> str | None:
         """The setting that ``algorithm.FIELD`` stands for; None if the algorithm has no such field."""
@@ -286,9 +292,9 @@ class Knob:
         return list(dict.fromkeys(setting for setting in fitted if setting is not None and setting != current))
 
 
-def spread_of(rows: Iterable[TrialResult]) -> float:
-    """The greatest spread of some rows; infinite if a row has no spread, or there are none."""
-    return max((math.inf if row.spread is None else row.spread for row in rows), default=math.inf)
+def spread_of(results: Iterable[TrialResult]) -> float:
+    """The greatest spread of some results; infinite if a result has no spread, or there are none."""
+    return max((math.inf if result.spread is None else result.spread for result in results), default=math.inf)
 
 
 def setting_text(problem: TuningProblem, setting: Setting) -> str:

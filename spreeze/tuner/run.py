@@ -33,7 +33,7 @@ from spreeze.run_directory import take_lock, versions
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.knobs import MAX_LEARNERS, host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import formula, watcher_cores
+from spreeze.tuner.model import formula, observer_cores
 from spreeze.tuner.problem import (
     DEVICE,
     INTERVAL,
@@ -82,7 +82,7 @@ class TunerCallbacks:
     """Callbacks of the tuner for progress."""
 
     say: Callable[[str], None]
-    on_row: OnResult = lambda row: None
+    on_result: OnResult = lambda result: None
     before: Callable[[], None] = lambda: None
     """Called once, before anything is measured; not if the result is known."""
 
@@ -170,36 +170,36 @@ class Tuning:
         load, cores = ExternalLoad(self.machine.cores.ids), self.machine.cores.usable
         measurer.step_us = self.probe.step_us_median
 
-        def other_cores() -> float | None:
+        def external_cores() -> float | None:
             # Under a quota, other programs on these cores need not take anything from this one.
             return load.cores() if cores >= len(self.machine.cores.ids) else None
 
         def on_result(result: TrialResult) -> None:
             say(result_line(problem, result))
-            self.listener.on_row(result)
+            self.listener.on_result(result)
 
         try:
             with measurer:
-                search = tune(problem, measurer, on_result, busy=lambda: _is_busy(other_cores(), self.machine))
+                search = tune(problem, measurer, on_result, busy=lambda: _is_busy(external_cores(), self.machine))
         except OSError as error:  # the system has no process, descriptor or disk left
             search = Search(problem, measurer, on_result)
             search.fall_back(f"nothing could be measured: {error}")
             search.conclude()
         seconds = AWAKE() - start + spent_s
         say(f"  measured in {seconds:.0f} s")
-        record = self._record(search, other_cores(), seconds)
+        record = self._record(search, external_cores(), seconds)
         record["notes"] += [note] if note is not None else []
         with contextlib.suppress(OSError):  # the next tuning measures again
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, record | {"checksum": cache_key(record)})
         return record
 
-    def _record(self, search: Search, other_cores: float | None, seconds: float) -> dict[str, Any]:
+    def _record(self, search: Search, external_cores: float | None, seconds: float) -> dict[str, Any]:
         config, machine, probe = self.settings.config, self.machine, self.probe
-        result, provisional = search.as_json(), _doubts(search, other_cores, machine)
+        result, provisional = search.as_json(), _doubts(search, external_cores, machine)
         notes = [*result["notes"], *provisional.values()]
-        if other_cores is not None and other_cores >= _BUSY_CORES and LOAD not in provisional:
-            notes.append(f"{_load_text(other_cores, machine)}: --fresh measures again once they are gone")
+        if external_cores is not None and external_cores >= _BUSY_CORES and LOAD not in provisional:
+            notes.append(f"{_load_text(external_cores, machine)}: --fresh measures again once they are gone")
         if provisional:
             when = "later" if ROWS in provisional else "on mains"
             when = f"at a start {'on a quieter machine' if LOAD in provisional else when}"
@@ -223,7 +223,7 @@ class Tuning:
             "algo": config.run.algo,
             "env_step_us_median": probe.step_us_median,
             "env_step_cv": probe.step_cv,
-            "other_programs_cores": other_cores,
+            "other_programs_cores": external_cores,
             "targets": dataclasses.asdict(config.tuning),
             "versions": versions(),
             "packages": probe.packages,
@@ -249,22 +249,22 @@ LOAD, BATTERY, ROWS = "load", "battery", "rows"
 """Causes that make a result provisional."""
 
 
-def _is_busy(other_cores: float | None, machine: Machine) -> bool:
+def _is_busy(external_cores: float | None, machine: Machine) -> bool:
     """True if other programs take so much that measurements are not valid without them."""
-    return other_cores is not None and other_cores >= max(_BUSY_CORES, _BUSY_SHARE * machine.cores.usable)
+    return external_cores is not None and external_cores >= max(_BUSY_CORES, _BUSY_SHARE * machine.cores.usable)
 
 
-def _load_text(other_cores: float, machine: Machine) -> str:
-    return f"other programs used {other_cores:.1f} of {machine.cores.usable:g} cores meanwhile"
+def _load_text(external_cores: float, machine: Machine) -> str:
+    return f"other programs used {external_cores:.1f} of {machine.cores.usable:g} cores meanwhile"
 
 
-def _doubts(search: Search, other_cores: float | None, machine: Machine) -> dict[str, str]:
+def _doubts(search: Search, external_cores: float | None, machine: Machine) -> dict[str, str]:
     """Why a result is provisional: cause -> sentence; empty for a final one."""
     doubts = {}
     if search.doubts:
         doubts[ROWS] = "; ".join(search.doubts)
-    if other_cores is not None and _is_busy(other_cores, machine):
-        doubts[LOAD] = _load_text(other_cores, machine)
+    if external_cores is not None and _is_busy(external_cores, machine):
+        doubts[LOAD] = _load_text(external_cores, machine)
     if machine.power_source == "battery":
         doubts[BATTERY] = "measured on battery power"
     return doubts
@@ -342,7 +342,7 @@ def problem_of(
         devices=_devices(machine, config.learner, pins, paired),
         paired=paired,
         balanced=config.data_flow.balanced,
-        watcher_cores=0.0 if samplers_only else watcher_cores(config),
+        observer_cores=0.0 if samplers_only else observer_cores(config),
     )
 
 

@@ -49,11 +49,11 @@ _MIN_GAIN = 0.05  # Only a setting that measures this much better replaces the c
 _ROLLOUT_GAIN = 0.10  # Least gain of a setting that changes the rollouts, for which the profile was made.
 _DISTURBED = 0.8  # A setting below this share of its earlier rate is measured again: other programs were active.
 _MAX_SPREAD = 0.75
-"""A row whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
+"""A result whose repeats scatter by a larger share of their median is measured again, and not used if it still does."""
 _KIND_GAIN = 0.10  # ``paper``: share of update frames/s that a less plain learner has to add.
-_MIN_S = 4.0  # Less time than this is not worth a round with everything running,
-_CLIMB_S = 1.0  # this not a measurement of learners alone,
-_AGAIN_S = 8.0  # and this not another round of scattered rows.
+_MIN_S = 4.0  # Least time for a round with everything running.
+_CLIMB_S = 1.0  # Least time for a measurement of learners alone.
+_AGAIN_S = 8.0  # Least time for another round of scattered results.
 _STRIDE = 2  # A line needs few points: only every second batch of the ladder is measured.
 _THREADS_HELP = 0.3  # More threads are tried on a device that reaches this share of the best one's score with one.
 _SIZES = 3  # Batches of each kind of learner measured at once.
@@ -96,25 +96,27 @@ class Rounds:
     def __init__(self) -> None:
         self._rounds: list[dict[Setting, TrialResult]] = []
 
-    def add(self, rows: Iterable[TrialResult]) -> None:
-        self._rounds.append({row.setting: row for row in rows})
+    def add(self, results: Iterable[TrialResult]) -> None:
+        self._rounds.append({result.setting: result for result in results})
 
     def newest(self) -> dict[Setting, TrialResult]:
-        """The newest row of each setting, one that ran before one that failed."""
-        rows: dict[Setting, TrialResult] = {}
+        """The newest result of each setting, one that ran before one that failed."""
+        results: dict[Setting, TrialResult] = {}
         for latest in self._rounds:
-            rows |= {setting: row for setting, row in latest.items() if row.ran or setting not in rows}
-        return rows
+            results |= {setting: result for setting, result in latest.items() if result.ran or setting not in results}
+        return results
 
     def pair(self, current: Setting, other: Setting) -> tuple[TrialResult, TrialResult] | None:
-        """Rows of both settings out of the newest round in which both ran; None without one."""
-        pairs = [(rows[current], rows[other]) for rows in self._rounds if current in rows and other in rows]
+        """Results of both settings out of the newest round in which both ran; None without one."""
+        pairs = [
+            (results[current], results[other]) for results in self._rounds if current in results and other in results
+        ]
         return next((pair for pair in reversed(pairs) if pair[0].ran and pair[1].ran), None)
 
 
-def is_steady(row: TrialResult) -> bool:
-    """True if a row can be used: it ran, and its repeats agree."""
-    return row.ran and (row.spread or 0.0) <= _MAX_SPREAD
+def is_steady(result: TrialResult) -> bool:
+    """True if a result can be used: it ran, and its repeats agree."""
+    return result.ran and (result.spread or 0.0) <= _MAX_SPREAD
 
 
 class Search:
@@ -149,7 +151,7 @@ class Search:
         without_effect = {SAMPLERS, ENVS, INFERENCE_WORKERS, RATIO_MAX, *((RATIO,) if problem.balanced else ())}
         always = {BATCH, RATIO} if problem.objective != ROLLOUT else {*problem.configured}
         always = {*always, *(knob.name for knob in problem.knobs if knob.varied_last)} - without_effect
-        self.learned = {name: value for name, value in problem.configured.items() if name in always}
+        self.learning_values = {name: value for name, value in problem.configured.items() if name in always}
         """Values on which learning depends, as configured or as close to that as this machine allows."""
         self.limits: list[str] = list(problem.memory_plan.limits) if problem.memory_plan else []
         """Bounds that cut the choice short, each in a sentence."""
@@ -178,41 +180,50 @@ class Search:
     def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         return self.measure.joint(settings, within_s=within_s, on_result=self._record)
 
-    # --- scores of rows ---
+    # --- scores of results ---
 
     def _repeat_scattered(
-        self, measure: Callable[[Sequence[Setting], float], list[TrialResult]], rows: list[TrialResult], within_s: float
+        self,
+        measure: Callable[[Sequence[Setting], float], list[TrialResult]],
+        results: list[TrialResult],
+        within_s: float,
     ) -> list[TrialResult]:
-        """The rows; scattered ones are measured once more as far as time allows."""
-        scattered = [row.setting for row in rows if row.ran and not is_steady(row)]
+        """The results; scattered ones are measured once more as far as time allows."""
+        scattered = [result.setting for result in results if result.ran and not is_steady(result)]
         if not scattered or within_s < _CLIMB_S:
-            return rows
-        repeats = {row.setting: row for row in measure(scattered, within_s) if row.ran}
-        pairs = [(row, repeats.get(row.setting, row)) for row in rows]
+            return results
+        repeats = {result.setting: result for result in measure(scattered, within_s) if result.ran}
+        pairs = [(result, repeats.get(result.setting, result)) for result in results]
         return [new if spread_of([new]) <= spread_of([old]) else old for old, new in pairs]
 
     def _changes_learning(self, current: Setting, other: Setting) -> bool:
         """True if the other setting moves a value, on which learning depends, away from the configured one."""
         return any(
-            other[name] not in (current[name], learned) for name, learned in self.learned.items() if name in other
+            other[name] not in (current[name], value) for name, value in self.learning_values.items() if name in other
         )
 
     def _is_clearly_better(self, rounds: Rounds, current: Setting, other: Setting, min_gain: float) -> bool:
-        """True for a clear gain in the same turns; if it affects learning, one above the spread, without other load."""
+        """True if the gain in the same turns is clear.
+
+        If the setting affects learning, the gain must also exceed the spread, and no other program may be busy.
+        """
         gain, spread = self.gain_over(rounds, current, other)
         if self._changes_learning(current, other):
             return gain > max(min_gain, spread) and not self.busy()
         return gain > min_gain and spread <= _MAX_SPREAD
 
     def gain_over(self, rounds: Rounds, current: Setting, other: Setting) -> tuple[float, float]:
-        """(gain, spread of the rows) of another setting, both as shares; infinitely bad if not measured together."""
+        """(gain, spread of the results) of another setting, both as shares; infinitely bad if not measured together."""
         pair = rounds.pair(current, other)
         if pair is None:
             return -math.inf, math.inf
         return model.gain(self.problem, pair[1], pair[0]) - 1.0, spread_of(pair)
 
     def _doubtful(self, rounds: Rounds, current: Setting, min_gain: float) -> list[Setting]:
-        """Settings for which another round may decide: rows scatter too much, or by more than the gain."""
+        """Settings for which another round may decide.
+
+        Their repeats scatter too much, or their gain is below the scatter although learning changes.
+        """
         doubtful = []
         for other in rounds.newest():
             gain, spread = self.gain_over(rounds, current, other)
@@ -242,16 +253,16 @@ class Search:
         self.ladder, kinds = knobs.batch_sizes(self.problem), knobs.learner_kinds(self.problem)
         plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
         self._climb(plain, until_s)
-        scores = [(self._score(row), row.setting[DEVICE]) for row in self._rows()]
+        scores = [(self._score(result), result.setting[DEVICE]) for result in self._learner_results()]
         best, _ = max(scores)  # there are some: the first setting is measured in any case
         near = {device for score, device in scores if score >= _THREADS_HELP * best}
         self._climb([kind for kind in kinds if kind not in plain and kind.device in near], until_s)
         self.limits += [f"out of time before {kind} could be tried" for kind in kinds if kind not in self.rates]
         self._settle_learners(until_s)
         self.costs: dict[LearnerKind, Cost] = {}
-        for kind, rows in self.rates.items():
-            steady = [row for row in rows if is_steady(row)]
-            ran = [(row.setting[BATCH], 1.0 / row.updates) for row in steady or rows if row.updates > 0]
+        for kind, results in self.rates.items():
+            steady = [result for result in results if is_steady(result)]
+            ran = [(result.setting[BATCH], 1.0 / result.updates) for result in steady or results if result.updates > 0]
             if ran:
                 self.costs[kind] = model.fit_cost(ran)
                 self.sizes[kind] = self._sizes_that_ran(kind)
@@ -274,39 +285,41 @@ class Search:
                 for rate in self._measure_alone(wanted, left_s):
                     self.rates.setdefault(kind_of(rate.setting), []).append(rate)
 
-    def _rows(self) -> list[TrialResult]:
-        return [row for rates in self.rates.values() for row in rates]
+    def _learner_results(self) -> list[TrialResult]:
+        return [result for rates in self.rates.values() for result in rates]
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         return self.measure.learner(settings, within_s=within_s, on_result=self._record)
 
     def _settle_learners(self, until_s: float) -> None:
-        """Measures scattered rows once more; NothingMeasured if most of them still scatter."""
-        rows = self._repeat_scattered(self._measure_alone, self._rows(), self.measure.seconds_left() - until_s)
-        self.rates = {kind: [row for row in rows if kind_of(row.setting) == kind] for kind in self.rates}
-        ran = [row for row in rows if row.ran]
+        """Measures scattered results once more; NothingMeasured if most of them still scatter."""
+        results = self._repeat_scattered(
+            self._measure_alone, self._learner_results(), self.measure.seconds_left() - until_s
+        )
+        self.rates = {kind: [result for result in results if kind_of(result.setting) == kind] for kind in self.rates}
+        ran = [result for result in results if result.ran]
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
             raise NothingMeasured(f"update rates of the learner vary by {_typical(ran)}")
 
     def _larger_may_be_better(self, kind: LearnerKind, largest: int) -> bool:
         """True while batches above ``largest`` may be better; of the kinds on one device only for the fastest."""
-        rows = self.rates.get(kind, [])
-        if not rows or rows[-1].setting[BATCH] < largest or any(row.updates <= 0 for row in rows):
+        results = self.rates.get(kind, [])
+        if not results or results[-1].setting[BATCH] < largest or any(result.updates <= 0 for result in results):
             return False
-        fastest = rows[-1].updates
-        others = [row for other, rates in self.rates.items() if other.device == kind.device for row in rates]
-        if any(row.setting[BATCH] == largest and row.updates > fastest for row in others):
+        fastest = results[-1].updates
+        others = [result for other, rates in self.rates.items() if other.device == kind.device for result in rates]
+        if any(result.setting[BATCH] == largest and result.updates > fastest for result in others):
             return False
         if self.problem.objective == "paper":
-            cost = model.fit_cost([(row.setting[BATCH], 1.0 / row.updates) for row in rows])
+            cost = model.fit_cost([(result.setting[BATCH], 1.0 / result.updates) for result in results])
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > largest
-        return bool(max(rows, key=self._score).setting[BATCH] >= largest / 4)
+        return bool(max(results, key=self._score).setting[BATCH] >= largest / 4)
 
     def _sizes_that_ran(self, kind: LearnerKind) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
         free = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
         ran: list[int] = []
-        for rate in sorted(self.rates[kind], key=lambda row: row.setting[BATCH]):
+        for rate in sorted(self.rates[kind], key=lambda result: result.setting[BATCH]):
             batch = rate.setting[BATCH]
             if rate.updates <= 0:
                 self.limits.append(f"batch {batch} with {kind}: {rate.failure or 'no updates'}")
@@ -322,7 +335,7 @@ class Search:
         sizes = {kind: batches for kind, batches in self.sizes.items() if batches}
         if not sizes:
             names = (BATCH, DEVICE, PRECISION, THREADS)
-            self._raise_nothing_ran(self._rows(), names, "no batch size could be measured")
+            self._raise_nothing_ran(self._learner_results(), names, "no batch size could be measured")
         quick = {
             kind: [batch for batch in batches if self.costs[kind].update_s(batch) <= MAX_UPDATE_S]
             for kind, batches in sizes.items()
@@ -365,8 +378,8 @@ class Search:
 
     def _raise_nothing_ran(self, results: Sequence[TrialResult], names: Sequence[str], what: str) -> NoReturn:
         """Raises the error for ``results`` of which none ran; the user's values of knobs ``names`` may be the cause."""
-        reasons = "; ".join(sorted({row.failure or "no env step or no update" for row in results}))
-        if all(row.starved or row.failure is None for row in results):
+        reasons = "; ".join(sorted({result.failure or "no env step or no update" for result in results}))
+        if all(result.starved or result.failure is None for result in results):
             raise NothingMeasured(f"{what}: {reasons or 'no time to measure'}")
         pins = [f"{name} = {self.problem.pin(name)}" for name in names if name in self.problem.pins]
         if pins and results:
@@ -378,16 +391,16 @@ class Search:
     def sweep_samplers(self) -> None:
         """Measures samplers beside the best learner without a rate limit, and forecasts all that may be chosen."""
         problem, first = self.problem, self.first
-        envs = knobs.memory_plan(problem).envs_per_sampler.value
+        envs = problem.known_memory_plan.envs_per_sampler.value
         base = Setting({**first, **self.varied_last, ENVS: envs, RATIO: 0.0})
         sweep = self._joint(
             [base.replace(SAMPLERS, count) for count in knobs.sampler_ladder(problem, first)],
             max(self.measure.seconds_left() * _SWEEP_FRACTION, 1.0),
         )
-        if any(row.ran and not is_steady(row) for row in sweep) and self.measure.seconds_left() >= _AGAIN_S:
+        if any(result.ran and not is_steady(result) for result in sweep) and self.measure.seconds_left() >= _AGAIN_S:
             sweep = self._repeat_scattered(self._joint, sweep, self.measure.seconds_left() * _SWEEP_FRACTION)
         good = [result for result in sweep if is_steady(result)]
-        scattered = [row for row in sweep if row.ran and not is_steady(row)]
+        scattered = [result for result in sweep if result.ran and not is_steady(result)]
         if scattered and not good:
             raise NothingMeasured(f"rates of samplers with the learner vary by {_typical(scattered)}")
         if not sweep and self.busy():
@@ -403,40 +416,40 @@ class Search:
                 pairs = itertools.product(knobs.sampler_counts(problem, setting), knobs.ratios(problem, setting))
                 settings += [Setting({**setting, SAMPLERS: count, RATIO: ratio}) for count, ratio in pairs]
         # Never more busy threads than ran together.
-        busy = max((row.setting[SAMPLERS] for row in good), default=1) + first[THREADS]
-        failed = min((row.setting[SAMPLERS] for row in sweep if row.failure), default=math.inf)
+        busy = max((result.setting[SAMPLERS] for result in good), default=1) + first[THREADS]
+        failed = min((result.setting[SAMPLERS] for result in sweep if result.failure), default=math.inf)
         always = (1, problem.pin(SAMPLERS))
         settings = [one for one in settings if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in always]
         settings = [setting for setting in settings if setting[SAMPLERS] < failed] or settings
-        self.limits += [f"{row.setting[SAMPLERS]} samplers: {row.failure}" for row in sweep if row.failure]
+        self.limits += [f"{result.setting[SAMPLERS]} samplers: {result.failure}" for result in sweep if result.failure]
         if not sweep:
             self.limits.append("out of time before samplers could be measured: chosen by estimate")
         self.expected = {setting: self.forecast(setting) for setting in settings}
-        for name, value in self.learned.items():
+        for name, value in self.learning_values.items():
             if name in (BATCH, RATIO):
                 values = {setting[name] for setting in settings}
-                self.learned[name] = min(values, key=lambda one: (_distance(one, value), one))
+                self.learning_values[name] = min(values, key=lambda one: (_distance(one, value), one))
 
     def _pick(self, expected: Sequence[Scored]) -> Scored:
         """The best forecast; batch size and ratio each change only for a gain above the noise of the measurements."""
-        rows = [row for row in self._rows() if row.ran]
-        needed = math.inf if self.busy() else max(_middle_spread(rows), _middle_spread(self.swept))
+        results = [result for result in self._learner_results() if result.ran]
+        needed = math.inf if self.busy() else max(_middle_spread(results), _middle_spread(self.swept))
         best: dict[tuple[Any, ...], float] = {}
         for scored in expected:
-            values = self._learned(scored.setting)
+            values = self._learning_values_of(scored.setting)
             best[values] = max(best.get(values, 0.0), scored.score)
-        configured = self._learned(self.learned)
+        configured = self._learning_values_of(self.learning_values)
 
         def pays(scored: Scored) -> bool:
-            values = self._learned(scored.setting)
+            values = self._learning_values_of(scored.setting)
             points = itertools.product(*({*pair} for pair in zip(values, configured, strict=True)))
             return all(scored.score > best.get(point, 0.0) * (1.0 + needed) for point in points if point != values)
 
         return model.pick(self.problem, [scored for scored in expected if pays(scored)] or expected)
 
-    def _learned(self, setting: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _learning_values_of(self, setting: Mapping[str, Any]) -> tuple[Any, ...]:
         """Batch size and ratio of a setting, as far as learning depends on them."""
-        return tuple(setting[name] for name in (BATCH, RATIO) if name in self.learned)
+        return tuple(setting[name] for name in (BATCH, RATIO) if name in self.learning_values)
 
     def forecast(self, setting: Setting) -> Scored:
         return model.worth(self.problem, setting, *self.sharing.forecast(setting))
@@ -449,42 +462,52 @@ class Search:
         problem, expected = self.problem, list(self.expected.values())
         phases = 1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
         within_s = self.measure.seconds_left() / phases
-        max_samplers = max((row.setting[SAMPLERS] for row in self.results if row.trial == JOINT and row.ran), default=1)
+        max_samplers = max(
+            (result.setting[SAMPLERS] for result in self.results if result.trial == JOINT and result.ran), default=1
+        )
         if within_s < _MIN_S:
             self.limits.append("out of time before the neighbours of the choice were measured")
             expected = [scored for scored in expected if scored.setting[SAMPLERS] <= max_samplers] or expected
             self.chosen = self._pick(expected)
             self.centre = self.chosen.setting
             return
-        before, learned = self._pick(expected), self._learned(self.learned)
-        unmoved = [scored for scored in expected if self._learned(scored.setting) == learned]
+        before, configured = self._pick(expected), self._learning_values_of(self.learning_values)
+        unmoved = [scored for scored in expected if self._learning_values_of(scored.setting) == configured]
         plain = model.pick(problem, unmoved) if unmoved else before
         # Such a change needs proof: for it, time is left for a second round.
         neighbours = self._neighbours(before)[: _MAX_NEIGHBOURS if plain == before else _FEW_NEIGHBOURS]
         wanted = list(dict.fromkeys([plain.setting, before.setting, *neighbours]))
         rounds, best = self._compare("choice", self._joint, wanted, within_s - 1.0, _MIN_GAIN, before.setting)
-        rows, self.checked = rounds.newest(), rounds
+        results, self.checked = rounds.newest(), rounds
         if best is not None:
             self.chosen, self.measured = model.measured_worth(problem, best), True
-        elif rows and self.busy():
+        elif results and self.busy():
             raise NothingMeasured("neither the expected best nor its neighbours could be measured")
         else:
             # Settings that do not affect learning, with no more samplers than those that failed and those that ran.
-            candidates = unmoved or expected
-            untried = [scored for scored in candidates if scored.setting not in rows] or candidates
-            max_samplers = min(plain.setting[SAMPLERS], max_samplers)
-            fewer = [scored for scored in untried if scored.setting[SAMPLERS] <= max_samplers]
-            self.chosen = model.pick(problem, fewer or untried)
-            why = next((f": {row.failure}" for row in rows.values() if row.failure), "")
-            self.doubts.append(f"the expected best could not be measured{why}")
+            self._choose_unmeasured(unmoved or expected, results, min(plain.setting[SAMPLERS], max_samplers))
         self.centre = self.chosen.setting
         if self.centre != before.setting:
-            new, old = setting_text(problem, self.centre), setting_text(problem, before.setting)
-            row, text = rows.get(before.setting), f"{new} in place of {old}"
-            if row is not None and row.ran:
-                within_spread = f"{text}, with a gain within the measured spread"
-                text = within_spread if self.centre == plain.setting else f"{new} measured better than {old}"
-            self.notes.append(f"checked with its neighbours: {text}")
+            self._note_check(results, before.setting, plain.setting)
+
+    def _choose_unmeasured(
+        self, candidates: Sequence[Scored], tried: Mapping[Setting, TrialResult], max_samplers: int
+    ) -> None:
+        """Chooses a candidate that was not tried and has at most ``max_samplers``, as far as there is one."""
+        untried = [scored for scored in candidates if scored.setting not in tried] or candidates
+        fewer = [scored for scored in untried if scored.setting[SAMPLERS] <= max_samplers]
+        self.chosen = model.pick(self.problem, fewer or untried)
+        why = next((f": {result.failure}" for result in tried.values() if result.failure), "")
+        self.doubts.append(f"the expected best could not be measured{why}")
+
+    def _note_check(self, results: Mapping[Setting, TrialResult], expected: Setting, plain: Setting) -> None:
+        """Notes that the choice is not the expected best; ``plain`` is the best that does not affect learning."""
+        new, old = setting_text(self.problem, self.centre), setting_text(self.problem, expected)
+        result, text = results.get(expected), f"{new} in place of {old}"
+        if result is not None and result.ran:
+            within_spread = f"{text}, with a gain within the measured spread"
+            text = within_spread if self.centre == plain else f"{new} measured better than {old}"
+        self.notes.append(f"checked with its neighbours: {text}")
 
     def _compare(
         self,
@@ -495,13 +518,15 @@ class Search:
         min_gain: float,
         expected: Setting | None = None,
     ) -> tuple[Rounds, TrialResult | None]:
-        """Measures settings in the same turns; returns the rounds and the best row, None if no row is usable.
+        """Measures settings in the same turns; returns the rounds and the best result, None if no result is usable.
 
         The first setting stays unless another one is clearly better; for one that is ``expected`` to be, any gain above
-        the spread suffices. Doubtful rows are measured once more, all rows if the machine was busy.
+        the spread suffices. Doubtful results are measured once more, all results if the machine was busy.
         """
         rounds, current = Rounds(), settings[0]
-        before = max((row.env_steps for row in self.results if row.setting == current and row.ran), default=0.0)
+        before = max(
+            (result.env_steps for result in self.results if result.setting == current and result.ran), default=0.0
+        )
         end_s = self.measure.seconds_left() - within_s
         rounds.add(measure_settings(settings, within_s))
         doubtful, left_s = self._doubtful(rounds, current, min_gain), self.measure.seconds_left() - end_s
@@ -509,25 +534,27 @@ class Search:
             again = f"{len(doubtful)} of the {len(settings)} settings that were compared last"
             self.notes.append(f"{again} were measured again, because rates varied")
             rounds.add(measure_settings([current, *doubtful], left_s))
-        row = rounds.newest().get(current)
-        if row is not None and row.ran and row.env_steps < _DISTURBED * before:
+        result = rounds.newest().get(current)
+        if result is not None and result.ran and result.env_steps < _DISTURBED * before:
             left_s = self.measure.seconds_left() - end_s
             if left_s >= within_s / 2:
                 self.notes.append(f"{what} measured again: the machine was busy")
                 rounds.add(measure_settings(settings, left_s))
             else:
                 self.limits.append(f"{what} was measured while the machine was busy, with no time to repeat it")
-        rows = rounds.newest()
-        failed = [row for row in rows.values() if not row.ran]
-        self.limits += [f"{setting_text(self.problem, row.setting)}: {row.failure or 'no updates'}" for row in failed]
-        good = {setting: row for setting, row in rows.items() if row.ran}
+        results = rounds.newest()
+        failed = [result for result in results.values() if not result.ran]
+        self.limits += [
+            f"{setting_text(self.problem, result.setting)}: {result.failure or 'no updates'}" for result in failed
+        ]
+        good = {setting: result for setting, result in results.items() if result.ran}
         best: TrialResult | None = None
         if current in good:
             best = good[self._best_of(rounds, current, min_gain, expected)]
         # A setting that got no processor time may be the best.
-        elif self.problem.objective != ROLLOUT or current not in rows or not rows[current].starved:
-            left = [row for row in good.values() if not self._changes_learning(current, row.setting)]
-            left = left or [row for row in good.values() if is_steady(row) and not self.busy()]
+        elif self.problem.objective != ROLLOUT or current not in results or not results[current].starved:
+            left = [result for result in good.values() if not self._changes_learning(current, result.setting)]
+            left = left or [result for result in good.values() if is_steady(result) and not self.busy()]
             best = max(left, key=self._score, default=None)
         if best is not None and not is_steady(best):
             self.doubts.append(f"rates of the choice vary by {_typical([best])}")
@@ -586,12 +613,14 @@ class Search:
             best = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(varied) - number))
             if best is not None:
                 self.chosen, self.measured = model.measured_worth(self.problem, best), True
-        if not any(row.ran for row in self.results):
+        if not any(result.ran for result in self.results):
             failed = [result for result in self.results if result.failure]
             what = f"no setting of the mode could be measured: {failed[0].failure if failed else 'no time was left'}"
-            raise NothingMeasured(what) if all(row.starved for row in failed) else WorkerError(what)
+            raise NothingMeasured(what) if all(result.starved for result in failed) else WorkerError(what)
         if self.problem.objective == ROLLOUT and not self.measured:
-            failures = [row.failure for row in self.results if row.setting == self.chosen.setting and row.failure]
+            failures = [
+                result.failure for result in self.results if result.setting == self.chosen.setting and result.failure
+            ]
             why = failures[0] if failures else "no time was left"
             raise NothingMeasured(f"the configured setting could not be measured: {why}")
 
@@ -616,7 +645,7 @@ class Search:
         if not wanted and self.results:
             return None
         if within_s < _MIN_S:
-            known = {row.setting[knob.name] for row in self.results if row.ran and knob.name in row.setting}
+            known = {result.setting[knob.name] for result in self.results if result.ran and knob.name in result.setting}
             more = "more values of " if known - {current.get(knob.name)} else ""
             self.limits.append(f"out of time before {more}{knob.name} could be measured")
             return None
@@ -631,8 +660,8 @@ class Search:
     def _note_runners(
         self, knob: Knob, current: Setting, others: Sequence[Setting], rounds: Rounds, best: TrialResult
     ) -> None:
-        rows, chosen = rounds.newest(), best.setting[knob.name]
-        if current not in rows or not rows[current].ran:
+        results, chosen = rounds.newest(), best.setting[knob.name]
+        if current not in results or not results[current].ran:
             return
         gains = {setting: self.gain_over(rounds, current, setting)[0] for setting in others}
         scores = {setting: 1.0 + gain for setting, gain in gains.items() if gain > -1.0} | {current: 1.0}
@@ -656,7 +685,7 @@ class Search:
         if problem.memory_plan is not None:
             cost = self.costs[kind_of(chosen)]
             self.cost = cost if cost.b > 0.0 else None
-            if cost.b * max(row.setting[BATCH] for row in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
+            if cost.b * max(result.setting[BATCH] for result in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
                 self.paper_batch = paper_batch(*cost, problem.targets.gpu_target)
         elif SAMPLERS not in chosen and knobs.rollout_rows(chosen) != knobs.rollout_rows(problem.configured):
             self.notes.append(
@@ -676,7 +705,10 @@ class Search:
         problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
         labels = {knob.name: knob.column for knob in problem.knobs}
         names = {"update_rates": LEARNER, "joint_rates": JOINT, "rollout_rates": ROLLOUT}
-        rates = {name: [row.as_json() for row in self.results if row.trial == trial] for name, trial in names.items()}
+        rates = {
+            name: [result.as_json() for result in self.results if result.trial == trial]
+            for name, trial in names.items()
+        }
         return {
             "schema": SCHEMA,
             "objective": problem.objective,
@@ -699,11 +731,11 @@ def _distance(value: float, other: float) -> float:
     return abs(math.log(value / other)) if value > 0 and other > 0 else abs(value - other)
 
 
-def _middle_spread(rows: Sequence[TrialResult]) -> float:
-    """The spread of a typical row; infinite if none is known."""
-    known = [row.spread for row in rows if row.spread is not None]
+def _middle_spread(results: Sequence[TrialResult]) -> float:
+    """The spread of a typical result; infinite if none is known."""
+    known = [result.spread for result in results if result.spread is not None]
     return statistics.median(known) if known else math.inf
 
 
-def _typical(rows: Sequence[TrialResult]) -> str:
-    return f"{100 * _middle_spread(rows):.0f} % of their median"
+def _typical(results: Sequence[TrialResult]) -> str:
+    return f"{100 * _middle_spread(results):.0f} % of their median"

@@ -262,7 +262,7 @@ class Trial(contextlib.ExitStack, Windows):
         if self._kind.shares:
             self.run.status.header[status_table.ACTIVE_SAMPLERS] = setting[SAMPLERS]
             for data in self.run.data:
-                data.forget()
+                data.reset_counts()
 
     def attempt(self, act: Callable[[], None]) -> None:
         """Runs ``act`` for all remaining candidates; a failure becomes theirs and ends the trial."""

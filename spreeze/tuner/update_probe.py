@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spreeze.config.schema import algorithm_section
-from spreeze.machine.processes import end_with_parent, leave_to_supervisor
+from spreeze.machine.processes import end_with_parent, ignore_ending_signals
 from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
@@ -39,7 +39,7 @@ _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::
 def main(argv: list[str]) -> int:
     """Answers measurements until standard input ends."""
     end_with_parent()
-    leave_to_supervisor()
+    ignore_ending_signals()
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
     layout = algorithm_section(job.algo, job.spec.import_module)(**job.algorithm).row_layout(job.spec)
     ring = ReplayRing.create(RingSpec(layout, 1, job.rows))
@@ -118,7 +118,7 @@ def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, results: int, p
     code = 1
     with contextlib.suppress(OSError):
         end_with_parent()
-        leave_to_supervisor()
+        ignore_ending_signals()
         os.dup2(2, 1)  # standard output belongs to the results
         with os.fdopen(turns, "rb", buffering=0) as lines:
             code = 0

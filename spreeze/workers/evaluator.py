@@ -31,7 +31,13 @@ from spreeze.errors import SpreezeError, described
 from spreeze.files import remove_unfinished
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import close_in_time, end_with_parent, leave, leave_to_supervisor, lower_priority
+from spreeze.machine.processes import (
+    close_in_time,
+    end_with_parent,
+    exit_process,
+    ignore_ending_signals,
+    lower_priority,
+)
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table
@@ -488,7 +494,7 @@ def main(argv: list[str]) -> int:
     Prints the last evaluation as one JSON record.
     """
     end_with_parent()
-    leave_to_supervisor()
+    ignore_ending_signals()
     text, budget_s, nice = argv
     lower_priority(int(nice))
     job = EvaluatorJob.from_json(json.loads(text))
@@ -509,4 +515,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

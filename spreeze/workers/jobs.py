@@ -41,11 +41,12 @@ class BaseLearnerJob(Job):
     normalize_obs: bool
     stop: StopConfig
     """When the run ends; env steps are those of the whole run."""
-    run_started_s: float
+    session_started_s: float
     """Monotonic time at which this session started; ``previous_...`` are totals of earlier sessions."""
     previous_wall_s: float
     previous_env_steps: int = 0
     session: float
+    """Number by which checkpoints recognise this session."""
     publishes_values: bool = False
     """True if the values of its networks are published beside its policy, for recorded episodes."""
     publish_updates: int | None = None

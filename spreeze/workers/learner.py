@@ -64,7 +64,7 @@ class UpdateLoop(ABC):
 
     def session_s(self) -> float:
         """Wall time of this session, without pauses."""
-        return time.monotonic() - self._job.run_started_s - self._context.paused_s
+        return time.monotonic() - self._job.session_started_s - self._context.paused_s
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:

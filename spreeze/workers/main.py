@@ -24,7 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.processes import PREWARM, end_with_parent, leave, leave_to_supervisor, lower_priority, take_name
+from spreeze.machine.processes import (
+    PREWARM,
+    end_with_parent,
+    exit_process,
+    ignore_ending_signals,
+    lower_priority,
+    take_name,
+)
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
@@ -44,7 +51,7 @@ def main(argv: list[str]) -> int:
         argv = [argument]
     spec: dict[str, Any] = json.loads(argv[0])
     _die_with_supervisor(spec["lifeline_fd"], spec["supervisor_pid"])
-    leave_to_supervisor()
+    ignore_ending_signals()
     address = Address(spec["role"], spec["group"], spec["index"])
     take_name(address.name)
     faulthandler.enable()
@@ -91,7 +98,7 @@ def _job_of_waiting(fd: int) -> str | None:
     """Imports what learners need, then waits for a job; None if no run needs this process."""
     end_with_parent()
     take_name(PREWARM)
-    leave_to_supervisor()
+    ignore_ending_signals()
     with socket.socket(fileno=fd) as line:
         _load(LearnerJob.code.partition(":")[0])
         data, fds = receive(line)
@@ -152,4 +159,4 @@ def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

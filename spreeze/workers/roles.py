@@ -26,7 +26,7 @@ class FailurePolicy(Enum):
     """The losses of a role's workers that end the run."""
 
     ANY = "any of them"
-    MAX = "more than half of them"
+    MAJORITY = "more than half of them"
     NEVER = "never"
 
 
@@ -92,7 +92,7 @@ def role_of(name: str) -> Role | None:
     return ROLES.get(name.partition("-")[0])
 
 
-_WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
+_OBSERVER = RestartLimit(failures=3, window_s=600.0, quarantine_s=300.0, first_delay_s=1.0)
 _ALL = (
     # The run cannot continue without it: the last to be killed when memory runs out.
     Role(
@@ -109,7 +109,7 @@ _ALL = (
         steps=True,
         pausable=True,
         oom_score=500,
-        on_loss=FailurePolicy.MAX,
+        on_loss=FailurePolicy.MAJORITY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
     ),
     # The learner waits for each of them.
@@ -146,7 +146,7 @@ _ALL = (
         has_envs=True,
         may_end=True,
         on_loss=FailurePolicy.NEVER,
-        limit=_WATCHER,
+        limit=_OBSERVER,
     ),
     Role(
         name="visualizer",
@@ -155,7 +155,7 @@ _ALL = (
         has_envs=True,
         may_end=True,
         on_loss=FailurePolicy.NEVER,
-        limit=_WATCHER,
+        limit=_OBSERVER,
     ),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from harness import PENDULUM, refused, train, verb
+from harness import PENDULUM, refused, run_command, train
 
 from spreeze.algorithms import create, create_on_policy
 from spreeze.cli.arguments import build_parser, user_values
@@ -108,7 +108,9 @@ def test_it_trains_is_evaluated_and_resumed(module, tmp_path, capsys):
     run, code, document = train(tmp_path, *command, "--set", f"{NAME}.bonus=3", name="b3", tiny=TINY)
     assert (code, document["updates"]) == (0, 20)
     assert MetricsReader(run.path / "metrics.db").latest()["alpha"].value == 3.0
-    done = verb("evaluate", "b3", "--runs-dir", str(run.path.parent), "--import", module, "--episodes", "1", "--json")
+    done = run_command(
+        "evaluate", "b3", "--runs-dir", str(run.path.parent), "--import", module, "--episodes", "1", "--json"
+    )
     assert np.isfinite(json.loads(done.stdout)["return_mean"]), done.stderr
     resume = ("--resume", "b3", "--updates", "25")
     _, code, document = train(tmp_path, *resume, "--import", module, tiny=())

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from harness import PENDULUM, train, verb
+from harness import PENDULUM, run_command, train
 from rollouts import learner, rollout, task
 from torch.func import functional_call
 
@@ -208,6 +208,6 @@ def test_a_run_trains_with_it_and_is_evaluated(module, tmp_path):
     assert code == 0, run.stderr[-3000:]
     assert (document["updates"], document["restarts"]) == (60, 0)
     assert 'network = "residual"' in (run.path / "config.toml").read_text()
-    scored = verb("evaluate", run.path, "--episodes", "1", "--json", "--import", module)
+    scored = run_command("evaluate", run.path, "--episodes", "1", "--json", "--import", module)
     assert scored.returncode == 0, scored.stderr
     assert json.loads(scored.stdout)["algo"] == "sac"

@@ -73,7 +73,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
         "workers/roles.py": (
             "_ALL = (",
             """
-    Role(name="madeup", several=True, on_loss=FailurePolicy.NEVER, limit=_WATCHER),""",
+    Role(name="madeup", several=True, on_loss=FailurePolicy.NEVER, limit=_OBSERVER),""",
         ),
         "workers/madeup.py": """
 from spreeze.workers.jobs import Job

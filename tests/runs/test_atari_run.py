@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import BATCH_SIZE, refused, train, train_until, verb
+from harness import BATCH_SIZE, refused, run_command, train, train_until
 
 from spreeze.transport.weights import WeightsStore
 
@@ -31,11 +31,11 @@ def test_pong_is_trained_evaluated_stopped_and_resumed(tmp_path):
     again, code, document = train(tmp_path, "--resume", str(run.path), "--updates", str(updates + 10), tiny=())
     assert code == 0, again.stderr
     assert document["updates"] == updates + 10
-    found = verb("evaluate", run.path, "--episodes", 1, "--json")
+    found = run_command("evaluate", run.path, "--episodes", 1, "--json")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["length_mean"] <= 100
     clip = tmp_path / "pong.mp4"
-    shown = verb("play", run.path, "--clip", clip)
+    shown = run_command("play", run.path, "--clip", clip)
     assert shown.returncode == 0, shown.stderr
     assert clip.stat().st_size > 1000
 

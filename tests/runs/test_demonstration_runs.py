@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from harness import PENDULUM, Run, refused, train, verb
+from harness import PENDULUM, Run, refused, run_command, train
 
 TD3 = ("--algo", "td3", "--set", "td3.hidden_sizes=[16,16]", "--batch-size", "16", "--no-visualizer",
        "--set", "evaluation.episodes=2", "--set", "replay.learning_starts=100")  # fmt: skip
@@ -17,7 +17,7 @@ def recorded(tmp_path_factory):
     run, code, _ = train(folder, *PENDULUM, *TD3, "--mode", "serial", "--updates", "5", tiny=())
     assert code == 0
     path = folder / "episodes.npz"
-    shown = verb("evaluate", run.path, "--episodes", "3", "--record", str(path), "--json")
+    shown = run_command("evaluate", run.path, "--episodes", "3", "--record", str(path), "--json")
     assert json.loads(shown.stdout)["record"] == str(path)
     with np.load(path) as file:
         assert file["observations"].shape == (600, 3)
@@ -33,7 +33,7 @@ def test_without_samplers_a_run_learns_and_goes_on(tmp_path, recorded):
     assert document["eval_return_final"] is not None
     _, code, document = train(tmp_path, "--resume", "offline", "--updates", "80", tiny=())
     assert (code, document["error"], document["updates"], document["env_steps"]) == (0, None, 80, 0)
-    assert verb("report", run.path, "--out", tmp_path / "report.html").returncode == 0
+    assert run_command("report", run.path, "--out", tmp_path / "report.html").returncode == 0
 
 
 @pytest.mark.parametrize("mode", ["spreeze", "serial"])

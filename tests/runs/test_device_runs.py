@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import pytest
-from harness import HIDDEN_SIZES, Run, refused, train, verb
+from harness import HIDDEN_SIZES, Run, refused, run_command, train
 
 from spreeze import load_policy
 
@@ -34,7 +34,7 @@ def test_equal_seeds_give_equal_bits_and_the_run_says_what_is_where_and_is_evalu
         ("evaluate", "--episodes", "2", "--import", "device_envs"),
         ("export", "--format", "numpy", "--out", str(tmp_path / "policy.npz")),
     ):
-        done = verb(name, str(run.path), *options)
+        done = run_command(name, str(run.path), *options)
         assert done.returncode == 0, done.stderr
 
 

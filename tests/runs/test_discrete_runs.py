@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import HIDDEN_SIZES, TINY, refused, train, train_until, verb
+from harness import HIDDEN_SIZES, TINY, refused, run_command, train, train_until
 
 _CART = ("--env", "CartPole-v1")
 _SMALL = (*TINY, "--set", f"dqn.hidden_sizes={HIDDEN_SIZES}")
@@ -17,11 +17,11 @@ def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tm
     assert (document["algo"], document["updates"], document["restarts"]) == ("dqn", 60, 0)
     assert "algorithm dqn: the default for 2 discrete actions (sac fits too)" in run.stderr
     assert 'algo = "dqn"  # action space' in (run.path / "config.toml").read_text()
-    scored = verb("evaluate", run.path, "--episodes", "3", "--json")
+    scored = run_command("evaluate", run.path, "--episodes", "3", "--json")
     assert scored.returncode == 0, scored.stderr
     assert json.loads(scored.stdout)["return_mean"] >= 8.0  # a pole cannot fall sooner
     clip = tmp_path / "clip.mp4"
-    shown = verb("play", run.path, "--clip", clip)
+    shown = run_command("play", run.path, "--clip", clip)
     assert shown.returncode == 0, shown.stderr
     assert clip.stat().st_size > 0
     _, code, second = train(tmp_path, "--resume", "run", "--updates", "100", tiny=())

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from harness import Run, train, verb
+from harness import Run, run_command, train
 
 MODULE = "goal_tasks"
 BITS = ("--env", "BitFlip-v0", "--env-arg", "bits=4", "--import", MODULE, "--algo", "dqn", "--no-visualizer",
@@ -20,7 +20,7 @@ def test_one_update_an_env_step_in_turns_and_the_success_is_told(tmp_path):
     assert document["env_steps"] == pytest.approx(600, abs=4)
     assert document["updates"] == pytest.approx(500, abs=30)
     assert document["samples_per_insert"] == pytest.approx(16.0, rel=0.05)
-    shown = verb("evaluate", run.path, "--import", MODULE, "--json", "--episodes", "4")
+    shown = run_command("evaluate", run.path, "--import", MODULE, "--json", "--episodes", "4")
     assert 0.0 <= json.loads(shown.stdout)["success_rate"] <= 1.0
 
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from harness import PATIENCE_S, Run, refused, train, verb
+from harness import PATIENCE_S, Run, refused, run_command, train
 
 import spreeze
 from spreeze.errors import UsageError
@@ -47,13 +47,13 @@ def killed(tmp_path_factory):
 def test_a_run_is_evaluated_played_and_exported_with_a_program_that_scores_the_same(killed, tmp_path):
     clip, out = tmp_path / "docking.mp4", tmp_path / "policy.npz"
     imports = ("--import", "spreeze.envs.small_tasks")
-    found = verb("evaluate", killed, *imports, "--episodes", 3, "--seed", 0, "--checkpoint", "latest", "--json")
+    found = run_command("evaluate", killed, *imports, "--episodes", 3, "--seed", 0, "--checkpoint", "latest", "--json")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["length_mean"] == 10
-    shown = verb("play", killed, *imports, "--clip", clip)
+    shown = run_command("play", killed, *imports, "--clip", clip)
     assert shown.returncode == 0, shown.stderr
     assert clip.stat().st_size > 500
-    told = verb("export", killed, "--format", "numpy", "--checkpoint", "latest", "--out", out)
+    told = run_command("export", killed, "--format", "numpy", "--checkpoint", "latest", "--out", out)
     assert told.returncode == 0, told.stderr
     program = subprocess.run(
         [sys.executable, tmp_path / "policy_numpy_example.py"],

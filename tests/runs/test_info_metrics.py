@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from harness import SUPPORT, TINY, Run, verb
+from harness import SUPPORT, TINY, Run, run_command
 
 OWN = ("--env", "Talkative-v0", "--import", "info_env", "--no-visualizer", "--no-governor")
 CHOICE = ("--env", "TalkativeChoice-v0", "--import", "info_env", "--no-visualizer", "--no-governor")
@@ -46,9 +46,9 @@ def test_more_numbers_than_the_cap_are_told_once_and_drawn_in_the_report(tmp_pat
         run.stop()
     assert sum(name.startswith("info/") for name in run.numbers()) == 32
     assert sum("beyond the first 32 numbers" in event for event in run.events()) == 1
-    assert verb("report", run.path, "--out", tmp_path / "report.html").returncode == 0
+    assert run_command("report", run.path, "--out", tmp_path / "report.html").returncode == 0
     text = (tmp_path / "report.html").read_text()
     assert "reward/forward [value]" in text
     assert "Success rate [%]" in text
-    document = json.loads(verb("evaluate", run.path, "--import", "info_env", "--json", "--episodes", "4").stdout)
+    document = json.loads(run_command("evaluate", run.path, "--import", "info_env", "--json", "--episodes", "4").stdout)
     assert document["success_rate"] == 0.0  # four environments, the first episode of each

@@ -6,7 +6,7 @@ import math
 import os
 
 import pytest
-from harness import PENDULUM, TINY, Run, refused, train, verb
+from harness import PENDULUM, TINY, Run, refused, run_command, train
 
 from spreeze.__main__ import COMMANDS, main
 from spreeze.cli.arguments import guarded
@@ -152,7 +152,7 @@ def test_numbers_that_json_does_not_know_become_null(capsys):
 
 
 def test_an_unknown_verb_names_the_known(tmp_path):
-    done = verb("trian")
+    done = run_command("trian")
     assert done.returncode == 2
     assert done.stderr.startswith("error: no command 'trian'; did you mean 'train'?")
     assert done.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import odd_envs
 import pytest
-from harness import PATIENCE_S, REPO, SUPPORT, train_until, verb
+from harness import PATIENCE_S, REPO, SUPPORT, run_command, train_until
 from linear_policy import SPEC, arrays, meta
 
 from spreeze.config.layers import USER, Layer, resolve
@@ -205,7 +205,7 @@ def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_w
 )
 def test_a_process_leaves_with_its_code_and_its_output_whatever_is_left_in_it(left):
     names = "_thread, atexit, threading, odd_envs, spreeze.machine.processes as end"
-    code = f"import {names}; {left}; print(1); end.leave(3)"
+    code = f"import {names}; {left}; print(1); end.exit_process(3)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -261,7 +261,7 @@ def test_evaluate_ends_after_its_output(name, tmp_path):
     store = WeightsStore(tmp_path / "weights")
     store.publish(arrays(np.array([[-2.0, -4.0]], np.float32)), told, 1, 1)
     (path,) = (tmp_path / "weights").glob("w-*.safetensors")
-    done = verb("evaluate", path, "--import", MODULE, "--episodes", "2")
+    done = run_command("evaluate", path, "--import", MODULE, "--episodes", "2")
     assert done.returncode == 0, done.stderr
     assert "2 episodes" in done.stdout
 
@@ -375,7 +375,7 @@ def test_a_target_needs_evaluations():
 
 
 @pytest.mark.parametrize(
-    ("single_env", "enabled", "watchers", "in_turn"),
+    ("single_env", "enabled", "observers", "in_turn"),
     [
         (False, True, {"evaluator", "visualizer"}, False),
         (False, False, {"visualizer"}, False),
@@ -383,12 +383,12 @@ def test_a_target_needs_evaluations():
         (True, False, {"visualizer"}, False),
     ],
 )
-def test_who_evaluates(tmp_path, single_env, enabled, watchers, in_turn):
+def test_who_evaluates(tmp_path, single_env, enabled, observers, in_turn):
     settings = resolve([Layer(USER, {"evaluation": {"enabled": enabled}, "sampling": {"start_deadline_s": 300.0}})])
     plan = RunPlan(settings=settings, spec=SPEC, samplers=1, free_core=False, single_env=single_env, max_envs=1)
     with Assembly(plan, tmp_path, 0.0) as run:
         run.complete()
-        assert set(run.specs) == watchers
+        assert set(run.specs) == observers
         assert {spec.start_deadline_s for spec in run.specs.values()} == {300.0}
         assert (run.turn_evaluation is not None) == in_turn
 

@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import pytest
-from harness import refused, verb
+from harness import refused, run_command
 from hts_runs import ROWS, SMALL, SYNTHETIC, Run, fingerprints, kill_in_turn, played, train
 
 import spreeze
@@ -59,10 +59,12 @@ def test_one_process_and_several_learn_the_same_from_rollouts_in_turns(tmp_path)
 def test_a_run_is_evaluated_played_by_a_program_of_ones_own_and_exported(reference, tmp_path):
     folder, _, _ = reference
     run = str(folder / "runs" / "reference")
-    shown = verb("evaluate", run, "--episodes", "2", "--import", "spreeze.envs.small_tasks", "--checkpoint", "latest")
+    shown = run_command(
+        "evaluate", run, "--episodes", "2", "--import", "spreeze.envs.small_tasks", "--checkpoint", "latest"
+    )
     assert shown.returncode == 0, shown.stderr
     out = tmp_path / "policy.npz"
-    shown = verb("export", run, "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
+    shown = run_command("export", run, "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
     assert shown.returncode == 0, shown.stderr
     assert "checked beside our policy on 1,000 observations" in shown.stdout
     assert "actions, state = run_with_state(policy, x, state)" in (tmp_path / "policy_numpy_example.py").read_text()
@@ -118,7 +120,7 @@ def test_sequences_of_replay_count_as_their_env_steps_and_repeat_bit_for_bit(tmp
     policy = spreeze.load_policy(str(first.path), "latest", import_module="spreeze.envs.small_tasks")
     assert policy.act(np.zeros(policy.spec.obs_dim, np.float32), ())[1][0].shape == (1, 12)
     out = tmp_path / "policy.npz"
-    shown = verb("export", str(first.path), "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
+    shown = run_command("export", str(first.path), "--format", "numpy", "--checkpoint", "latest", "--out", str(out))
     assert shown.returncode == 0, shown.stderr
     assert "checked beside our policy on 1,000 observations" in shown.stdout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, SUPPORT, TINY, Run, poll
 
-from spreeze.machine.contention import Siblings
+from spreeze.machine.contention import ExemptProcesses
 from spreeze.machine.processes import PAGE, PREWARM, PROBE
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import BACKGROUND_CORES
@@ -53,23 +53,23 @@ def test_workers_and_named_processes_are_siblings_and_so_are_those_who_started_a
     proc.put(31, "samplers")
     proc.put(32, "a ) (learner) S 1 32", group=32)
     proc.put(33, "spreezer")
-    assert Siblings(proc.root, role_of).find(ours=()) == ({11, 12, 13, 21}, {10})
-    assert Siblings(proc.root, role_of).find(ours={10, 11, 12, 13}) == ({21}, set())
+    assert ExemptProcesses(proc.root, role_of).find(ours=()) == ({11, 12, 13, 21}, {10})
+    assert ExemptProcesses(proc.root, role_of).find(ours={10, 11, 12, 13}) == ({21}, set())
 
 
-def test_what_runs_at_low_priority_gives_way_by_itself_and_is_no_stranger(proc, monkeypatch):
+def test_what_runs_at_low_priority_gives_way_by_itself_and_is_no_external_load(proc, monkeypatch):
     proc.put(11, "backup", nice=19)
     proc.put(12, "make", nice=10)
     proc.put(13, "compiler", nice=9)
-    assert Siblings(proc.root, role_of).find(ours=()) == ({11, 12}, set())
+    assert ExemptProcesses(proc.root, role_of).find(ours=()) == ({11, 12}, set())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert Siblings(proc.root, role_of).find(ours={12}) == ({11}, set())
+    assert ExemptProcesses(proc.root, role_of).find(ours={12}) == ({11}, set())
 
 
-def test_processes_of_another_user_are_strangers(proc, monkeypatch):
+def test_processes_of_another_user_are_external(proc, monkeypatch):
     proc.put(11, "sampler-0")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert Siblings(proc.root, role_of).find(ours=()) == (set(), set())
+    assert ExemptProcesses(proc.root, role_of).find(ours=()) == (set(), set())
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_left_out(proc):
@@ -77,11 +77,11 @@ def test_a_process_that_ends_while_it_is_looked_at_is_left_out(proc):
     (proc.root / "12").mkdir()
     (proc.root / "13").mkdir()
     (proc.root / "13" / "stat").write_text("")
-    assert Siblings(proc.root, role_of).find(ours=())[0] == {11}
+    assert ExemptProcesses(proc.root, role_of).find(ours=())[0] == {11}
 
 
 def test_a_name_that_is_taken_late_is_seen_within_eight_looks_and_a_number_with_a_new_owner_at_once(proc):
-    siblings = Siblings(proc.root, role_of)
+    exempt = ExemptProcesses(proc.root, role_of)
     proc.put(11, "python")
     seen = []
     for look in range(1, 40):
@@ -89,7 +89,7 @@ def test_a_name_that_is_taken_late_is_seen_within_eight_looks_and_a_number_with_
             proc.put(12, "python")  # due at looks 3, 5, 9, 17, 25, 33
         if look == 18:
             proc.put(12, "learner", parent=11)
-        seen.append(siblings.find(ours=())[0])
+        seen.append(exempt.find(ours=())[0])
         if look == 30:
             proc.put(12, "bash")
     assert [index + 1 for index, roots in enumerate(seen) if roots == {12}] == list(range(25, 31))
@@ -132,7 +132,7 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
     ) as child:
         poll(lambda: said.exists() and said.read_text() == f"{said} b", what="the module's first line")
         assert name_of(child.pid) == PROBE
-        roots, parents = Siblings(Path("/proc"), role_of).find(ours=())
+        roots, parents = ExemptProcesses(Path("/proc"), role_of).find(ours=())
         assert child.pid in roots
         assert os.getpid() in parents
 
@@ -198,11 +198,11 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
         before = [one.updates() for one in both]
 
         def seen_none():
-            """Samples, two a look, without a stranger; the governor makes up its mind in seven looks."""
+            """Samples, two a look, without external load; the governor makes up its mind in seven looks."""
             return [sum(cores < BACKGROUND_CORES for cores in one.external_cpu_cores()) for one in both]
 
         for run in runs:
-            run.wait_for(lambda: min(seen_none()) >= 16, what="looks without a stranger")
+            run.wait_for(lambda: min(seen_none()) >= 16, what="looks without external load")
         assert all(one.updates() > updates for one, updates in zip(both, before, strict=True))
         assert [one.changes() for one in both] == [[], []]
         for one in both:
@@ -211,7 +211,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
             stack.enter_context(running(sys.executable, "-c", "while True: pass"))
         for one in both:
             seen = one.external_cpu_cores
-            one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > BACKGROUND_CORES, what="the strangers")
+            one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > BACKGROUND_CORES, what="external load")
         for run in runs:
             run.interrupt()
         assert [run.end()[0] for run in runs] == [0, 0]

@@ -4,7 +4,7 @@ import time
 
 import psutil
 import pytest
-from harness import PENDULUM, TINY, Run, verb
+from harness import PENDULUM, TINY, Run, run_command
 
 from spreeze.run_directory import About, RunDir, read_about, read_run, send_request, state_of
 from spreeze.workers.evaluator import read_rows
@@ -107,7 +107,7 @@ def test_requests_of_an_earlier_session_are_forgotten_on_resume(tmp_path):
 
 def test_the_command_line_pauses_continues_and_describes_a_run_and_says_what_cannot_be_done(tmp_path):
     def runs(*words):
-        done = verb("runs", "--runs-dir", tmp_path / "runs", *words)
+        done = run_command("runs", "--runs-dir", tmp_path / "runs", *words)
         return done.returncode, done.stdout + done.stderr
 
     with Run(tmp_path, *PENDULUM, "--set", "evaluation.cpu_share=0.01") as run:

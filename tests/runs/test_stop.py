@@ -12,7 +12,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, train, verb
+from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, run_command, train
 from pseudo_terminal import PseudoTerminal
 
 from spreeze.machine.processes import ENDING, PROBE, WATCHER
@@ -109,7 +109,7 @@ def test_other_ways_to_stop_are_as_one_ctrl_c(tmp_path, how):
     with Run(tmp_path, *FAULT) as run:
         run.until_updates(50)
         if how == "runs stop":
-            stopped = verb("runs", "--runs-dir", run.runs_dir, "stop", "run")
+            stopped = run_command("runs", "--runs-dir", run.runs_dir, "stop", "run")
             assert stopped.returncode == 0, stopped.stderr
             assert "finished" in stopped.stdout
         else:
@@ -287,7 +287,7 @@ def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_
         run.wait_for(lambda: _says_that_it_saves(run), what="a word on the last checkpoint")
         run.wait_for(lambda: run.state().get("checkpoint_left_bytes"), what="what is left of it")
         run.wait_for(lambda: "of checkpoint left" in run.stderr, what="a line on it")
-        stopped = verb("runs", "--runs-dir", run.runs_dir, "stop", "run", "--timeout", "0.1")
+        stopped = run_command("runs", "--runs-dir", run.runs_dir, "stop", "run", "--timeout", "0.1")
         assert stopped.returncode == 2
         assert "still writes its last checkpoint, " in stopped.stderr
         run.wait_for(lambda: time.monotonic() - start > 7.5, what="longer than a worker gets that does nothing")

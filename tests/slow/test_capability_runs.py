@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from harness import PATIENCE_S, Run, train, verb
+from harness import PATIENCE_S, Run, run_command, train
 
 import spreeze
 
@@ -111,19 +111,19 @@ def shown_on_the_page(run, monkeypatch):
 def test_a_capability_is_killed_resumed_evaluated_played_exported_and_shown(name, tmp_path, monkeypatch):
     pytest.importorskip("streamlit")
     case, run = CAPABILITIES[name], learned(name, tmp_path)
-    done = verb("evaluate", run, *case.imports, "--episodes", 2, "--checkpoint", "latest", "--json")
+    done = run_command("evaluate", run, *case.imports, "--episodes", 2, "--checkpoint", "latest", "--json")
     assert done.returncode == 0, done.stderr
     assert np.isfinite(json.loads(done.stdout)["return_mean"])
     clip = tmp_path / "clip.mp4"
-    done = verb("play", run, *case.imports, "--checkpoint", "latest", "--clip", clip)
+    done = run_command("play", run, *case.imports, "--checkpoint", "latest", "--clip", clip)
     assert (done.returncode == 0 and clip.stat().st_size > 0) or "render" in done.stderr, done.stderr
     for kind in case.formats:
         out = tmp_path / f"policy.{kind}"
-        done = verb("export", run, "--format", kind, "--checkpoint", "latest", "--out", out)
+        done = run_command("export", run, "--format", kind, "--checkpoint", "latest", "--out", out)
         assert done.returncode == 0, (kind, done.stderr)
         assert "1,000 observations" in done.stdout, (kind, done.stdout)
     report = tmp_path / "report.html"
-    done = verb("report", run, "--out", report)
+    done = run_command("report", run, "--out", report)
     assert done.returncode == 0, done.stderr
     assert case.env in report.read_text()
     shown_on_the_page(run, monkeypatch)

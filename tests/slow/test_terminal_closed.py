@@ -13,7 +13,7 @@ import sys
 
 import psutil
 import pytest
-from harness import PENDULUM, TINY, poll, shared_memory, verb
+from harness import PENDULUM, TINY, poll, run_command, shared_memory
 from pseudo_terminal import Window
 
 from spreeze.metrics.store import MetricsReader
@@ -77,7 +77,7 @@ def test_f37_a_closed_terminal_ends_no_run(tmp_path, number):
             before = _newest(path, "updates")
             poll(lambda before=before: _goes_on(path, before), what=lambda: f"more updates; {_events(path)}")
         assert any("terminal was closed" in text for text in _events(path))
-        stopped = verb("runs", "--runs-dir", path.parent, "stop", "run")
+        stopped = run_command("runs", "--runs-dir", path.parent, "stop", "run")
         assert stopped.returncode == 0, stopped.stderr
     finally:
         _kill_what_is_left(path)

@@ -23,7 +23,7 @@ REPO = Path(__file__).resolve().parents[2]
 SUPPORT = REPO / "tests" / "support"
 """Modules of tests that a process imports: environments, helpers."""
 PATIENCE_S = 240.0
-"""Longest wait for what has to come. It ends what hangs; no test judges how fast a machine is."""
+"""Timeout of every wait; only a hang reaches it."""
 QUICK = "SPREEZE_QUICK_TESTS" in os.environ
 """Runs learn with networks and batches of next to nothing, as if the machine were several times as fast."""
 BATCH_SIZE = 2 if QUICK else 32
@@ -246,8 +246,7 @@ class Run:
 def train(tmp_path, *args, timeout_s=PATIENCE_S, **kwargs):
     """Runs to the end; returns the run, its exit code and its document.
 
-    For runs that end by themselves. One that has to go on until something is seen is ended by ``train_until``:
-    a count that one machine needs long for is over on another before anything was measured.
+    Use ``train_until`` for a run that must continue until a condition holds.
     """
     with Run(tmp_path, *args, **kwargs) as run:
         code, document = run.end(timeout_s)
@@ -276,7 +275,7 @@ def refused(capsys, tmp_path, *args):
     return document, told.err
 
 
-def verb(name, *args, timeout_s=PATIENCE_S):
+def run_command(name, *args, timeout_s=PATIENCE_S):
     """``python -m spreeze.<name>``: the completed process, output as text."""
     command = [sys.executable, "-m", "spreeze", name, *map(str, args)]
     return subprocess.run(

@@ -8,7 +8,9 @@ import runpy
 
 import psutil
 
-from spreeze.machine.contention import ContentionReader, Found, Siblings
+from spreeze.machine import contention
+from spreeze.machine.contention import ContentionReader, ExemptProcesses
+from spreeze.workers.roles import role_of
 
 
 def family():
@@ -20,20 +22,19 @@ class Busy:
     """Stands in for the sums in ``/proc/stat``, which never fall when a process ends."""
 
     def __init__(self):
-        self.total_s, self.before = 0.0, {}
+        self.total_s, self.before, self.reader = 0.0, {}, ContentionReader(role_of)
 
-    def __call__(self, reader):
+    def __call__(self, core_ids, proc):
         """Seconds that the family has run since it was first asked."""
-        now = {tid: ran_s for pid in family() for tid, (ran_s, _) in reader._process(pid)[0].items()}
+        now = {tid: ran_s for pid in family() for tid, (ran_s, _) in self.reader._process(pid)[0].items()}
         self.total_s += sum(max(0.0, ran_s - self.before.get(tid, 0.0)) for tid, ran_s in now.items())
         self.before = now
         return self.total_s
 
 
 def main():
-    busy, find = Busy(), Siblings.find
-    ContentionReader._busy_s = lambda reader: busy(reader)
-    Siblings.find = lambda siblings, ours: Found(*(pids & family() for pids in find(siblings, ours)))
+    find, contention.busy_s = ExemptProcesses.find, Busy()
+    ExemptProcesses.find = lambda exempt, ours: tuple(pids & family() for pids in find(exempt, ours))
     runpy.run_module("spreeze.train", run_name="__main__", alter_sys=True)
 
 

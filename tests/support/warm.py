@@ -263,7 +263,7 @@ def _run(request: Request) -> None:
         linecache.clearcache()
         exec(compile(text, request.script or "<string>", "exec"), vars(program))
         threading._shutdown()
-        sys.modules["spreeze.machine.processes"].leave(0)  # modules of a warm process take long to take down
+        sys.modules["spreeze.machine.processes"].exit_process(0)  # modules of a warm process take long to take down
     sys.modules.pop(request.module, None)
     runpy._run_module_as_main(request.module)
 

@@ -66,7 +66,7 @@ class Learner:
             "stop": StopConfig(updates=60),
             "replay": RingHandle(fds=(os.dup(self.ring.fd),), spec=self.ring.spec),
             "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_status_rows": (0,),
-            "run_started_s": time.monotonic(), "previous_wall_s": 0.0, "previous_env_steps": 0, "session": 1.0,
+            "session_started_s": time.monotonic(), "previous_wall_s": 0.0, "previous_env_steps": 0, "session": 1.0,
         }  # fmt: skip
         self.job = LearnerJob(**{**fields, **changes})
 

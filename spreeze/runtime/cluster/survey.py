@@ -16,7 +16,7 @@ from typing import Any
 
 from spreeze.errors import ConfigError, SpreezeError, TransportError
 from spreeze.formatting import clean
-from spreeze.machine.processes import end_orphans, end_with_parent, kill_and_wait, leave_to_supervisor
+from spreeze.machine.processes import end_orphans, end_with_parent, ignore_ending_signals, kill_and_wait
 from spreeze.runtime.cluster.ray_nodes import (
     ClusterAddress,
     Nodes,
@@ -102,7 +102,7 @@ def _examine(nodes: Nodes, gateway: RemoteGateway, secret: bytes, task: dict[str
 
 def main(argv: list[str]) -> None:
     end_with_parent()
-    leave_to_supervisor()
+    ignore_ending_signals()
     request = json.loads(argv[0])
     try:
         with connected(ClusterAddress(*request["address"])) as nodes:

@@ -26,7 +26,7 @@ from spreeze.envs.task import Task, open_task
 from spreeze.errors import SpreezeError, described
 from spreeze.files import read_json
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import LOW_PRIORITY, close_in_time, leave, lower_priority
+from spreeze.machine.processes import LOW_PRIORITY, close_in_time, exit_process, lower_priority
 from spreeze.metrics.recorded_episodes import (
     MAX_FRAME_BYTES,
     NOTE,
@@ -212,4 +212,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

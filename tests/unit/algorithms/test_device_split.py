@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import ACT, OBS, batches, same
 from exact import exact
-from harness import verb
+from harness import run_command
 
 from spreeze.algorithms import create
 from spreeze.algorithms.off_policy import DeviceSplit
@@ -86,7 +86,7 @@ def test_overlapped_the_actor_follows_the_critics_of_before_the_update(name):
 def test_a_split_run_ends_with_the_very_parameters_of_one_device(tmp_path):
     hashes = {
         json.loads(
-            verb(
+            run_command(
                 *f"train --env Pendulum-v1 --mode serial --updates 60 --device {device} --json".split(),
                 *("--set", "sac.hidden_sizes=[16,16]", "--runs-dir", tmp_path / device),
             ).stdout
@@ -219,7 +219,7 @@ def test_with_a_gpu_state_moves_between_the_kinds_of_device(name, first, second)
 @pytest.mark.parametrize("mode", ["serial", pytest.param("spreeze", marks=pytest.mark.slow)])
 def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path, mode):
     common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")
-    first = verb(
+    first = run_command(
         *f"train --env Pendulum-v1 --mode {mode} --updates 5 --device cpu --samplers 1 --batch-size 32".split(),
         *("--no-visualizer", "--set", "sac.hidden_sizes=[8,8]", "--set", "replay.learning_starts=300"),
         *("--set", "evaluation.episodes=1", *common),
@@ -232,16 +232,16 @@ def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_
     kept = store.load_latest()
     store.save(of_cuda(kept.tensors), kept.state, epoch=kept.epoch + 1, updates=kept.updates, keep=1)
     resume = ("train", "--resume", "x", "--runs-dir", str(tmp_path), "--json", "--updates", "8")
-    refused = verb(*resume)
+    refused = run_command(*resume)
     assert refused.returncode == 2
     assert "learner.device = cuda:7: this machine has" in json.loads(refused.stdout)["error"]
     assert "use --device auto or cpu" in json.loads(refused.stdout)["error"]
-    resumed = verb(*resume, "--device", "cpu")
+    resumed = run_command(*resume, "--device", "cpu")
     assert json.loads(resumed.stdout)["updates"] == 8
     assert "the noise of updates is reseeded from seed 1 and update 5" in resumed.stderr
     events = [event.text for event in MetricsReader(tmp_path / "x" / "metrics.db").events(1000)]
     assert len([text for text in events if "reseeded" in text]) == 1
     # From then on it is a run of the processor: nothing is seeded again.
-    again = verb(*resume[:-1], "10", "--device", "cpu")
+    again = run_command(*resume[:-1], "10", "--device", "cpu")
     assert json.loads(again.stdout)["updates"] == 10
     assert "reseeded" not in again.stderr

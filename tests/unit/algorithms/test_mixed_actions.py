@@ -12,7 +12,7 @@ import parts_env
 import pytest
 import torch
 from exact import exact
-from harness import PATIENCE_S, train, verb
+from harness import PATIENCE_S, run_command, train
 from rollouts import learner, recurrent_rollout, rollout, task
 
 import spreeze
@@ -287,7 +287,7 @@ def test_a_masked_run_with_memory_repeats_bit_by_bit_goes_on_and_is_exported_and
     assert code == 0, again.stderr[-3000:]
     assert other["parameters_sha256"] == document["parameters_sha256"]
     folder = str(Path(parts_env.__file__).parent)
-    done = verb("export", run.path, "--format", "numpy", "--out", tmp_path / "policy.npz")
+    done = run_command("export", run.path, "--format", "numpy", "--out", tmp_path / "policy.npz")
     assert done.returncode == 0, done.stderr
     assert "numbers of actions differ by at most" in done.stdout
     played = subprocess.run(
@@ -305,7 +305,7 @@ def test_a_masked_run_with_memory_repeats_bit_by_bit_goes_on_and_is_exported_and
     several, _ = policy.act(np.stack([obs] * 3), (), action_mask=flat)
     assert several["hand"][0].shape == (3, parts_env.AXES)
     assert several["tool"].tolist() == [action["tool"]] * 3
-    doctor = verb("doctor", "--env", "tests/Parts-v0", "--import", "parts_env", "--env-arg", "masked=True")
+    doctor = run_command("doctor", "--env", "tests/Parts-v0", "--import", "parts_env", "--env-arg", "masked=True")
     assert "sac, crossq, td3, ddpg, dqn (one choice at a time only" in " ".join(doctor.stdout.split())
     assert "invalid actions are masked" in doctor.stdout
 
@@ -318,7 +318,7 @@ def test_hybrid_sac_runs_in_both_modes_of_replay_and_others_are_refused(tmp_path
         assert code == 0, run.stderr[-3000:]
         assert document["env_errors"] == 0
         assert document["updates"] > 0
-    done = verb("export", run.path, "--format", "onnx", "--out", tmp_path / "policy.onnx")
+    done = run_command("export", run.path, "--format", "onnx", "--out", tmp_path / "policy.onnx")
     assert done.returncode == 0, done.stderr
     refused, code, _ = train(tmp_path, *hybrid, "--algo", "dqn", name="refused", tiny=())
     assert code == 2

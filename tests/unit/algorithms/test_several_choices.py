@@ -8,7 +8,7 @@ import choices_env
 import numpy as np
 import pytest
 import torch
-from harness import train, verb
+from harness import run_command, train
 from rollouts import learner, rollout, task
 
 import spreeze
@@ -251,11 +251,11 @@ def test_a_run_goes_on_plays_and_is_exported(tmp_path, learned):
     assert code == 0, again.stderr[-3000:]
     assert document["env_steps"] >= int(steps)
     for name, *args in (("evaluate", run.path, "--episodes", "1"), ("doctor", "--env", ID)):
-        done = verb(name, *args, "--import", MODULE)
+        done = run_command(name, *args, "--import", MODULE)
         assert done.returncode in (0, 1), done.stderr
         assert "Traceback" not in done.stderr
     out = tmp_path / "policy.npz"
-    done = verb("export", run.path, "--format", "numpy", "--out", out)
+    done = run_command("export", run.path, "--format", "numpy", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "the same action for each" in done.stdout
     refused, code, _ = train(tmp_path, "--env", ID, "--import", MODULE, "--algo", "dqn", name="refused", tiny=())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import verb
+from harness import run_command
 from kept_rows import Rows
 
 from spreeze.cli.doctor import check_env
@@ -160,7 +160,7 @@ def test_the_example_environment_is_examined(tmp_path, monkeypatch):
     (tmp_path / "my_robot.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     command = next(line for line in section.splitlines() if line.startswith("python -m spreeze doctor"))
-    done = verb("doctor", *command.split()[4:])
+    done = run_command("doctor", *command.split()[4:])
     assert "MyRobot-v0: 2 observation values, one continuous action, at most 100 env steps" in " ".join(
         done.stdout.split()
     )

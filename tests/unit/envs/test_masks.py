@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from harness import train, verb
+from harness import run_command, train
 from rollouts import learner, rollout, task
 
 from spreeze.algorithms import create, losses
@@ -414,15 +414,15 @@ def test_rollouts_hold_no_forbidden_action(name, asks, opened):
 
 
 def by_command(name, *args):
-    """What a verb prints, in a process of its own."""
-    done = verb(name, *args)
+    """Output of a command in a process of its own."""
+    done = run_command(name, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.fixture
 def in_process(capfd):
-    """The same in this process: the import of what it needs takes longer than the verb."""
+    """The same in this process: the import of what it needs takes longer than the command."""
 
     def call(name, *args):
         capfd.readouterr()
@@ -435,7 +435,7 @@ def in_process(capfd):
 
 
 def whole_run(tmp_path, monkeypatch, call, *args):
-    """A run to its end in which no forbidden action was taken, evaluated and shown; ``call`` calls a verb."""
+    """A run to its end in which no forbidden action was taken, evaluated and shown; ``call`` calls a command."""
     noted = tmp_path / "forbidden"
     # The harness takes our own settings out of the environment of runs, so this has another name.
     monkeypatch.setenv("FORBIDDEN_ACTIONS", str(noted))

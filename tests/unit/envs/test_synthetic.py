@@ -6,7 +6,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from harness import train_until, verb
+from harness import run_command, train_until
 
 from spreeze.envs.make import make_env, parse_args
 from spreeze.envs.small_tasks import SYNTHETIC_ID as ENV_ID
@@ -160,8 +160,8 @@ def test_arguments_of_a_run_reach_every_process_and_are_written_down(tmp_path):
     assert 'args = ["obs_dim=5", "episode_steps=20"]  # user' in (run.path / "config.toml").read_text()
     rows = (run.path / "eval.csv").read_text().splitlines()
     assert rows[-1].endswith(",20.0")
-    done = verb("evaluate", run.path, "--episodes", 2, "--json")
+    done = run_command("evaluate", run.path, "--episodes", 2, "--json")
     assert json.loads(done.stdout)["length_mean"] == 20.0, done.stderr
-    refused = verb("train", "--resume", run.path, "--env-arg", "obs_dim=6")
+    refused = run_command("train", "--resume", run.path, "--env-arg", "obs_dim=6")
     assert refused.returncode == 2
     assert "env.args" in refused.stderr

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from harness import PATIENCE_S, train, verb
+from harness import PATIENCE_S, run_command, train
 from kept_rows import Rows
 
 from spreeze.envs.families import engine_of
@@ -357,5 +357,5 @@ def test_a_mujoco_task_draws_without_a_display():
 def test_a_run_steps_envpool_and_is_evaluated_in_it(tmp_path):
     run, code, document = train(tmp_path, "--env", "envpool:Pendulum-v1", "--updates", "40")
     assert (code, document["updates"]) == (0, 40), run.stderr
-    done = verb("evaluate", run.path, "--checkpoint", "latest", "--episodes", 2, "--json")
+    done = run_command("evaluate", run.path, "--checkpoint", "latest", "--episodes", 2, "--json")
     assert json.loads(done.stdout)["length_mean"] == 200.0, done.stderr

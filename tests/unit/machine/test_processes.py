@@ -17,21 +17,21 @@ from spreeze.run_directory import new_nonce
 
 _WORKER = """
 import sys
-from spreeze.machine.processes import leave_to_supervisor
-leave_to_supervisor()
+from spreeze.machine.processes import ignore_ending_signals
+ignore_ending_signals()
 sys.stdout.write("listening")
 sys.stdout.flush()
 sys.stdin.read()
 """
 _ENVIRONMENT = """
 import json, multiprocessing, signal, subprocess, sys, time
-from spreeze.machine.processes import leave_to_supervisor
+from spreeze.machine.processes import ignore_ending_signals
 
 def idle():
     time.sleep(600)
 
 if __name__ == "__main__":
-    leave_to_supervisor()
+    ignore_ending_signals()
     codes = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         helper = subprocess.Popen(["sleep", "600"])
@@ -150,6 +150,6 @@ def test_a_process_that_does_not_die_is_no_error(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "killpg", lambda pid, number: None)
             assert processes.kill_and_wait(worker, 0.05) is None
-        assert f"learner (process {worker.pid}) does not end" in processes.left_behind("learner", worker.pid)
+        assert f"learner (process {worker.pid}) does not end" in processes.unkillable_message("learner", worker.pid)
         assert processes.kill_and_wait(worker) == -signal.SIGKILL
         assert processes.kill_and_wait(worker) == -signal.SIGKILL, "once more does no harm"

@@ -97,7 +97,7 @@ def proc(tmp_path):
     return Proc(tmp_path)
 
 
-def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and_children(proc, tmp_path):
+def test_external_cores_are_the_busy_ones_less_our_own_processes_with_threads_and_children(proc, tmp_path):
     seconds = iter((10.0, 12.0))
     reader = ContentionReader(role_of, cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
     proc.stat()
@@ -120,7 +120,7 @@ def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and
     assert load.external_cpu_cores == pytest.approx((1.4 + 1.6) / 2 - 0.75)
 
 
-def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_wait(proc, tmp_path):
+def test_under_a_quota_cores_beyond_it_hide_external_load_until_our_own_threads_wait(proc, tmp_path):
     seconds = iter((0.0, 1.0, 2.0))
     quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
     reader = ContentionReader(role_of, cores=quota, root=tmp_path, clock=lambda: next(seconds))
@@ -137,7 +137,7 @@ def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_w
     assert reader.sample({"learner": 100}).external_cpu_cores == pytest.approx(1.0)
 
 
-def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc, tmp_path):
+def test_another_run_with_its_supervisor_and_what_it_started_counts_as_sibling(proc, tmp_path):
     seconds = iter((10.0, 11.0))
     reader = ContentionReader(role_of, cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
 
@@ -157,11 +157,11 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
         proc.named(320, "sampler-0", parent=300, allowed="00000000,00000006")  # cores 1 and 2; ours are 0 and 1
         proc.thread(330, ran_s["elsewhere"], 0.0)
         proc.named(330, "sampler-1", parent=1, allowed="f0")
-        proc.thread(340, ran_s["stranger"], 0.0)
+        proc.thread(340, ran_s["external"], 0.0)
         proc.named(340, "python", parent=300)  # a supervisor may be a notebook: what else it starts is not of the run
         return reader.sample({"supervisor": 100, "learner": 200})
 
-    names = ("ours", "supervisor", "learner", "its child", "half here", "elsewhere", "stranger")
+    names = ("ours", "supervisor", "learner", "its child", "half here", "elsewhere", "external")
     assert second(50.0, dict.fromkeys(names, 7.0)) is None
     ran_s = {
         "ours": 0.3,
@@ -170,7 +170,7 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
         "its child": 0.1,
         "half here": 0.3,
         "elsewhere": 1.0,
-        "stranger": 0.2,
+        "external": 0.2,
     }
     load = second(51.2, {name: 7.0 + gained_s for name, gained_s in ran_s.items()})
     assert load.ran == pytest.approx({"supervisor": 0.3, "learner": 0.0})
@@ -178,7 +178,7 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
     assert load.external_cpu_cores == pytest.approx(1.2 - 0.3 - 0.7)
 
 
-def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, tmp_path):
+def test_under_a_quota_another_run_that_uses_it_up_counts_as_sibling_too(proc, tmp_path):
     seconds = iter((0.0, 1.0))
     quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
     reader = ContentionReader(role_of, cores=quota, root=tmp_path, clock=lambda: next(seconds))
@@ -199,7 +199,7 @@ def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
     assert reader.sample({"learner": 1}) is None
 
 
-def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
+def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_external():
     ours, other = busy(), busy()
     try:
         reader = ContentionReader(role_of)
@@ -523,13 +523,13 @@ def test_where_the_load_cannot_be_read_every_sampler_works(status, tmp_path):
 
 
 class OnlyThese:
-    """The real reader, but blind for all foreign programs except the given ones: neighbours of a test."""
+    """The real reader, but blind for all external programs except the given ones: neighbours of a test."""
 
     def __init__(self, processes):
         self.processes, self.reader = processes, ContentionReader(role_of)
 
     def sample(self, pids):
-        named = {f"foreign-{process.pid}": process.pid for process in self.processes}
+        named = {f"external-{process.pid}": process.pid for process in self.processes}
         load = self.reader.sample({**pids, **named})
         if load is None:
             return None
@@ -542,7 +542,7 @@ class OnlyThese:
 
 
 class Script:
-    """Starts foreign load when the run learns, ends it when samplers rest, ends the run when they are back."""
+    """Starts external load when the run learns, ends it when samplers rest, ends the run when they are back."""
 
     def __init__(self, run_dir):
         self.run_dir, self.processes, self.rested, self.seen = run_dir, [], None, []
@@ -639,9 +639,9 @@ def test_only_the_first_samplers_work_until_the_tuner_allows_its_choice(status):
         return numbers["samplers_active"]
 
     assert (seconds(20), shares(status, 2)) == (1.0, [1.0, 0.0]), "no turns with one that was not started"
-    governing.hold()
+    governing.suspend()
     told.external_cpu_cores = 2.0
     assert (seconds(20), shares(status, 2)) == (1.0, [1.0, 0.0]), "the tuner has them"
     told.external_cpu_cores = 0.0
-    governing.allow(2)
+    governing.resume(2)
     assert (seconds(1), shares(status, 2)) == (2.0, [1.0, 1.0])

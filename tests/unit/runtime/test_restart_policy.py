@@ -3,14 +3,14 @@ import importlib
 import pytest
 
 from spreeze.metrics.table import SLOTS
-from spreeze.runtime.process_supervisor import Restarts
+from spreeze.runtime.process_supervisor import RestartState
 from spreeze.workers import jobs
 from spreeze.workers.roles import ROLES, RestartLimit
 
 
 def _failures(limit, times):
     """Delay until the next start after each failure; None: never."""
-    restarts = Restarts(limit)
+    restarts = RestartState(limit)
     delays = []
     for now in times:
         restarts.failed(now)

@@ -31,7 +31,7 @@ def test_a_tuner_that_is_stopped_or_fails_says_why_it_chose_nothing(raised, told
         def _conclude(self, record):
             assert record is None
 
-        def _follow_up(self, record, plan):
+        def _as_choice(self, record, plan):
             return record, plan
 
     tuner = Stopped(types.SimpleNamespace(interrupts=Interrupts(), listener=_Listener()), Setting({}), None)

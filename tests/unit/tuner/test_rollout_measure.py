@@ -246,7 +246,7 @@ def tuned(monkeypatch, tmp_path):
 
     def tune(fresh=False, **parts):
         rows = []
-        listener = run.TunerCallbacks(say=lambda text: None, on_row=rows.append)
+        listener = run.TunerCallbacks(say=lambda text: None, on_result=rows.append)
         tuning = run.Tuning(settings_of(**parts), PROBE, machine, Interrupts(), listener)
         return *run.tuned_layer(tuning, fresh=fresh), rows
 

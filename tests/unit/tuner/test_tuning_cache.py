@@ -105,7 +105,7 @@ class Bench:
     def tune(self, user=None, *, fresh=False, probe=PROBE):
         settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, **(user or {})})])
         listener = run.TunerCallbacks(
-            say=self.said.append, on_row=self.rows.append, before=lambda: self.before.append(len(self.rows))
+            say=self.said.append, on_result=self.rows.append, before=lambda: self.before.append(len(self.rows))
         )
         return run.tuned_layer(run.Tuning(settings, probe, self.machine, Interrupts(), listener), fresh=fresh)
 

@@ -16,7 +16,7 @@ RUNS = (
     ("impact", "impact", {}), ("gala", "a2c", {}), ("tianji", "dqn", {}), ("tianji", "ppo", {}),
     ("serial", "ppo", {}),  # by several samplers
 )  # fmt: skip
-WATCHERS = {"evaluator", "visualizer"}
+OBSERVERS = {"evaluator", "visualizer"}
 """Nobody waits for them; in every mode learner, samplers and inference workers wait for each other."""
 
 
@@ -38,18 +38,18 @@ def specs_of(tmp_path, mode, algo, values):
 def test_no_worker_that_others_wait_for_has_a_lower_priority_than_they(tmp_path, mode, algo, values):
     """Beside a program that computes it would starve, and those that wait with it."""
     roles = {spec.role.name: spec.role for spec in specs_of(tmp_path, mode, algo, values).values()}
-    assert roles.keys() >= {"learner"} | WATCHERS
+    assert roles.keys() >= {"learner"} | OBSERVERS
     assert any(role.steps for role in roles.values())
     for gives_way in (False, True):
         niceness = {name: role.niceness(gives_way=gives_way) for name, role in roles.items()}
-        waited_for = {niceness[name] for name in roles.keys() - WATCHERS}
+        waited_for = {niceness[name] for name in roles.keys() - OBSERVERS}
         assert waited_for == {LOW_PRIORITY if gives_way else 0}
-        assert all(niceness[name] > max(waited_for) for name in WATCHERS)
+        assert all(niceness[name] > max(waited_for) for name in OBSERVERS)
 
 
-def test_only_watchers_ever_have_a_low_priority_of_their_own_and_giving_way_keeps_the_order():
-    assert {name for name, role in ROLES.items() if role.nice} == WATCHERS
-    assert {name for name, role in ROLES.items() if role.may_end} == WATCHERS
+def test_only_observers_ever_have_a_low_priority_of_their_own_and_giving_way_keeps_the_order():
+    assert {name for name, role in ROLES.items() if role.nice} == OBSERVERS
+    assert {name for name, role in ROLES.items() if role.may_end} == OBSERVERS
     by_nice = sorted(ROLES.values(), key=lambda role: role.nice)
     giving_way = [role.niceness(gives_way=True) for role in by_nice]
     assert giving_way == sorted(giving_way)
