@@ -179,6 +179,8 @@ def form(folder: Path) -> None:
             st.caption(expected_runs(request, plan))
         elif (ending := ending_of(request.config, env_id)) is not None:
             st.caption(components.plain(f"The run {ending.sentence} (Settings, Stop: seconds 0: trains until Stop)."))
+        elif any(getattr(request.config.stop, name) for name in StopConfig.CONDITIONS):
+            st.caption("The run ends by its stop conditions alone; reaching the published return does not end it.")
         components.show_command("start", line)
 
 

@@ -216,7 +216,9 @@ class Ending:
     @property
     def sentence(self) -> str:
         """A sentence on when it ends."""
-        target = "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), "
+        target = (
+            "" if self.target is None else f"at a return of {self.target.value:g} ({ZOO}), confirmed on fresh starts, "
+        )
         least = f"(after {_MIN_S / 60.0:g} min or more)"
         return f"ends by itself: {target}once returns no longer rise {least}, or after {self.budget_s / 60.0:g} min"
 

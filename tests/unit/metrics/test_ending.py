@@ -101,8 +101,8 @@ def test_a_budget_ends_what_a_plateau_does_not():
         (
             {},
             -157.0,
-            "ends by itself: at a return of -157 (RL Baselines3 Zoo), once returns no longer rise (after 10 min or "
-            "more), or after 30 min",
+            "ends by itself: at a return of -157 (RL Baselines3 Zoo), confirmed on fresh starts, "
+            "once returns no longer rise (after 10 min or more), or after 30 min",
         ),
         ({"budget_s": 120.0}, -157.0, "or after 2 min"),
         ({"seconds": 0.0}, None, None),
