@@ -72,11 +72,11 @@ def _draw_s(policy: Policy, envs: int, seconds: float, block: int = 100) -> floa
     """Least processor time of a draw for so many environments, of the blocks that fit into ``seconds``."""
     rng = np.random.default_rng(1)
     obs, noise = rng.standard_normal((envs, 4)).astype(np.float32), rng.random((envs, 1), np.float32)
-    state, least, end_s = policy.draw(obs, noise)[2], np.inf, time.monotonic() + seconds
+    state, least, end_s = policy.sample(obs, noise)[2], np.inf, time.monotonic() + seconds
     while time.monotonic() < end_s:
         start_s = time.process_time()
         for _ in range(block):
-            policy.draw(obs, noise, state)
+            policy.sample(obs, noise, state)
         least = min(least, (time.process_time() - start_s) / block)
     return least
 

@@ -69,7 +69,7 @@ def kernels_of_update(trainer: ReplayTrainer) -> int:
     On a CPU, and where the profiler sees nothing, these are the operations that compute; a few of them are more
     than one kernel.
     """
-    launches, period = trainer._launches, trainer.algorithm.period
+    launches, period = trainer._graphed, trainer.algorithm.period
 
     def single() -> None:
         for _ in range(period):

@@ -45,7 +45,7 @@ def rollout(algorithm, spec, rng, steps=8, envs=4):
     next_obs = obs[1:].copy()
     next_obs[truncated] = obs[0, 0]
     flat, rows = obs[:-1].reshape(steps * envs, *obs.shape[2:]), steps * envs
-    action, log_prob, _ = policy.draw(flat, _noise(spec, rng, rows))
+    action, log_prob, _ = policy.sample(flat, _noise(spec, rng, rows))
     return RolloutBatch(
         obs[:-1], action.reshape(steps, envs, -1), log_prob.reshape(steps, envs),
         rng.standard_normal((steps, envs)).astype(np.float32), terminated, truncated, next_obs,
@@ -74,7 +74,7 @@ def recurrent_rollout(algorithm, spec, rng, steps=8, envs=4):
     first = state = rng.standard_normal((envs, policy.state_dim)).astype(np.float32)
     drawn = []
     for step in range(steps):
-        *chosen, after = policy.draw(obs[step], _noise(spec, rng, envs), (state,) if policy.state_dim else ())
+        *chosen, after = policy.sample(obs[step], _noise(spec, rng, envs), (state,) if policy.state_dim else ())
         state = after[0] if after else state
         state = np.where((terminated | truncated)[step, :, None], np.float32(0.0), state)
         drawn.append(chosen)

@@ -161,7 +161,7 @@ def test_forbidden_actions_have_no_part_in_ratios_and_divergence(name):
     batch.obs[..., 3:] = rng.random((*batch.obs.shape[:2], 4)) < 0.4
     batch.obs[..., 4] = 1.0
     policy, flat = Policy.from_weights(made.policy_arrays(), made.policy_meta()), batch.obs.reshape(-1, 7)
-    action, log_prob, _ = policy.draw(flat, rng.random((len(flat), 1)).astype(np.float32))
+    action, log_prob, _ = policy.sample(flat, rng.random((len(flat), 1)).astype(np.float32))
     batch = batch._replace(action=action.reshape(batch.action.shape), log_prob=log_prob.reshape(batch.log_prob.shape))
     evaluated = made.evaluate(batch)
     reference = made._kind.log_prob(evaluated.out, evaluated.samples.action)

@@ -22,7 +22,7 @@ class Poles:
         steps = []
         for _ in range(STEPS):
             obs = self.obs.copy()
-            action, log_prob, _ = policy.draw(obs, rng.random((ENVS, 1)).astype(np.float32))
+            action, log_prob, _ = policy.sample(obs, rng.random((ENVS, 1)).astype(np.float32))
             found = [pole.step(own) for pole, own in zip(self.tasks, action, strict=True)]
             next_obs, reward, terminated, truncated = (np.array(column) for column in zip(*found, strict=True))
             ended = np.flatnonzero(terminated | truncated)
@@ -93,7 +93,7 @@ def test_a_gaussian_policy_finds_the_best_action_of_a_bandit(name, correction):
     obs, ones, before = np.ones((64, 1, 1), np.float32), np.ones((64, 1), bool), None
     for _ in range(120):
         policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
-        action, log_prob, _ = policy.draw(obs[:, 0], rng.standard_normal((64, 2)).astype(np.float32))
+        action, log_prob, _ = policy.sample(obs[:, 0], rng.standard_normal((64, 2)).astype(np.float32))
         reward = -((action - [0.5, -0.5]) ** 2).sum(1, keepdims=True).astype(np.float32)
         collected = RolloutBatch(obs, action[:, None], log_prob[:, None], reward, ones, ~ones, obs)
         if (data := collected if correction == "on-policy" else before) is not None:

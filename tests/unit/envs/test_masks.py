@@ -254,7 +254,7 @@ def test_soft_targets_entropy_and_temperature_count_the_allowed_actions_by_hand(
     # d/dlogit of E(alpha log pi - Q) with f = (alpha log pi - Q): pi (f - E f), nothing for the forbidden one.
     f = 0.5 * np.log([0.25, 0.75]) - [1.0, 2.0]
     mean = 0.25 * f[0] + 0.75 * f[1]
-    grad = sac._buffers.fresh.grad_out[0].numpy()
+    grad = sac._buffers.current.grad_out[0].numpy()
     np.testing.assert_allclose(grad[:, 0] * 3, [0.25 * (f[0] - mean), 0.75 * (f[1] - mean), 0.0], atol=1e-6)
     np.testing.assert_array_equal(grad[:, 1:], 0.0)
 

@@ -155,8 +155,8 @@ def test_a_learner_weighs_rows_gives_their_errors_back_and_repeats(name, changes
     with ring_of(RowLayout(3, 1), rows=512) as ring:
         fill_with_synthetic_rows(ring, spec)
         first, again = (learner(ring, algo, spec, **changes) for _ in range(2))
-        first.anneal(0.5)  # of importance weights: 0.7
-        again.anneal(0.5)
+        first.update_learning_rates(0.5)  # of importance weights: 0.7
+        again.update_learning_rates(0.5)
         first.update()
         reader = first._prioritised
         expected = (first.algorithm.row_errors() + 1e-6) ** 0.6

@@ -139,13 +139,13 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
 def test_on_a_gpu_a_recording_that_fails_costs_no_update_and_no_memory():
     with filled() as ring:
         learning = learning_of(ring, device="cuda:0", gpu_replay=True, updates_per_launch=1)
-        update = learning._launches._update
+        update = learning._graphed._update
 
         def waits(rows):
             update(rows)
             rows.sum().item()  # a wait of the host, which no graph can hold
 
-        learning._launches._update = waits
+        learning._graphed._update = waits
         while learning.updates < 12:
             learning.update()
         assert any("recording failed" in note for note in learning.notes)
@@ -414,7 +414,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_at_the_draw_and_stay_ra
         for _ in range(8):
             learning.refresh()
             learning.update()
-            drawn = learning._launches.gpu_replay.logical.numpy() if mirrored else learning._reader._drawn.row
+            drawn = learning._graphed.gpu_replay.logical.numpy() if mirrored else learning._reader._drawn.row
             np.testing.assert_allclose(taken[-1].reward.numpy(), stored[drawn, LAYOUT.reward] / 5.0, rtol=1e-5)
         assert np.array_equal(ring.rows, stored)
         assert learning.metrics(wait_s=0.0, publish_s=0.0)["return_scale"] == 5.0
