@@ -13,7 +13,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -669,13 +669,19 @@ class Jsonable:
         return rebuild(cls, data)
 
 
+@functools.cache
+def type_hints(cls: type[Any]) -> Mapping[str, Any]:
+    """Types of a class's fields by name, evaluated once: it takes milliseconds."""
+    return typing.get_type_hints(cls)
+
+
 def rebuild(cls: type[_T], data: dict[str, Any]) -> _T:
     """Makes a dataclass, with nested dataclasses and tuples, from a dictionary.
 
     Raises:
         TypeError: a key is unknown or missing, or a value is not of its field's type.
     """
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     return cls(**{name: _value(name, hints.get(name), value) for name, value in data.items()})
 
 

@@ -19,6 +19,7 @@ from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
 from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
+from spreeze.types import type_hints
 
 SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
@@ -690,7 +691,7 @@ def condition_of(key: str, config: Config) -> Condition:
 def kind_of(key: str, config: Config | None = None) -> type:
     """The type of a setting that is set: int, float, bool, str or tuple."""
     section, name = key.split(".")
-    hint = typing.get_type_hints(_class_of(section, config))[name]
+    hint = type_hints(_class_of(section, config))[name]
     kind: type = typing.get_origin(set_type(hint)) or set_type(hint)
     return kind
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spreeze.errors import ConfigError, did_you_mean
+from spreeze.types import type_hints
 
 Condition = Callable[[Any], bool]
 """True if a run reads a setting, given the data flow of its mode and algorithm (``modes.DataFlow``)."""
@@ -89,7 +90,7 @@ class Section:
         return cls.__dataclass_fields__[name].metadata.get("read") or cls.read
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = type_hints(type(self))
         for item in dataclasses.fields(self):
             value = _coerced(getattr(self, item.name), hints[item.name], item)
             object.__setattr__(self, item.name, value)
