@@ -1,4 +1,7 @@
-"""Possible reasons why a return differs from that of the previous evaluation, from the run's own metrics.
+"""Possible reasons why a return differs from that of an earlier evaluation, from the run's own metrics.
+
+The earlier one is the evaluation before; after a fall in several steps, each of which chance may explain, it is the
+highest of the latest ones.
 
 Nothing here proves a cause. The sentences say whether chance is a sufficient explanation, whether episodes became
 shorter or earned less a step, how many of them are affected, and what else changed between the two evaluations.
@@ -18,6 +21,7 @@ from spreeze.metrics.recorded_episodes import Recording
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE
 
+_LATEST = 6  # Evaluations before one in which a fall in several steps may have begun.
 _EARLIER = 12  # Number of earlier evaluations that show how much a metric usually changes from one to the next.
 _MIN_EARLIER = 5
 _UNUSUAL = 4.0  # A metric is mentioned if its change is at least this multiple of its usual change.
@@ -33,7 +37,7 @@ class ReturnChange(NamedTuple):
 
 
 def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
-    """Compares a recorded evaluation with the one before, None without one; a RunError if metrics cannot be read."""
+    """Compares a recorded evaluation with an earlier one, None without one; a RunError if metrics cannot be read."""
     with MetricsReader(run_dir / "metrics.db").connected() as reader:
         rows = reader.evaluations()
         t, *counts = recording.key[:3]
@@ -41,9 +45,10 @@ def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
         index = is_recorded.index(True) if any(is_recorded) else 0
         if index == 0:
             return None
-        before, now = rows[index - 1], rows[index]
+        first, now = _fall_begins(rows, index), rows[index]
+        before = rows[first]
         events = [event for event in reader.events(_NEWEST_EVENTS) if before.t < event.t <= now.t]
-        times = [row.t for row in rows[max(0, index - 1 - _EARLIER) : index + 1]]
+        times = [row.t for row in (*rows[max(0, first - _EARLIER) : first + 1], now)]
         metric_changes = _metric_changes(reader, times)
     other_changes = [*_event_sentences(events), *metric_changes]
     if not other_changes:
@@ -52,10 +57,28 @@ def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
         other_changes = [f"Between the two no event was recorded{nothing}"]
     time = duration(before.t)
     time += f", after {whole(before.updates)} updates" if time == duration(now.t) else ""
+    where = f"at the evaluation before, at {time}"
+    if (steps := index - first) > 1:
+        where = f"at {time}, {steps} evaluations before: it fell in steps that each may be chance"
     return ReturnChange(
-        f"Return {number(now.return_mean)}, and {number(before.return_mean)} at the evaluation before, at {time}",
+        f"Return {number(now.return_mean)}, and {number(before.return_mean)} {where}",
         (*_chance(before, now, recording), *_length_or_reward(before, now), *other_changes),
     )
+
+
+def _fall_begins(rows: Sequence[EvaluationRow], index: int) -> int:
+    """Index of the evaluation to compare with: the one before, or the highest before a fall in several steps."""
+    before, now = index - 1, rows[index]
+    highest = max(range(max(0, index - _LATEST), index), key=lambda at: rows[at].return_mean)
+    in_steps = _may_be_chance(rows[before], now) and not _may_be_chance(rows[highest], now)
+    return highest if in_steps and now.return_mean < rows[highest].return_mean else before
+
+
+def _may_be_chance(before: EvaluationRow, now: EvaluationRow) -> bool:
+    """True unless the 95 % intervals rule it out."""
+    if before.half_width is None or now.half_width is None:
+        return True
+    return abs(now.return_mean - before.return_mean) <= math.hypot(before.half_width, now.half_width)
 
 
 def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> list[str]:
@@ -64,9 +87,9 @@ def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> 
         return ["The return did not change."]
     if before.half_width is None or now.half_width is None:
         return []
-    margin = math.hypot(before.half_width, now.half_width)
-    if abs(now.return_mean - before.return_mean) > margin:
+    if not _may_be_chance(before, now):
         return _which_episodes(before, now, recording)
+    margin = math.hypot(before.half_width, now.half_width)
     return [
         f"Chance is enough: returns of single episodes differ so much that the means of {now.episodes} may be "
         f"{number(margin)} apart without any change of the policy."

@@ -48,6 +48,21 @@ def test_an_evaluation_that_is_not_on_record_has_no_change(tmp_path):
     assert return_change(tmp_path, recorded(row(15, 5.0))) is None
 
 
+def test_a_fall_in_steps_that_each_may_be_chance_is_compared_with_where_it_began(tmp_path):
+    returns = (400.0, 500.0, 400.0, 300.0, 200.0)
+    rows = [row(10.0 * (1 + at), value, std=140.0, length=value) for at, value in enumerate(returns)]
+    found = sentences(tmp_path, rows, events=[(25.0, "info", "resized")])
+    expected = "Return 200, and 500 at 0:20, 3 evaluations before: it fell in steps that each may be chance"
+    assert found.title == expected
+    assert found.sentences[0] == "Episodes went from 500 to 200 env steps; the reward a step stayed 1."
+    assert "0:25, learner: resized" in found.sentences
+
+
+def test_a_fall_in_one_step_or_a_rise_is_compared_with_the_evaluation_before(tmp_path):
+    fall = [row(10, 400.0), row(20, 500.0), row(30, 450.0), row(40, 200.0)]
+    assert "450 at the evaluation before" in sentences(tmp_path, fall).title
+
+
 def test_parts_by_length_and_by_reward_a_step_add_up_to_the_difference(tmp_path):
     found = sentences(tmp_path, [row(10, 3000.0, length=1000.0), row(20, 1200.0, length=600.0)])
     assert found.title == "Return 1,200, and 3,000 at the evaluation before, at 0:10"
