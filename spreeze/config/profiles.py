@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tomllib
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def read_profile(name_or_path: str, env_id: str | None = None) -> Layer:
     if path.stat().st_size > MAX_PROFILE_BYTES:
         raise ConfigError(f"profile {path} has {path.stat().st_size} bytes; at most {MAX_PROFILE_BYTES}")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"profile {path} is not valid TOML: {error}") from None
     about = values.pop("about", {})
@@ -94,12 +96,18 @@ def task_profile(env_id: str) -> Layer | None:
     return None
 
 
+@lru_cache(64)
+def _parsed(text: str) -> dict[str, Any]:
+    """The TOML document; the form reads all profiles at each of its changes, and parsing takes 10 ms each."""
+    return tomllib.loads(text)
+
+
 def _tasks(path: Path) -> list[str]:
     """``about.envs`` of a profile; empty if it is damaged, which is an error only where the profile is requested."""
     try:
         if path.stat().st_size > MAX_PROFILE_BYTES:
             return []
-        about = tomllib.loads(path.read_text(encoding="utf-8")).get("about")
+        about = _parsed(path.read_text(encoding="utf-8")).get("about")
     except (OSError, ValueError, RecursionError):
         return []
     envs = about.get("envs") if isinstance(about, dict) else None
