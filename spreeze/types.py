@@ -669,10 +669,12 @@ class Jsonable:
         return rebuild(cls, data)
 
 
-@functools.cache
-def type_hints(cls: type[Any]) -> Mapping[str, Any]:
+def type_hints(cls: Any) -> Mapping[str, Any]:
     """Types of a class's fields by name, evaluated once: it takes milliseconds."""
-    return typing.get_type_hints(cls)
+    return _HINTS(cls)
+
+
+_HINTS = functools.cache(typing.get_type_hints)
 
 
 def rebuild(cls: type[_T], data: dict[str, Any]) -> _T:

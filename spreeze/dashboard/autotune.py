@@ -252,7 +252,11 @@ def _score_chart(tuning: TuningView) -> None:
         st.caption(components.plain(FORMULAS[objective]))
     st.plotly_chart(score_figure(tuning, rows, objective), config=CONFIG, key="tune_score")
     if not tuning.rollouts:
-        st.caption("Batch size and samples/insert change what is learned: they move only for more than the spread.")
+        st.caption(
+            "Batch size and samples/insert change what is learned: they move only for more than the spread. The "
+            "reasons compare settings turn by turn, since a turn's load is the same for all, so that their "
+            "percentages may differ from those of the bars."
+        )
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:

@@ -77,14 +77,19 @@ def show_command(name: str, *lines: str) -> None:
 
 
 def run_action(action: Callable[..., object], *args: object, note: str = "") -> None:
-    """Runs the action of a click; its error, or else the note, is shown with the next page."""
-    st.session_state.pop("control_error", None)
+    """Runs the action of a click; its error, or else the note, is shown with the next page.
+
+    The action comes first: another click may interrupt this callback wherever it uses the session's state.
+    """
+    failure = None
     try:
         action(*args)
     except SpreezeError as error:
-        st.session_state["control_error"] = str(error)
-        return
-    if note:
+        failure = str(error)
+    st.session_state.pop("control_error", None)
+    if failure is not None:
+        st.session_state["control_error"] = failure
+    elif note:
         st.session_state["control_note"] = note
 
 

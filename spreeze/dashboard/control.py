@@ -44,6 +44,7 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.process_identity import process_identity, same_process
 from spreeze.run_directory import (
     LAUNCHES,
+    LIVE_STATES,
     find_live_run,
     free_names,
     is_alive,
@@ -365,6 +366,8 @@ def why_no_export(path: Path, row: PolicyFormat) -> str | None:
     if missing:
         return f"{' and '.join(missing)} not installed: pip install 'spreeze[export]'"
     if not any((path / "weights").glob("w-*.safetensors")) and not (path / "checkpoints/best.safetensors").is_file():
+        if state_of(path) in LIVE_STATES:
+            return "This run has no weights yet: they come with its first update."
         return "This run has no weights: it is a recording, or it ended before the first update."
     custom = read_config(path).get(str(read_run(path).get("algo")), {}).get("network")
     return f"Its network {clean(custom, 60)!r} is a custom module: export it with torch.onnx." if custom else None

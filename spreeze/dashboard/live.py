@@ -132,5 +132,5 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
 
 def _leave_free(name: str, folder: Path, key: str) -> None:
     share = st.session_state[key] / 100
-    st.session_state[f"{key}_sent"] = share, time.monotonic()
     components.run_action(steer, name, folder, "leave-free", repr(share))
+    st.session_state[f"{key}_sent"] = share, time.monotonic()

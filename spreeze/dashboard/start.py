@@ -180,7 +180,7 @@ def form(folder: Path) -> None:
         elif (ending := ending_of(request.config, env_id)) is not None:
             st.caption(components.plain(f"The run {ending.sentence} (Settings, Stop: seconds 0: trains until Stop)."))
         elif any(getattr(request.config.stop, name) for name in StopConfig.CONDITIONS):
-            st.caption("The run ends by its stop conditions alone; reaching the published return does not end it.")
+            st.caption("The run ends at the first of its stop conditions, and at nothing else.")
         components.show_command("start", line)
 
 

@@ -174,11 +174,25 @@ def _on_device(snapshot: Snapshot) -> Bottleneck:
 
 
 def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:
-    active = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
-    cause = f"Paused samplers are the limit: {active} because of leave_free or the balance of samples per insert"
-    if others:
-        cause = f"Other programs are the limit: they keep {number(snapshot.external_cpu_cores)} cores, so {active}"
-    return Bottleneck(f"{cause}; learner waits {percent(learner_wait)}.", Side.OTHERS)
+    waits = f"learner waits {percent(learner_wait)}"
+    if others and (snapshot.external_cpu_cores or 0.0) > snapshot.leave_free * len(snapshot.core_uses):
+        active, cores = _active_samplers(snapshot), number(snapshot.external_cpu_cores)
+        text = f"Other programs are the limit: they keep {cores} cores, so {active}; {waits}."
+        return Bottleneck(text, Side.OTHERS)
+    return Bottleneck(f"Paused samplers are the limit: {_why_paused(snapshot)}; {waits}.", Side.SAMPLER)
+
+
+def _active_samplers(snapshot: Snapshot) -> str:
+    return f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
+
+
+def _why_paused(snapshot: Snapshot) -> str:
+    """Number of active samplers, and the reason, where other programs are not it."""
+    if snapshot.leave_free > 0.0:
+        why = f"{percent(snapshot.leave_free)} of the cores are left free"
+    else:
+        why = "of the balance of samples per insert"
+    return f"{_active_samplers(snapshot)} because {why}"
 
 
 def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
@@ -269,8 +283,7 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
     if snapshot.cpu_use is None:
         remedy = "; faster hardware would help both"
     elif snapshot.samplers_rest:
-        active = f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active"
-        remedy = f"; {active} because of leave_free or the balance of samples per insert"
+        remedy = f"; {_why_paused(snapshot)}"
     elif snapshot.cpu_use < CPU_FULL:
         remedy = f"; {busy}, so another sampler would add env steps"
     elif _used_elsewhere(snapshot) is not None:

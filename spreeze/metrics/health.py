@@ -133,7 +133,7 @@ def _bias(values: Mapping[str, float], gamma: float | None) -> _Verdict:
         )  # fmt: skip
         return text, Health.GOOD, f"{fact}: {near}, as is usual."
     if values.get("updates", 0.0) < SETTLED_UPDATES:
-        return text, Health.UNKNOWN, f"{fact}: too early to judge: that begins with update {SETTLED_UPDATES:,}."
+        return text, Health.UNKNOWN, f"{fact}: far apart, as is usual before update {SETTLED_UPDATES:,}."
     bonus = _entropy_bonus(values, gamma)
     if abs(bias - bonus) <= MAX_BIAS * size:
         sentence = f"{fact}: it includes rewards of entropy, worth {number(bonus)}, which explain the difference."

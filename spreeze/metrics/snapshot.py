@@ -105,6 +105,8 @@ class Snapshot:
     """Usable cores that other programs keep busy."""
     sibling_cpu_cores: float | None = None
     """Usable cores that the user's other runs keep busy."""
+    leave_free: float = 0.0
+    """Share of the usable cores that the user leaves to other programs."""
     restarts: int = 0
     unevaluated: bool = False
     """The run should stop at a return, but the evaluator keeps failing."""
@@ -175,7 +177,9 @@ def snapshot_of(
         band = [finite_number(replay.get(bound)) for bound in SAMPLES_PER_INSERT_BOUNDS]
     low, high = band
     device, gpus = clean(config.get("learner", {}).get("device", ""), 40), _gpus(values)
-    active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
+    rates = parts_of(values, "sampler_env_steps_per_s").values()
+    active = [rate for rate in rates if rate > 0.0]
+    wanted = config.get("sampling" if lag is None else "rollout", {}).get("samplers")  # None: as many as there are
     errors = [value for name in ("env_errors", "transitions_rejected") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
@@ -199,7 +203,8 @@ def snapshot_of(
         "learning_starts": whole_number(replay.get("learning_starts")),
         "samples_per_insert_min": low if replay else None,
         "samples_per_insert_max": high if replay else None,
-        "samplers_wanted": whole_number(config.get("sampling" if lag is None else "rollout", {}).get("samplers")),
+        "samplers_wanted": whole_number(wanted) or len(rates) or None,
+        "leave_free": finite_number(run.get("leave_free", config.get("tuning", {}).get("leave_free")), 1.0, 0.0) or 0.0,
         "samplers_alive": len(active) or None,
         "env_errors": int(sum(errors)) if errors else None,
         "may_end_earlier": ends_at_return(config.get("stop", {})),

@@ -34,6 +34,7 @@ from spreeze.runtime.rates import CounterSample, GroupSample, Rates, split_names
 from spreeze.workers.context import is_power_of_ten
 from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 
+_LOADS = ("external_cpu_cores", "sibling_cpu_cores", "cpu_use")
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
 _HOLD_S = 0.02  # between two checks for the end of a pause
@@ -110,6 +111,8 @@ class Recorder:
         self._events: deque[str] = deque(maxlen=6)
         self._eval_returns: deque[float] = deque(maxlen=60)
         self._lag_sum, self._lag_count = 0.0, 0
+        self._loads: dict[str, tuple[float, int]] = {}  # sums and numbers of samples of the cores' loads
+        self.leave_free: float | None = None  # share of the cores that the user leaves free; None: as configured
         self._metrics: dict[str, float | None] = {}
         # Taken once, so that setting the clock during the run does not change a duration.
         self._age_at_start_s = process_age_s()
@@ -437,6 +440,10 @@ class Recorder:
         snapshot = self.snapshot(state)
         if pids is not None:  # else nothing is known of the cores
             self.outcome.bottleneck = snapshot.bottleneck
+            for name in _LOADS:
+                if (load := metrics.get(name)) is not None:
+                    total, count = self._loads.get(name, (0.0, 0))
+                    self._loads[name] = total + load, count + 1
         known = {name: value for name, value in metrics.items() if value is not None} | self._callback_values
         self._callback_values.clear()
         wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)
@@ -475,7 +482,8 @@ class Recorder:
                 "warning", f"without an evaluator, the target return of {stop.target_return:g} cannot stop the run"
             )
 
-    def snapshot(self, state: str) -> Snapshot:
+    def snapshot(self, state: str, changes: Mapping[str, float | None] | None = None) -> Snapshot:
+        """The state of the run now; ``changes`` replace newest values of metrics."""
         plan, outcome = self._plan, self.outcome
         progress, eta_s = _progress(plan, self._metrics, self.session_s - self._starting_s)
         run = {
@@ -486,11 +494,12 @@ class Recorder:
             "eval_final": outcome.eval_final,
             "unevaluated": self._unevaluated,
             "tuner_measures": self.tuner_measures,
+            **({} if self.leave_free is None else {"leave_free": self.leave_free}),
         }
         bare = snapshot_of(
             run,
             {name: vars(part) for name, part in plan.config.sections().items()},
-            self._metrics,
+            {**self._metrics, **(changes or {})},
             plan.config.data_flow,
             state=state,
             table=self._table,
@@ -534,6 +543,10 @@ class Recorder:
         outcome.env_steps = int(metrics.get("env_steps") or 0)
         outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
         outcome.rates, outcome.warmup_s = self.rates.steady(), self.rates.warmup_s
+        if outcome.bottleneck is not None:  # of the whole run, whose last second says little
+            loads = {name: total / count for name, (total, count) in self._loads.items()}
+            rates = {name: rate for name, rate in outcome.rates.items() if rate is not None}
+            outcome.bottleneck = self.snapshot("finished", {**rates, **loads}).bottleneck
         outcome.samples_per_insert = metrics.get("samples_per_insert")
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)

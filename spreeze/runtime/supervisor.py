@@ -211,7 +211,7 @@ class _RunLoop:
 
     def keep_free(self, fraction: float) -> None:
         """Leaves that fraction of the usable cores to other programs from now on."""
-        self.leave_free = fraction
+        self.leave_free = self._recorder.leave_free = fraction
         if self._governor is not None:
             self._governor.leave_free(fraction)
 

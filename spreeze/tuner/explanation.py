@@ -80,9 +80,9 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
         f"{100 * score:.0f} % at {f'{value:g}' if isinstance(value, float) else value}" for value, score in runners
     )
     if search.expected and not knob.varied_last:
-        others = f"score relative to this, measured or else by a model of the measurements: {others}"
+        others = f"score relative to this, measured turn by turn or else by a model of the measurements: {others}"
     elif others:
-        others = f"score relative to this, measured in turns: {others}"
+        others = f"score relative to this, measured turn by turn: {others}"
     problem, value = search.problem, search.chosen.setting[knob.name]
     as_configured = value == problem.configured[knob.name]
     if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:

@@ -532,7 +532,7 @@ class Search:
         doubtful, left_s = self._doubtful(rounds, current, min_gain), self.measure.seconds_left() - end_s
         if doubtful and left_s >= _AGAIN_S:
             again = f"{len(doubtful)} of the {len(settings)} settings that were compared last"
-            self.notes.append(f"{again} were measured again, because rates varied")
+            self.notes.append(f"{again} were measured again, beside the first of them, because rates varied")
             rounds.add(measure_settings([current, *doubtful], left_s))
         result = rounds.newest().get(current)
         if result is not None and result.ran and result.env_steps < _DISTURBED * before:

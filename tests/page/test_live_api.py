@@ -541,7 +541,7 @@ def test_a_resting_sampler_is_said_in_words(values, text):
     shown = snapshot({"algo": "sac", "mode": "spreeze"}, config, values | {"sampler_env_steps_per_s/0": 5.0})
     assert live_api._samplers(shown) == text
     unknown = snapshot({"algo": "sac", "mode": "spreeze"}, {}, {"sampler_env_steps_per_s/0": 5.0})
-    assert live_api._samplers(unknown) == "1"
+    assert live_api._samplers(unknown) == "1 of 1", "where none are set, as many as there are"
 
 
 def test_a_card_s_line_says_what_it_does_and_how_busy_the_learner_on_it_is():

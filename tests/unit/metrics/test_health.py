@@ -28,7 +28,7 @@ def test_nothing_is_known_of_a_run_without_numbers_and_every_judgement_has_a_cha
         (151.0, 100.0, LATE, Health.AMBER, "overestimated; lower the learning rate"),
         (-49.0, -100.0, LATE, Health.AMBER, "overestimated"),
         (49.0, 100.0, LATE, Health.AMBER, "underestimated; train on"),
-        (0.0, 100.0, {"updates": SETTLED_UPDATES - 1.0}, Health.UNKNOWN, "too early to judge"),
+        (0.0, 100.0, {"updates": SETTLED_UPDATES - 1.0}, Health.UNKNOWN, "far apart, as is usual before update"),
         (3.0, 0.0, {**LATE, "return_scale": 6.0}, Health.GOOD, "little apart beside the scale of the rewards, 6"),
         (3.1, 0.0, {**LATE, "return_scale": 6.0}, Health.AMBER, "overestimated"),
         (0.0, 0.0, LATE, Health.GOOD, "less than half of it apart"),
