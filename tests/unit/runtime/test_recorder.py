@@ -300,3 +300,19 @@ def test_numbers_that_come_with_an_evaluation_are_stored_at_the_time_of_its_weig
     latest = MetricsReader(tmp_path / "metrics.db").latest()
     assert (latest["eval_terminated"].t, latest["eval_terminated"].value) == (1.0, 0.25)
     assert not {"eval_start_value", "of_a_newer_version", "updates"} & latest.keys()
+
+
+def test_the_bottleneck_of_a_finished_run_is_that_of_its_whole_time(made, monkeypatch):
+    seen = []
+
+    def snapshot(state, changes=None):
+        seen.append(changes)
+        return SimpleNamespace(bottleneck="of the whole run")
+
+    monkeypatch.setattr(made, "snapshot", snapshot)
+    monkeypatch.setattr(made.rates, "steady", lambda: {"learner_wait_share": 0.25, "updates_per_s": None})
+    made.outcome.bottleneck = "of the last second"
+    made._loads["cpu_use"] = 3.0, 4
+    made.finish()
+    assert made.outcome.bottleneck == "of the whole run"
+    assert seen == [{"learner_wait_share": 0.25, "cpu_use": 0.75}]
