@@ -316,3 +316,6 @@ def test_the_bottleneck_of_a_finished_run_is_that_of_its_whole_time(made, monkey
     made.finish()
     assert made.outcome.bottleneck == "of the whole run"
     assert seen == [{"learner_wait_share": 0.25, "cpu_use": 0.75}]
+    made.tuner_measures = True
+    made.finish()
+    assert made.outcome.bottleneck == "The run ended before the tuner had chosen."
