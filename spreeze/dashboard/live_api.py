@@ -102,7 +102,10 @@ def series_to_plot(names: list[str]) -> list[str]:
 
 
 _WHEN = "in the last seconds; of a run that has ended, the mean of its last session from the first update on."
-_STATE = f"State of the run: {', '.join(LIVE_STATES)}; finished, stopped, failed; crashed or damaged."
+_STATE = (
+    f"State of the run: {', '.join(LIVE_STATES)}; finished (Stop included), stopped (while it was tuned, or in a "
+    "hurry), failed; crashed or damaged."
+)
 _WALL = "Time that the run has taken without pauses, with earlier sessions and closing."
 _BEST = (
     "Highest mean return of one evaluation. The policy to play and download is chosen by the lower "

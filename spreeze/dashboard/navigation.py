@@ -72,8 +72,7 @@ def sidebar() -> Callable[[], None]:
     alive = [name for name, run in rows.items() if run.state in LIVE_STATES]
     newest = alive[0] if alive else names[0]
     requested = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
-    if requested not in names:
-        st.sidebar.warning(f"There is no run {plain(requested)} here: it may have been deleted. Choose another run.")
+    missing = st.sidebar.empty()
     chosen = st.sidebar.selectbox(
         "Run",
         names,
@@ -82,6 +81,8 @@ def sidebar() -> Callable[[], None]:
         format_func=lambda name: _short(rows[name], varied.get(name)) if name in rows else name,
         help="Newest first. The address of this page includes the selection.",
     )
+    if chosen is None:
+        missing.warning(f"There is no run {plain(requested)} here: it may have been deleted. Choose another run.")
     st.session_state[_KEY] = chosen or requested
     st.query_params[_KEY] = chosen or requested
     box = st.sidebar.empty()
@@ -90,6 +91,13 @@ def sidebar() -> Callable[[], None]:
     if alive:
         st.sidebar.caption("You can close this page: the running training continues.")
     return lambda: None if chosen is None else _show_state(box, chosen)
+
+
+def forget(name: str) -> None:
+    """Shows the newest run again where ``name`` is shown, which is about to be gone."""
+    if st.session_state.get(_KEY) == name:
+        del st.session_state[_KEY]
+        st.query_params.pop(_KEY, None)
 
 
 def _show_state(box: DeltaGenerator, name: str) -> None:

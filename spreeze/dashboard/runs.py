@@ -84,7 +84,7 @@ def _selected_run(path: Path, folder: Path) -> None:
         st.write(f"Delete **{run.name}** with its checkpoints and clips? This cannot be undone.")
         confirmation = st.text_input("Type its name to confirm", key=f"sure_{name}")
         more = {"note": f"{name} was deleted.", "disabled": confirmation != name}
-        components.act_button(st, "Delete permanently", control.delete, path, folder, **more)
+        components.act_button(st, "Delete permanently", _delete, [path], folder, **more)
     text = "Settings, metrics and the best policy in one file."
     cells[3].download_button(
         "Run as ZIP", lambda: pack(path), f"{name}.zip", "application/zip", key="runs_zip", help=text, **_DOWNLOAD
@@ -439,4 +439,5 @@ def _tag(paths: Sequence[Path], tags: Sequence[str]) -> None:
 def _delete(paths: Sequence[Path], folder: Path) -> None:
     for path in paths:
         control.delete(path, folder)
+        navigation.forget(path.name)
     st.session_state[_PICKED] = []

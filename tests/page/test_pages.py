@@ -692,6 +692,7 @@ def test_delete_needs_the_name_typed(world):
     next(b for b in page.button if b.label == "Delete permanently").click().run()
     assert not (folder / "a1").exists()
     assert page.toast[0].value == "a1 was deleted."
+    assert not page.sidebar.warning, "the user knows"
 
 
 def test_pages_import_no_torch_and_no_environment_library():
