@@ -371,10 +371,6 @@ def _mujoco_warning(text: str) -> None:
     say(f"MuJoCo: {text}", as_json=True)
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
-    return " ".join(str(error).split())[:limit]
-
-
 def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
     """Raises an EnvironmentError_ if an environment named by a file, of any origin, needs a module not allowed."""
     module = foreign_module(env_id, import_module)

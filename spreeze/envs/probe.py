@@ -30,7 +30,7 @@ import numpy as np
 
 from spreeze.config import python_path
 from spreeze.config.schema import Config, SamplingConfig
-from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env, one_line
+from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env
 from spreeze.envs.obs_flattening import text_left_out
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_, described
@@ -544,8 +544,12 @@ def _second_env(arguments: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
     return {"alone": None, "further_env_bytes": max(0, _memory_bytes() - before_bytes)}
 
 
+def _one_line(error: BaseException, limit: int = 300) -> str:
+    return " ".join(str(error).split())[:limit]
+
+
 def _text_of(error: Exception, limit: int = 300) -> str:
-    return one_line(error, limit) if isinstance(error, EnvironmentError_) else described(error, limit)
+    return _one_line(error, limit) if isinstance(error, EnvironmentError_) else described(error, limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -644,7 +648,7 @@ def _gymnasium_findings(env: Any, spec: EnvSpec) -> tuple[str, ...]:
                 sample_allowed(env.unwrapped, spec)
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
-            messages.append(one_line(error) or described(error))
+            messages.append(_one_line(error) or described(error))
         finally:
             close_in_time(env.close)
     messages += [str(warning.message) for warning in caught if "gym" in str(warning.filename)]

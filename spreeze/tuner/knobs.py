@@ -125,6 +125,9 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
 
 # --- samplers and replay ---
 
+_STEPPING_SHARE = 0.8  # Share of a core that samplers on it may take together by stepping alone.
+_MAX_PER_CORE = 12  # Samplers on one core at most.
+
 
 def max_samplers(problem: TuningProblem, threads: int) -> int:
     """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
@@ -133,12 +136,12 @@ def max_samplers(problem: TuningProblem, threads: int) -> int:
     wait most of their time instead of computing.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
-    return max(1, min(max(spare, 2) * _sharing(problem), problem.known_memory_plan.samplers))
+    return max(1, min(max(spare, 2) * _samplers_per_core(problem), problem.known_memory_plan.samplers))
 
 
-def _sharing(problem: TuningProblem) -> int:
+def _samplers_per_core(problem: TuningProblem) -> int:
     """Samplers for which one core may suffice."""
-    return max(1, min(round(_STEPPING / max(problem.step_cpu_share, 0.01)), _MAX_SHARING))
+    return max(1, min(round(_STEPPING_SHARE / max(problem.step_cpu_share, 0.01)), _MAX_PER_CORE))
 
 
 def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -185,8 +188,6 @@ _SMALLEST_BATCH = 64
 _INFERENCE_US, _INFERENCE_SHARE = 15.0, 0.04
 """Time of one batched inference of a sampler, and the share of the env steps it may take."""
 _SLOW_STEP_US = 5000.0
-_STEPPING, _MAX_SHARING = 0.8, 12
-"""Share of a core that samplers on it may take together by stepping alone, and their number at most."""
 _MAX_SAMPLERS = 512
 MAX_LEARNERS = 16
 _MAX_HOST_SAMPLERS = 64
@@ -354,7 +355,7 @@ def _whole_cores(problem: TuningProblem) -> int:
 
 def _shared(problem: TuningProblem, cores: int, *factors: int) -> list[int]:
     """Multiples of the cores, for environments that wait most of their time."""
-    return [cores * factor for factor in factors if factor <= _sharing(problem)]
+    return [cores * factor for factor in factors if factor <= _samplers_per_core(problem)]
 
 
 def _samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
