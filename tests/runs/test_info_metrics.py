@@ -43,6 +43,7 @@ def test_numbers_in_info_become_metrics_however_they_are_collected(tmp_path, fla
 def test_more_numbers_than_the_cap_are_told_once_and_drawn_in_the_report(tmp_path):
     with Run(tmp_path, *OWN, "--env-arg", "more=50") as run:
         run.wait_for(lambda: "success_rate" in run.numbers(), what="the success rate")
+        run.wait_for(lambda: sum(name.startswith("info/") for name in run.numbers()) == 32, what="all up to the cap")
         run.stop()
     assert sum(name.startswith("info/") for name in run.numbers()) == 32
     assert sum("beyond the first 32 numbers" in event for event in run.events()) == 1
