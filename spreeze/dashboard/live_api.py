@@ -424,7 +424,7 @@ def _samplers(shown: Snapshot) -> str:
     """Active samplers of all, in words; a fraction is one that the governor pauses part of the time."""
     working, wanted = shown.samplers_active if shown.samplers_rest else shown.samplers_alive, shown.samplers_wanted
     if working is not None and shown.samplers_rest and wanted == 1:
-        return f"throttled to {percent(working)}"
+        return f"{percent(working)} of 1"
     if working is None or wanted is None:
         return number(working)
     return f"{number(min(working, wanted))} of {number(wanted)}"  # one that was just replaced still has a rate

@@ -534,7 +534,7 @@ def test_charts_of_one_axis_are_read_and_zoomed_together_and_tell_what_happened(
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"samplers_active": 0.125}, "throttled to 12 %"), ({"samplers_active": 1.0}, "1 of 1"), ({}, "1 of 1")],
+    [({"samplers_active": 0.125}, "12 % of 1"), ({"samplers_active": 1.0}, "1 of 1"), ({}, "1 of 1")],
 )
 def test_a_resting_sampler_is_said_in_words(values, text):
     config = {"sampling": {"samplers": 1}, "replay": {}, "learner": {}}
