@@ -49,8 +49,8 @@ _SAME = dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps"), "--
 }
 """Flags of other libraries, and ours of the same meaning."""
 _SETTINGS = {
-    **{f"--{name.replace('_', '-')}": name for name in ("gamma", "tau", "lr", "gae_lambda")},
-    **{f"--{name.replace('_', '-')}": ours for name, ours in OTHER_NAMES.items()},
+    f"--{name.replace('_', '-')}": OTHER_NAMES.get(name, name)
+    for name in ("gamma", "tau", "lr", "gae_lambda", *OTHER_NAMES)
 }
 """Flags that mean a setting of the algorithm."""
 _AMBIGUOUS = dict.fromkeys(("--n-envs", "--num-envs"), "--samplers (processes) and --envs-per-sampler") | {

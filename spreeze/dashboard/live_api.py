@@ -470,8 +470,7 @@ def _note(
         return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
     text, side = bottleneck(shown)
     if state not in LIVE_STATES:
-        at_end = "It ended before the tuner had chosen." if side is Side.TUNER else f"Over the whole run: {text}"
-        text = f"{_why_ended(ended, error)} {at_end}"
+        text = f"{_why_ended(ended, error)} {'' if side is Side.TUNER else 'Over the whole run: '}{text}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
     return {"note": text + _fallen(best, last), "problem": problem or side in (Side.OTHERS, Side.EVALUATOR)}

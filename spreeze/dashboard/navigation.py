@@ -93,7 +93,7 @@ def sidebar() -> Callable[[], None]:
     return lambda: None if chosen is None else _show_state(box, chosen)
 
 
-def forget(name: str) -> None:
+def deselect(name: str) -> None:
     """Shows the newest run again where ``name`` is shown, which is about to be gone."""
     if st.session_state.get(_KEY) == name:
         del st.session_state[_KEY]

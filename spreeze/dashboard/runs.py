@@ -439,5 +439,5 @@ def _tag(paths: Sequence[Path], tags: Sequence[str]) -> None:
 def _delete(paths: Sequence[Path], folder: Path) -> None:
     for path in paths:
         control.delete(path, folder)
-        navigation.forget(path.name)
+        navigation.deselect(path.name)
     st.session_state[_PICKED] = []

@@ -26,6 +26,9 @@ POWER_IDLE = 0.40
 _AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as having reached it
 
 
+_ENDED = ("finished", "stopped", "failed", "crashed", "damaged")  # states of a run
+
+
 class Side(StrEnum):
     SAMPLER = "sampler"
     LEARNER = "learner"
@@ -59,6 +62,8 @@ def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
             "No evaluation: the evaluator keeps failing, so the target return cannot be reached; see its log.",
             Side.EVALUATOR,
         )
+    if snapshot.tuner_measures and snapshot.state in _ENDED:
+        return Bottleneck("It ended before the tuner had chosen.", Side.TUNER)
     if snapshot.tuner_measures:
         turns = "taking turns with the run, which is paused meanwhile"
         how = "on the running workers" if snapshot.lag is None else turns

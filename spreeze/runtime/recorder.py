@@ -547,8 +547,6 @@ class Recorder:
             loads = {name: total / count for name, (total, count) in self._loads.items()}
             rates = {name: rate for name, rate in outcome.rates.items() if rate is not None}
             outcome.bottleneck = self.snapshot("finished", {**rates, **loads}).bottleneck
-            if self.tuner_measures:
-                outcome.bottleneck = "The run ended before the tuner had chosen."
         outcome.samples_per_insert = metrics.get("samples_per_insert")
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)

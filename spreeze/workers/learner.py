@@ -104,7 +104,7 @@ class UpdateLoop(ABC):
 
 
 class Learner:
-    """The loop of a learner: restore, then learn from its loop, and regularly post, publish and save."""
+    """The loop of a learner: restore, then call the update loop, and regularly post, publish and save."""
 
     def __init__(self, context: WorkerContext, job: BaseLearnerJob, loop: UpdateLoop) -> None:
         self._context, self._job, self._loop, self._trainer = context, job, loop, loop.trainer

@@ -73,6 +73,11 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "gather": 0.5}), Side.LEARNER, "gathering rows takes 50 %"),
         (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), Side.LEARNER, "publishing less often"),
         (_snapshot(0.50, 0.02, unevaluated=True), Side.EVALUATOR, "the target return cannot be reached"),
+        (
+            _snapshot(0.50, 0.02, tuner_measures=True, state="finished"),
+            Side.TUNER,
+            "It ended before the tuner had chosen.",
+        ),
         (_snapshot(0.50, 0.02, tuner_measures=True), Side.TUNER, "measures on the running workers: rates are lower"),
         (
             _snapshot(0.50, 0.02, tuner_measures=True, lag=1),

@@ -306,7 +306,7 @@ def test_the_bottleneck_of_a_finished_run_is_that_of_its_whole_time(made, monkey
     seen = []
 
     def snapshot(state, changes=None):
-        seen.append(changes)
+        seen.append((state, changes))
         return SimpleNamespace(bottleneck="of the whole run")
 
     monkeypatch.setattr(made, "snapshot", snapshot)
@@ -315,7 +315,4 @@ def test_the_bottleneck_of_a_finished_run_is_that_of_its_whole_time(made, monkey
     made._loads["cpu_use"] = 3.0, 4
     made.finish()
     assert made.outcome.bottleneck == "of the whole run"
-    assert seen == [{"learner_wait_share": 0.25, "cpu_use": 0.75}]
-    made.tuner_measures = True
-    made.finish()
-    assert made.outcome.bottleneck == "The run ended before the tuner had chosen."
+    assert seen == [("finished", {"learner_wait_share": 0.25, "cpu_use": 0.75})]
