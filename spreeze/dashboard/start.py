@@ -151,7 +151,7 @@ def form(folder: Path) -> None:
         if custom.blocked is not None:
             st.info(custom.blocked)
             return
-        request = _request(first, env_id, custom)
+        request, problem = _request(first, env_id, custom)
         if request is None:
             return
         try:
@@ -162,9 +162,9 @@ def form(folder: Path) -> None:
         except SpreezeError as error:
             st.error(components.plain(error))
             return
-        plan, flags, problem = sweep_inputs(last[3]), [], None
+        plan, flags = sweep_inputs(last[3]), []
         line = control.train_command(request, folder)
-        if plan.several:
+        if plan.several and problem is None:
             try:
                 flags = sweep_options(request, plan)
             except SpreezeError as error:
@@ -197,8 +197,10 @@ def _welcome(folder: Path) -> None:
     cells[1].caption("SAC learns to swing up a pendulum, within seconds. The run stops by itself.")
 
 
-def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> control.Request | None:
-    """Algorithm, mode, seed and tuner; None where nothing can be started."""
+def _request(
+    cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv
+) -> tuple[control.Request | None, str | None]:
+    """The request for algorithm, mode, seed and tuner, None if it cannot be made; and why the task cannot start."""
     spec, problem, module = None, None, custom.module or control.imported()
     if imports_only(env_id, module):
         try:
@@ -248,10 +250,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> co
     else:
         more = [f"Mode {name} is not for this environment: {off_device}." for name in unfit_modes]
         st.caption(" ".join([_reasons(spec, mode, unfit, idle, row, profile), *more]))
-    if problem is not None:
-        st.warning(components.plain(problem))
     try:
-        return control.Request(
+        request = control.Request(
             env_id=env_id,
             mode=mode.name,
             algo=algo,
@@ -263,7 +263,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> co
         )
     except SpreezeError as error:
         st.error(components.plain(error))
-        return None
+        return None, problem
+    return request, problem
 
 
 def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, AlgorithmRow]) -> None:

@@ -130,6 +130,9 @@ def test_a_task_that_cannot_be_made_is_said_before_anything_starts(monkeypatch):
     monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
     page = open_page("live")
     assert "NoSuchTask" in page.warning[0].value
+    assert page.button(key="start").disabled
+    page.selectbox(key="start_env").select("Pendulum-v1").run()
+    assert not page.button(key="start").disabled
 
 
 def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
@@ -424,6 +427,8 @@ def test_a_start_that_fails_says_why_until_it_is_dismissed(folder, monkeypatch):
     page.selectbox(key="start_env").select("NoSuchTask-v0").run()
     (told,) = (text.value.replace("\\", "") for text in page.warning)
     assert told.endswith("(on this page: Your environment, Module that has it)")
+    monkeypatch.setattr("spreeze.dashboard.start.imports_only", lambda env_id, module: False)  # as if it could be made
+    page.selectbox(key="start_env").select("NoSuchTask-v0").run()
     page.button(key="start").click().run()
     poll(lambda: control.launching(folder) is None, what="end of the start")
     for name in ("live", "runs", "live"):  # on every visit, not only the first
