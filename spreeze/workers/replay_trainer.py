@@ -499,8 +499,7 @@ class ReplayTrainer:
             "batch_size": self.batch_size,
             "wait_s": wait_s,
             "gather_s": self.gather_s,
-            "critic_s": self.critic_s,
-            "actor_s": self.actor_s,
+            **self._step_seconds(),
             "publish_s": publish_s,
             "policy_lag": lag,
             "transition_age": age * self._layout.steps,
@@ -511,6 +510,12 @@ class ReplayTrainer:
             **({"times_back": self._rollbacks} if self._rollbacks else {}),
             **{name: self._in_task_units(name, value) for name, value in self.algorithm.metrics().items()},
         }
+
+    def _step_seconds(self) -> dict[str, float]:
+        """Seconds of critic and actor steps; without an actor all of them are the critic's."""
+        if self.algorithm.actor is None:
+            return {"critic_s": self.critic_s + self.actor_s}
+        return {"critic_s": self.critic_s, "actor_s": self.actor_s}
 
     def _in_task_units(self, name: str, value: float) -> float:
         """A metric of the algorithm, which learns returns in units of their deviation."""
