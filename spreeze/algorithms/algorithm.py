@@ -28,7 +28,7 @@ class Algorithm(ABC):
     name: str
     _config: Any
     updates: int
-    """Updates so far, including rejected ones; a caller that replays recorded updates counts them here."""
+    """Updates so far, including skipped ones; a caller that replays recorded updates counts them here."""
 
     lr_multiplier = 1.0
     """Factor of the learning rates, in addition to their schedule."""

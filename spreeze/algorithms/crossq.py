@@ -181,7 +181,7 @@ class _BatchNormalised(Critics):
 
         self._run(differentiate, self._joint)
         self.adam.step()
-        total = self._of_batch.sum()  # not finite if the batch is not, whose gradient was rejected
+        total = self._of_batch.sum()  # not finite if the batch is not, whose gradient was skipped
         newest = torch.where(total - total == 0.0, self._of_batch, self.statistics)
         self.statistics.lerp_(newest, 1.0 - _MOMENTUM)
 

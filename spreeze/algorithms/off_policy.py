@@ -64,12 +64,10 @@ class ActorOutputs(NamedTuple):
 
 
 class DeviceSplit:
-    """Devices of actor and critics; counts the transferred bytes."""
+    """Devices of actor and critics."""
 
     def __init__(self, actor: torch.device, critics: torch.device, *, split: bool) -> None:
         self.actor, self.critics, self.split = actor, critics, split
-        self.transferred_bytes = 0
-        """Bytes so far; a split over one device counts the bytes that two would transfer."""
 
     @classmethod
     def parse(cls, text: str) -> DeviceSplit:
@@ -89,7 +87,6 @@ class DeviceSplit:
     def _moved(self, tensor: Tensor, device: torch.device) -> Tensor:
         if not self.split:
             return tensor
-        self.transferred_bytes += tensor.element_size() * tensor.nelement()
         # A copy to the CPU must block: otherwise its numbers may be read before they have arrived.
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
@@ -165,12 +162,11 @@ class OffPolicyAlgorithm(Algorithm):
         raise NotImplementedError
 
     def update_targets(self) -> None:
-        """Moves the target networks, by default at the end of a period, and counts the update."""
+        """Moves the target networks, by default at the end of a period."""
         if self._updates_actor():
             self._update_critics_target()
             if self.actor is not None:
                 self.actor.update_target(self._config.tau)
-        self.updates += 1
 
     def _update_critics_target(self) -> None:
         self.critics.update_target(self._config.tau)
@@ -207,6 +203,7 @@ class OffPolicyAlgorithm(Algorithm):
                     dq_da = devices.to_actor(self._gradient_for_actor(batch, action))
                 self.actor_step(dq_da)
             self.update_targets()
+            self.updates += 1
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
     def _gradient_for_actor(self, batch: TransitionBatch, action: Tensor) -> Tensor:
@@ -234,11 +231,6 @@ class OffPolicyAlgorithm(Algorithm):
     def effective_tau(self) -> float:
         """Mean fraction of the online weights mixed into the targets per update."""
         return self._config.tau / self.period
-
-    @property
-    def transferred_bytes(self) -> int:
-        """Bytes transferred between the devices; updates in a CUDA graph count once."""
-        return self._devices.transferred_bytes
 
     def drop_buffers(self) -> None:
         """Frees all memory that depends on the batch size; the next update allocates it again."""
@@ -283,7 +275,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def updates_skipped(self) -> int:
         """Skipped steps of critics or actor, whichever has more."""
-        return max(adam.rejected for adam in self._adams)
+        return max(adam.skipped for adam in self._adams)
 
     @property
     def policy_parameters(self) -> list[Tensor]:

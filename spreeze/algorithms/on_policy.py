@@ -389,7 +389,7 @@ class OnPolicyAlgorithm(Algorithm):
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
     def updates_skipped(self) -> int:
-        return self.optimiser.rejected
+        return self.optimiser.skipped
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Theta(j)'s policy and its normalizer."""

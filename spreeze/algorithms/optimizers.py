@@ -30,7 +30,7 @@ class _Guarded:
         self._parameters, self._gradient, self.lr, self._eps = parameters, gradient, lr, eps
         self._max_norm = max_norm
         self._v = torch.zeros_like(parameters)
-        self._rejected = parameters.new_zeros((), dtype=torch.float32)
+        self._skipped = parameters.new_zeros((), dtype=torch.float32)
         self._norm = parameters.new_zeros(())
         self.exchange: Callable[[Tensor], None] | None = None
         """Called with the gradient before each step, which it may change in place."""
@@ -40,7 +40,7 @@ class _Guarded:
 
     @property
     def gradient_norm(self) -> float:
-        """Euclidean norm of the latest gradient before it was scaled, rejected or not (reads the device)."""
+        """Euclidean norm of the latest gradient before it was scaled, skipped or not (reads the device)."""
         return self._norm.item()
 
     @property
@@ -54,12 +54,12 @@ class _Guarded:
         raise NotImplementedError
 
     @property
-    def rejected(self) -> int:
-        """Number of gradients not applied (reads the device)."""
-        return int(self._rejected.item())
+    def skipped(self) -> int:
+        """Number of gradients not applied (reads the device); checkpoints call it ``refused``."""
+        return int(self._skipped.item())
 
     def step(self) -> None:
-        """Applies the gradient, or counts it as rejected if its norm is not finite (reads the device)."""
+        """Applies the gradient, or counts it as skipped if its norm is not finite (reads the device)."""
         if self.exchange is not None:
             self.exchange(self._gradient)
         # Not torch.dot: if matmuls round to bfloat16, it does so, too, and takes ten times as long.
@@ -67,7 +67,7 @@ class _Guarded:
         if math.isfinite(self._norm.item()):
             self._apply()
         else:
-            self._rejected.add_(1.0)
+            self._skipped.add_(1.0)
 
     def _apply(self) -> None:
         if self._max_norm is None:
@@ -109,7 +109,7 @@ class FlatAdam(_Guarded):
         super().__init__(parameters, gradient, lr, eps, max_norm)
         self._m = torch.zeros_like(parameters)
         self._counts = parameters.new_zeros(2, dtype=torch.float32)
-        self._steps, self._rejected = self._counts.unbind()
+        self._steps, self._skipped = self._counts.unbind()
         self._finite, self._taken = torch.zeros_like(self._steps), torch.zeros_like(self._counts)
         self._if_taken = torch.tensor([1.0, 0.0], device=parameters.device)
         self._bad = self._taken[1]
@@ -141,7 +141,7 @@ class FlatAdam(_Guarded):
         self._scaled_lr.fill_(self.lr * factor)
 
     def step(self) -> None:
-        """Applies the gradient, or counts it as rejected if its norm is not finite."""
+        """Applies the gradient, or counts it as skipped if its norm is not finite."""
         if self._on_cpu:
             super().step()
             return
@@ -185,7 +185,7 @@ class FlatAdam(_Guarded):
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._rejected}
+        return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._skipped}
 
 
 def _part_size(vector: Tensor) -> int:
@@ -215,7 +215,7 @@ class FlatRMSProp(_Guarded):
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        return {"v": self._v, "refused": self._rejected}
+        return {"v": self._v, "refused": self._skipped}
 
 
 class FlatNetworks(Protocol):

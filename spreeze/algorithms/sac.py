@@ -199,7 +199,6 @@ class _SoftActorCritic(ActorCritic):
 
     def update_targets(self) -> None:
         self._update_critics_target()
-        self.updates += 1
 
     def _actor_metrics(self) -> dict[str, float]:
         alpha = self.log_alpha[-1].exp().item()

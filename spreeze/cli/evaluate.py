@@ -156,7 +156,7 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
 
     try:
         with time_limit(limit_s, every_s=_FIRST_NOTE_S, on_wait=note_wait):
-            options, masks = options_of(spec), spec.action_mask
+            options, masks = options_of(spec, whole_games=True), spec.action_mask
             task = make_task(spec.env_id, args.import_module, render_mode, action_mask=masks, **options)
     except OutOfTime:
         raise EnvironmentError_(

@@ -340,7 +340,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     With images, it observes its last k frames, uint8 [k, *frame], the input of policies. Also raises an
     EnvironmentError_ if its spaces are not those of the description.
     """
-    env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec))
+    env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec, whole_games=True))
     with closed_on_error(env):
         made = describe(env, spec.import_module)
         source = getattr(env, "mask_source", f"info['{MASK}']")
@@ -392,7 +392,7 @@ def _bounds_text(spec: EnvSpec) -> str:
     return f"from {side(spec.action.low)} to {side(spec.action.high)}"
 
 
-def options_of(spec: EnvSpec, *, whole_games: bool = True) -> EnvOptions:
+def options_of(spec: EnvSpec, *, whole_games: bool) -> EnvOptions:
     """Options for making a known environment again, with the same parts of observations as pictures."""
     image, picture = None, spec.frames is not None and (spec.frames.as_asked or None)
     if spec.frames is not None:

@@ -249,9 +249,10 @@ class ProcessSupervisor:
         on_messages: Callable[[list[dict[str, Any]]], None],
         on_wait: Callable[[list[WorkerSpec]], None] = lambda specs: None,
     ) -> None:
-        """Ends all workers: stop flag, then SIGKILL for late ones. All have ended when this returns.
+        """Ends all workers: stop flag, then SIGKILL for late ones.
 
-        Meanwhile all are killed at once if ``hurry()``, and ``on_wait`` gets the workers still alive.
+        Every worker has ended, or was reported as left behind, when this returns. Meanwhile
+        all are killed at once if ``hurry()``, and ``on_wait`` gets the workers still alive.
         """
         self._status.header[status_table.STOP] = 1
         start = self._clock()

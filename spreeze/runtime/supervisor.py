@@ -40,9 +40,9 @@ _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, wh
 def run_workers(
     assemble: Assemble, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains with the workers that a mode puts together, then evaluates. All have ended when this returns.
+    """Trains with the workers that a mode puts together, then evaluates.
 
-    Raises as ``assembled``, and a ResourceError if a worker could not be started.
+    Every worker has ended, or was reported as left behind, when this returns. Raises as ``assembled``, and a ResourceError if a worker could not be started.
     """
     recorder = Recorder(plan, run_dir, view)
     watch, logs = OrphanWatch(run_dir.nonce, silent_s=launcher.silent_s), LogKeeper()

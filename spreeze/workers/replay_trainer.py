@@ -435,10 +435,9 @@ class ReplayTrainer:
         return self._reader.sample(self._rng, self._rows_np, frames)
 
     def _scale_rewards(self) -> None:
-        """Divides the batch's rewards by the scale of returns, and bounds them.
+        """Divides the batch's rewards by the scale of returns, and bounds them; one that is not finite becomes 0.
 
-        Rows whose reward is not finite (earlier versions stored rewards beyond float32) are replaced by others of the
-        batch: otherwise no update with one of them would be applied.
+        Earlier versions stored rewards beyond float32; an update with one of them would be skipped.
         """
         is_whole, bound = self._layout.sequence is not None, self._reward_clip
         reward = self._rows_np[:, self._layout.sequence_rewards if is_whole else self._layout.reward]
@@ -446,14 +445,7 @@ class ReplayTrainer:
             reward *= np.float32(1.0 / self.returns.scale)
         if reward.max() <= bound and reward.min() >= -bound:
             return
-        bad = ~np.isfinite(reward) if reward.ndim == 1 else ~np.isfinite(reward).all(1)
-        bad, good = np.flatnonzero(bad), np.flatnonzero(~bad)
-        if len(bad) and len(good):
-            others = good[np.arange(len(bad)) % len(good)]
-            self._rows_np[bad] = self._rows_np[others]
-            if self._frames is not None:
-                self._frames[torch.from_numpy(bad)] = self._frames[torch.from_numpy(others)]
-            self.rows_redrawn += len(bad)
+        np.nan_to_num(reward, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         np.clip(reward, -bound, bound, out=reward)
 
     def _batch(self) -> TransitionBatch | SequenceBatch:
@@ -627,7 +619,7 @@ class ReplayTrainer:
 
 
 class DeviceNormalizer:
-    """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host; a reward that is not finite is 0."""
+    """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host."""
 
     def __init__(self, layout: RowLayout, device: torch.device, stream: DeviceStream) -> None:
         """``stream`` is that of the updates."""
@@ -653,7 +645,7 @@ class DeviceNormalizer:
     def apply(self, rows: Tensor) -> None:
         """Scales rewards, obs and next_obs of rows [B, W] in place, on the device alone."""
         reward = rows[:, self._reward]
-        reward.nan_to_num_(0.0, 0.0, 0.0).mul_(self._factor).clamp_(self._low, self._high)
+        reward.mul_(self._factor).nan_to_num_(0.0, 0.0, 0.0).clamp_(self._low, self._high)
         if self._normalizes:
             for columns in self._columns:
                 rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-OBS_CLIP, OBS_CLIP)

@@ -224,7 +224,7 @@ def _parameter_change(
         seen = _on(batch, sides.actor)._replace(action=None, obs_action=None, reward=None, terminated=None)
         algorithm.update(_on(batch, sides.critics), seen if sides.split else None)
     if algorithm.updates_skipped():
-        raise SpreezeError(f"{case.text} on {device}: {algorithm.updates_skipped()} updates were rejected")
+        raise SpreezeError(f"{case.text} on {device}: {algorithm.updates_skipped()} updates were skipped")
     change: np.ndarray = _networks(algorithm) - before
     return change
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from figures import Row, row
 
+from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.cli.bench import synthetic_spec
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import SECTIONS, LearnerConfig
@@ -21,6 +22,21 @@ from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import gpus_of, largest_matmul, learner_threads, matmuls_in, resolve_device
 
 _REPLAY_ROWS, _WARMUP_UPDATES = 2**17, 16
+
+
+class CountedSplit(DeviceSplit):
+    """Counts the bytes that cross, or that would cross if one device were two."""
+
+    def __init__(self, algorithm: OffPolicyAlgorithm) -> None:
+        """Counts those of ``algorithm`` from now on; updates in a CUDA graph count once."""
+        devices = algorithm._devices
+        super().__init__(devices.actor, devices.critics, split=devices.split)
+        self.crossed_bytes = 0
+        algorithm._devices = self
+
+    def _moved(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        self.crossed_bytes += tensor.nbytes if self.split else 0
+        return super()._moved(tensor, device)
 
 
 class HostWaits:
@@ -95,7 +111,7 @@ def learner_rows(
 def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str, case: dict[str, object]) -> list[Row]:
     while trainer.updates < _WARMUP_UPDATES:
         trainer.update()
-    began, crossed = trainer.updates, trainer.algorithm.transferred_bytes
+    began, devices = trainer.updates, CountedSplit(trainer.algorithm)
     before_s = trainer.gather_s, trainer.critic_s, trainer.actor_s
     rates = [updates_per_s(trainer, repeat_s, device) for _ in range(repeats)]
     updates = trainer.updates - began
@@ -103,7 +119,7 @@ def _measured(trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str
         now - before
         for now, before in zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)
     ]
-    crossed = trainer.algorithm.transferred_bytes - crossed
+    crossed = devices.crossed_bytes
     with HostWaits(device) as waits:
         checked = trainer.update()
     return [

@@ -9,6 +9,7 @@ import torch
 from batches import ACT, OBS, batches, same
 from exact import exact
 from harness import run_command
+from learner_rates import CountedSplit
 
 from spreeze.algorithms import create
 from spreeze.algorithms.off_policy import DeviceSplit
@@ -53,17 +54,19 @@ def test_updates_of_the_split_are_those_of_one_device(name, updates, dtype, tole
 @pytest.mark.parametrize("name", NAMES)
 def test_no_more_crosses_in_an_update_than_actions_densities_and_gradients(name):
     split = made(name, "cpu+cpu")
+    devices = CountedSplit(split)
     for batch in batches(10, ROWS):
         split.update(batch)
     temperature = 4 if name == "sac" else 0
-    assert 0 < split.transferred_bytes <= 10 * (4 * ROWS * (3 * ACT + 2) + temperature)
+    assert 0 < devices.crossed_bytes <= 10 * (4 * ROWS * (3 * ACT + 2) + temperature)
 
 
 def test_nothing_crosses_on_one_device():
     one = made("sac", "cpu")
+    devices = CountedSplit(one)
     for batch in batches(3, ROWS):
         one.update(batch)
-    assert one.transferred_bytes == 0
+    assert devices.crossed_bytes == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,6 +82,7 @@ def test_overlapped_the_actor_follows_the_critics_of_before_the_update(name):
             if moves:
                 parts.actor_step(dq_da)
             parts.update_targets()
+            parts.updates += 1
     assert same(overlapped.state_arrays(), parts.state_arrays())
 
 

@@ -290,6 +290,7 @@ def test_update_is_its_four_functions_and_leaves_the_batch(variant):
         if outputs.action is not None:
             parts.actor_step(parts.action_gradient(batch, outputs.action))
         parts.update_targets()
+        parts.updates += 1
         assert torch.equal(kept, batch.obs_action)
     assert same(whole.state_arrays(), parts.state_arrays())
     assert all(np.isfinite(value) and by_name(key) for key, value in whole.metrics().items())

@@ -97,6 +97,7 @@ def test_update_is_its_four_functions_in_order(name):
         if outputs.action is not None:
             parts.actor_step(parts.action_gradient(batch, outputs.action))
         parts.update_targets()
+        parts.updates += 1
     assert same(whole.state_arrays(), parts.state_arrays())
 
 

@@ -184,7 +184,7 @@ def test_a_known_description_stays_what_it_is_whatever_the_rule():
     spec = habits("sees=plain").spec
     old = dataclasses.replace(spec, frames=dataclasses.replace(spec.frames, source=None))
     assert old == spec
-    assert options_of(old)["image"] is not None
+    assert options_of(old, whole_games=True)["image"] is not None
     assert played(open_task(old)).dtype == np.uint8
 
 
