@@ -79,10 +79,6 @@ def remove_unfinished(folder: Path) -> None:
                     os.unlink(entry.path)
 
 
-def replace_json(path: Path, value: Any) -> None:
-    replace_bytes(path, json_bytes(value))
-
-
 def json_bytes(value: Any) -> bytes:
     """Encodes a JSON document; Python floats survive exactly, NaN and infinity included."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")

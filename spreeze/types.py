@@ -559,14 +559,14 @@ class RowLayout:
         return self.stack + 1 if self.n_step == 1 else 2 * self.stack
 
     @property
-    def numbers(self) -> slice:
+    def normalized_columns(self) -> slice:
         """Columns of a row that a normaliser counts; with images bytes at the end of a frame."""
         if self.sequence is not None:
             return slice(0, self.width)
         return slice(self.frame_bytes - 4 * self.frame_numbers, self.frame_bytes) if self.frame_bytes else self.obs
 
     def counted(self, columns: np.ndarray) -> np.ndarray:
-        """Observations [n, O] for a normaliser, from columns ``numbers`` of rows; each observation of a stream once."""
+        """Observations [n, O] for a normaliser, from ``normalized_columns``; each one of a stream once."""
         if self.sequence is None:
             return columns
         batch, learned = self.split_sequences(columns, 1.0), slice(self.sequence.burn_in, self.sequence.slots)

@@ -61,13 +61,13 @@ def create(
     ``num_actions`` is None for continuous actions. The ``--import`` module ``import_module`` may declare the row. The
     class is called with (obs_dim, action_dim or num_actions, config, seed, device) and options by name, if they apply:
     ``overlap`` for continuous actions, ``frames`` for images, ``masked`` for action masks, ``team`` for several agents,
-    ``numbers`` for their count beside a choice, ``network`` for a custom network.
+    ``num_continuous``: continuous dimensions of a mixed action, ``network`` for a custom network.
 
     Raises:
         ConfigError: no algorithm of that name for these actions.
     """
     kind, size = ("continuous", action_dim) if num_actions is None else ("discrete", num_actions)
-    kind = "team" if "team" in options else "hybrid" if "numbers" in options else kind
+    kind = "team" if "team" in options else "hybrid" if "num_continuous" in options else kind
     network = find_network(config.network, import_module)
     options |= {} if network is None else {"network": network}
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)

@@ -416,11 +416,11 @@ class HybridSAC(SAC):
         seed: int,
         device: str = "cpu",
         *,
-        numbers: int,
+        num_continuous: int,
         **options: Any,
     ) -> None:
-        """``numbers``: dimension of the continuous action."""
-        super().__init__(obs_dim, numbers, config, seed, device, num_actions=num_actions, **options)
+        """``num_continuous``: dimension of the continuous action."""
+        super().__init__(obs_dim, num_continuous, config, seed, device, num_actions=num_actions, **options)
         self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=self.log_alpha.device)
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:

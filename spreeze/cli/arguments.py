@@ -10,14 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import itertools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config.algorithms import ALGORITHMS
-from spreeze.config.layers import OTHER_NAMES, Values, parse_assignment
+from spreeze.config.algorithms import ALGORITHMS, rows
+from spreeze.config.layers import OTHER_NAMES, SAMPLES_PER_INSERT_BOUNDS, Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, SECTIONS, SamplingConfig, field_of, kind_of
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import emit, print_error, say
@@ -80,7 +81,6 @@ class _HelpAll(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """Reports a usage error like every other error: one line, exit code 2, a JSON document with ``--json``."""
 
-    _as_json = False
     trains = False
     """True for the parser of ``spreeze.train``, which also accepts flags of other libraries (``translated``)."""
 
@@ -90,14 +90,17 @@ class Parser(argparse.ArgumentParser):
             from spreeze.cli.completion import complete
 
             complete(self, arguments)
-        # Of the class: a subparser, which may find the error, sees only its part of the command line.
-        Parser._as_json = "--json" in arguments
-        if self.trains:
-            try:
-                arguments = translated(arguments, lambda text: say(text, as_json=True))
-            except UsageError as error:
-                self.error(str(error))
-        return super().parse_args(arguments, namespace)
+        as_json = "--json" in arguments
+        try:
+            return super().parse_args(self._ours(arguments) if self.trains else arguments, namespace)
+        except UsageError as error:  # perhaps of a subparser, which sees only its part of the command line
+            sys.exit(_report_error(error, as_json=as_json))
+
+    def _ours(self, arguments: list[str]) -> list[str]:
+        try:
+            return translated(arguments, lambda text: say(text, as_json=True))
+        except UsageError as error:
+            self.error(str(error))
 
     def print_help(self, file: Any = None) -> None:
         """Prints the flags that are needed first; ``--help-all`` prints all."""
@@ -124,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         return known.get(title) or self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
-        sys.exit(_report_error(UsageError(f"{message} (see {self.prog} --help)"), as_json=self._as_json))
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
     def flag(
         self,
@@ -176,7 +179,7 @@ class Parser(argparse.ArgumentParser):
     def add_start_deadline(self) -> None:
         """``--start-deadline-s``, for commands that make an environment and have no settings of a run."""
         text, default = "longest time to construct and reset an environment [s]", SamplingConfig().start_deadline_s
-        self.flag("--start-deadline-s", text=text, default=default, shown="120", type=_seconds, metavar="S")
+        self.flag("--start-deadline-s", text=text, default=default, shown=f"{default:g}", type=_seconds, metavar="S")
 
 
 def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
@@ -280,7 +283,7 @@ def build_parser() -> Parser:
     parser.flag(
         "--samples-per-insert",
         text="transitions drawn / transitions inserted: samplers wait below MIN, the learner waits above MAX [ratio]",
-        shown="8:512; td3: 16:512",
+        shown=_bands_text(),
         metavar="MIN:MAX",
     )
     parser.flag(
@@ -302,6 +305,20 @@ def build_parser() -> Parser:
     text = "any setting, such as --set sac.gamma=0.98; config.toml of a run lists them all"
     parser.flag("--set", text=text, default=[], metavar="SECTION.FIELD=VALUE")
     return parser
+
+
+def _bands_text() -> str:
+    """The default bounds of samples per insert, then those of algorithms with other ones."""
+    replay = SECTIONS["replay"]()
+    usual = {f"replay.{name}": getattr(replay, name) for name in SAMPLES_PER_INSERT_BOUNDS}
+    bands = {"": usual} | {
+        f"{name}: ": {key: row.defaults.get(key, usual[key]) for key in usual} for name, row in rows().items()
+    }
+    return "; ".join(
+        name + ":".join(f"{bound:g}" for bound in band.values())
+        for name, band in bands.items()
+        if not name or band != usual
+    )
 
 
 def _add(parser: Parser, flag: str, key: str) -> None:
@@ -359,29 +376,9 @@ def parse_band(text: str) -> tuple[float, float]:
 
 def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
     """Translates flags of other libraries, and tells ``note`` what changed; a UsageError for ambiguous ones."""
-    words: list[str] = []
-    if arguments and not arguments[0].startswith("-"):
-        words.append("--env")
-    for argument in arguments:
-        name, sep, value = argument.partition("=")
-        if name in _AMBIGUOUS:
-            raise UsageError(f"{name}: type {_AMBIGUOUS[name]}")
-        ours = _SAME.get(name, name)
-        known = name in _SAME or ours in ("--algo", "--env", *_SETTINGS)
-        words += [ours, *([value] if sep else [])] if known else [argument]
-    algo = None
-    for index, name in enumerate(words[:-1]):
-        value = words[index + 1]
-        if name == "--algo":
-            if value not in ALGORITHMS and value.lower() in ALGORITHMS:
-                words[index + 1] = value.lower()
-            algo = words[index + 1]
-        elif name == "--env":
-            from spreeze.envs.make import newest_version  # not needed by commands without a task
-
-            if (newest := newest_version(value)) is not None:
-                words[index + 1] = newest
-                note(f"--env {value}: {newest}, its newest version")
+    words = _with_our_flags(arguments)
+    algo = _known_algorithm(words)
+    _note_newest_version(words, note)
     if "--import" in words[:-1] and not {"--env", "--resume", "--profile", "--like"} & {*words}:
         module = words[words.index("--import") + 1]
         note(f"--import {module} without --env: the default task; --env {module}:CLASS trains a class of it")
@@ -389,6 +386,39 @@ def translated(arguments: list[str], note: Callable[[str], None]) -> list[str]:
         if name in _SETTINGS:
             words[index : index + 2] = ["--set", f"{_setting(name, algo, words[index + 1])}={words[index + 1]}"]
     return words
+
+
+def _with_our_flags(arguments: list[str]) -> list[str]:
+    """The words with our names of flags, and ``--env`` before a task that comes first."""
+    words = ["--env"] if arguments and not arguments[0].startswith("-") else []
+    for argument in arguments:
+        name, sep, value = argument.partition("=")
+        if name in _AMBIGUOUS:
+            raise UsageError(f"{name}: type {_AMBIGUOUS[name]}")
+        ours = _SAME.get(name, name)
+        known = name in _SAME or ours in ("--algo", "--env", *_SETTINGS)
+        words += [ours, *([value] if sep else [])] if known else [argument]
+    return words
+
+
+def _known_algorithm(words: list[str]) -> str | None:
+    """Writes names of algorithms in lower case; returns the last one."""
+    algo = None
+    for index, (name, value) in enumerate(itertools.pairwise(words), 1):
+        if name == "--algo":
+            algo = words[index] = value.lower() if value.lower() in ALGORITHMS else value
+    return algo
+
+
+def _note_newest_version(words: list[str], note: Callable[[str], None]) -> None:
+    """Gives each task without a version its newest one."""
+    for index, (name, value) in enumerate(itertools.pairwise(words), 1):
+        if name == "--env":
+            from spreeze.envs.make import newest_version  # not needed by commands without a task
+
+            if (newest := newest_version(value)) is not None:
+                words[index] = newest
+                note(f"--env {value}: {newest}, its newest version")
 
 
 def _setting(flag: str, algo: str | None, value: str) -> str:

@@ -197,9 +197,7 @@ def _welcome(folder: Path) -> None:
     cells[1].caption("SAC learns to swing up a pendulum, within seconds. The run stops by itself.")
 
 
-def _request(
-    cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv
-) -> tuple[control.Request | None, str | None]:
+def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> tuple[control.Request | None, str | None]:
     """The request for algorithm, mode, seed and tuner, None if it cannot be made; and why the task cannot start."""
     spec, problem, module = None, None, custom.module or control.imported()
     if imports_only(env_id, module):

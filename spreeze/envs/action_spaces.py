@@ -1,7 +1,8 @@
-"""Converts Gymnasium action spaces to ``ActionSpec`` and ``ActionPart``."""
+"""Converts Gymnasium action spaces to ``ActionSpec`` and ``ActionPart``; random actions."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import EnvironmentError_
-from spreeze.types import ActionPart, ActionSpec, Box, Choices, Mixed
+from spreeze.types import ActionPart, ActionSpec, Box, Choices, EnvSpec, Mixed
 
 _MAX_OPTIONS = 4096
 """Maximum number of options of all choices: a policy has one output per option."""
+_LONGEST_HOLD, _HOLD_EXPONENT, _MAX_HELD = 64, 1.5, 2
+"""Longest hold of a random action [env steps], exponent of the distribution of lengths, and the largest number of
+action components for which actions are held."""
 _KINDS = "Box, Discrete, MultiDiscrete or MultiBinary"
 
 Path = tuple[str | int, ...]
@@ -122,3 +126,52 @@ def row_of(parts: tuple[ActionPart, ...], action: Any) -> np.ndarray:
 
 def space_text(space: Any) -> str:
     return " ".join(str(space).split())[:120]
+
+
+class RandomActions:
+    """Random actions, each held for a random number of env steps: independent ones cancel out, held ones explore.
+
+    The lengths follow Zipf's law, as in FlashSAC (arXiv 2604.04539): most are short, few are long. With action masks,
+    for teams, and for more than two numbers, where holds make robots fall over, an action lasts one step.
+    """
+
+    def __init__(self, spec: EnvSpec, rng: np.random.Generator) -> None:
+        self._spec, self._rng = spec, rng
+        continuous = 0 if spec.box is None else spec.box.dim
+        self._holds = not spec.action_mask and spec.team is None and continuous <= _MAX_HELD
+        chances = np.arange(1.0, _LONGEST_HOLD + 1.0) ** -_HOLD_EXPONENT
+        self._chances = chances / chances.sum()
+        self._left = np.zeros(0, np.int64)
+        self._held = np.zeros((0, spec.action_dim), np.float32)
+
+    def draw(self, rows: int, obs: np.ndarray | None = None) -> np.ndarray:
+        """The next actions float32 [rows, A] of ``rows`` environments; ``obs`` as for ``uniform_actions``."""
+        actions = uniform_actions(self._spec, rows, self._rng, obs)
+        if not self._holds:
+            return actions
+        if len(self._left) != rows:
+            self._left, self._held = np.zeros(rows, np.int64), actions.copy()
+        expired = self._left == 0
+        self._held[expired] = actions[expired]
+        self._left[expired] = self._rng.choice(_LONGEST_HOLD, expired.sum(), p=self._chances) + 1
+        self._left -= 1
+        return self._held.copy()
+
+
+def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.ndarray | None = None) -> np.ndarray:
+    """Uniformly random actions float32 [rows, A], in the form of a policy's.
+
+    With action masks, only those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
+    """
+    if spec.box is not None and spec.choices is not None:
+        choices_only = dataclasses.replace(spec, action=spec.choices, action_parts=())
+        continuous = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
+        return np.concatenate((continuous, uniform_actions(choices_only, rows, rng, obs)), 1)
+    if spec.action_mask and spec.choices is not None and obs is not None:
+        draws = rng.random((rows, spec.mask_dim)) + spec.masks(obs)
+        allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)
+        return allowed.astype(np.float32)
+    if spec.choices is not None:
+        counts = spec.choices.nvec if spec.choices.dim > 1 else spec.choices.options  # one number draws faster
+        return rng.integers(counts, size=(rows, spec.action_dim)).astype(np.float32)
+    return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

@@ -15,9 +15,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from spreeze.envs.action_spaces import choices_of
+from spreeze.envs.action_spaces import choices_of, uniform_actions
 from spreeze.envs.obs_flattening import MASK, joined_mask
-from spreeze.envs.task import ActionScaling, uniform_actions
+from spreeze.envs.task import ActionScaling
 from spreeze.types import Choices, EnvSpec
 
 IN_INFO, IN_OBSERVATION, BY_METHOD = f"info['{MASK}']", f"observation['{MASK}']", "action_masks()"

@@ -30,9 +30,10 @@ import numpy as np
 
 from spreeze.config import python_path
 from spreeze.config.schema import Config, SamplingConfig
+from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env
 from spreeze.envs.obs_flattening import text_left_out
-from spreeze.envs.task import Task, make_task, uniform_actions
+from spreeze.envs.task import Task, make_task
 from spreeze.errors import EnvironmentError_, described
 from spreeze.files import replace_bytes
 from spreeze.machine.awake import AWAKE

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _FLOAT32 = np.dtype(np.float32)
 """NumPy has a single object for it, and ``is`` takes a tenth of the time of a comparison."""
-_LONGEST_HOLD, _HOLD_EXPONENT, _MAX_HELD = 64, 1.5, 2
-"""Longest hold of a random action [env steps], exponent of the distribution of lengths, and the largest number of
-action components for which actions are held."""
 CHANGED_ARGS = "env_args.json"
 """File of a run directory with all changed ``key=value`` texts."""
 _REWARD_TYPES = frozenset({float, int, np.float64, np.float32})
@@ -101,7 +98,7 @@ class Task:
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
         self._choices = None if spec.action_parts else spec.choices
         self._form = spec.form() if spec.action_parts else None
-        self._masked = spec.choices if spec.action_mask else None
+        self._masked_choices = spec.choices if spec.action_mask else None
         self._steps = 0
         self.mask: np.ndarray | None = None
         """float32 [K], the current action mask; None without masks."""
@@ -128,9 +125,9 @@ class Task:
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad("reset", f"{type(result).__name__}; expected (observation, info)")
         obs = self._checked_obs(result[0])
-        if self._masked is not None:
+        if self._masked_choices is not None:
             self._steps = 0
-            return self._with_mask(obs, self._masked, result[1])
+            return self._with_mask(obs, self._masked_choices, result[1])
         return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
@@ -167,9 +164,9 @@ class Task:
         self.info = info
         if isinstance(info, dict) and info:
             self._note(info, ended=terminated or truncated)
-        if self._masked is not None:
+        if self._masked_choices is not None:
             self._steps += 1
-            checked = self._with_mask(checked, self._masked, info, terminated=terminated)
+            checked = self._with_mask(checked, self._masked_choices, info, terminated=terminated)
         return checked, reward, terminated, truncated
 
     def _note(self, info: dict[Any, Any], *, ended: bool) -> None:
@@ -266,7 +263,7 @@ def make_task(
             spec = dataclasses.replace(spec, env_id=env_id)
         choosing = spec.choices is not None and spec.team is None
         if choosing and (gives_masks(env) if action_mask is None else action_mask):
-            spec = _masked(spec, getattr(env, "mask_source", f"info['{MASK}']"))
+            spec = _with_masks(spec, getattr(env, "mask_source", f"info['{MASK}']"))
         return Task(env, spec)
 
 
@@ -276,7 +273,7 @@ def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
     return isinstance(result, tuple) and isinstance(result[-1], dict) and result[-1].get(MASK) is not None
 
 
-def _masked(spec: EnvSpec, source: str) -> EnvSpec:
+def _with_masks(spec: EnvSpec, source: str) -> EnvSpec:
     """The description of an environment that also gives masks, which become part of its observations."""
     plain, count = spec.vector_dim, 0 if spec.choices is None else spec.choices.options
     frames, obs_dim = spec.frames, spec.obs_dim + count
@@ -344,7 +341,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     with closed_on_error(env):
         made = describe(env, spec.import_module)
         source = getattr(env, "mask_source", f"info['{MASK}']")
-        check_fits(spec, _masked(made, source) if spec.action_mask else made, spec.env_id)
+        check_fits(spec, _with_masks(made, source) if spec.action_mask else made, spec.env_id)
     if spec.frames is None:
         return env
     from gymnasium.wrappers import FrameStackObservation
@@ -424,53 +421,3 @@ class ObsBuffer:
             stack[-1] = obs
         else:
             self.array[row] = obs
-
-
-class RandomActions:
-    """Random actions, each held for a random number of env steps: independent ones cancel out, held ones explore.
-
-    The lengths follow Zipf's law, as in FlashSAC (arXiv 2604.04539): most are short, few are long. With action masks,
-    for teams, and for more than two numbers, an action lasts one step: holds that carry a cart over a hill throw a
-    robot on its back, where it stays to the end of its episode (``assets/figures.md``).
-    """
-
-    def __init__(self, spec: EnvSpec, rng: np.random.Generator) -> None:
-        self._spec, self._rng = spec, rng
-        continuous = 0 if spec.box is None else spec.box.dim
-        self._holds = not spec.action_mask and spec.team is None and continuous <= _MAX_HELD
-        chances = np.arange(1.0, _LONGEST_HOLD + 1.0) ** -_HOLD_EXPONENT
-        self._chances = chances / chances.sum()
-        self._left = np.zeros(0, np.int64)
-        self._held = np.zeros((0, spec.action_dim), np.float32)
-
-    def draw(self, rows: int, obs: np.ndarray | None = None) -> np.ndarray:
-        """The next actions float32 [rows, A] of ``rows`` environments; ``obs`` as for ``uniform_actions``."""
-        actions = uniform_actions(self._spec, rows, self._rng, obs)
-        if not self._holds:
-            return actions
-        if len(self._left) != rows:
-            self._left, self._held = np.zeros(rows, np.int64), actions.copy()
-        expired = self._left == 0
-        self._held[expired] = actions[expired]
-        self._left[expired] = self._rng.choice(_LONGEST_HOLD, expired.sum(), p=self._chances) + 1
-        self._left -= 1
-        return self._held.copy()
-
-
-def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.ndarray | None = None) -> np.ndarray:
-    """Uniformly random actions float32 [rows, A], in the form of a policy's.
-
-    With action masks, only those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
-    """
-    if spec.box is not None and spec.choices is not None:
-        choices_only = dataclasses.replace(spec, action=spec.choices, action_parts=())
-        continuous = rng.uniform(-1.0, 1.0, (rows, spec.box.dim)).astype(np.float32)
-        return np.concatenate((continuous, uniform_actions(choices_only, rows, rng, obs)), 1)
-    if spec.action_mask and spec.choices is not None and obs is not None:
-        draws = rng.random((rows, spec.mask_dim)) + spec.masks(obs)
-        allowed: np.ndarray = np.stack([np.argmax(draws[:, part], 1) for part in spec.choices.slices], 1)
-        return allowed.astype(np.float32)
-    if spec.choices is not None:
-        counts = spec.choices.nvec if spec.choices.dim > 1 else spec.choices.options  # one number draws faster
-        return rng.integers(counts, size=(rows, spec.action_dim)).astype(np.float32)
-    return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import NamedTuple
 
 SUPERVISOR = "supervisor"
@@ -137,50 +137,6 @@ class InternalSlot(NamedTuple):
     meaning: str
     cumulative: bool = False
     """As in ``Metric``."""
-
-
-class Phase(IntEnum):
-    """A worker's activity, on which the supervisor's deadline depends."""
-
-    START = 0
-    INIT = 1
-    RESET = 2
-    STEP = 3
-    WAIT = 4
-    UPDATE = 5
-    PUBLISH = 6
-    CHECKPOINT = 7
-    EVALUATE = 8
-    RENDER = 9
-    DONE = 10
-
-
-DEADLINE_S: dict[Phase, float] = {
-    **dict.fromkeys(Phase, 60.0),
-    **dict.fromkeys((Phase.START, Phase.INIT, Phase.CHECKPOINT), 120.0),
-    **dict.fromkeys((Phase.STEP, Phase.WAIT, Phase.DONE), 30.0),
-}
-"""Seconds without a heartbeat after which a worker in that phase counts as hung."""
-
-
-def deadlines(step_s: float, start_s: float) -> dict[Phase, float]:
-    """``DEADLINE_S`` of a process with environments, with these limits for a step and a start."""
-    # In these phases an environment may have to be constructed.
-    constructing = {phase: max(DEADLINE_S[phase], start_s) for phase in (Phase.RESET, Phase.EVALUATE, Phase.RENDER)}
-    return DEADLINE_S | constructing | {Phase.STEP: step_s, Phase.INIT: start_s}
-
-
-DEADLINE_SETTINGS: dict[Phase, str] = {
-    Phase.STEP: "sampling.step_deadline_s",
-    **dict.fromkeys((Phase.INIT, Phase.RESET), "sampling.start_deadline_s"),
-}
-"""The settings that change deadlines of phases."""
-
-
-def deadline_text(phase: Phase, deadline_s: float) -> str:
-    """The setting of a phase's deadline, in brackets for a message; empty if there is none."""
-    setting = DEADLINE_SETTINGS.get(phase)
-    return "" if setting is None else f" ({setting} = {deadline_s:g})"
 
 
 # fmt: off

@@ -19,13 +19,12 @@ from spreeze.config import python_path
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.logs import KeptLog, Log, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
-from spreeze.metrics.table import DEADLINE_S, Phase, deadlines
 from spreeze.run_directory import new_nonce
 from spreeze.transport.shared_memory import inherited_fds, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import Job
 from spreeze.workers.main import MAX_FDS
-from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
+from spreeze.workers.roles import DEADLINE_S, ROLES, Address, Phase, RestartLimit, Role, deadlines
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _NAME = "SPREEZE_WORKER"

@@ -17,10 +17,9 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import ending, oom_kills
 from spreeze.machine.processes import CLOSING_S, DEATH_S, end_orphans, unkillable_message, waited_for_core_s
 from spreeze.machine.utilisation import tree_memory_bytes
-from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, Worker, WorkerSpec
 from spreeze.transport import status_table
-from spreeze.workers.roles import ROLES, Address, FailurePolicy, RestartLimit, Role
+from spreeze.workers.roles import DEADLINE_S, ROLES, Address, FailurePolicy, Phase, RestartLimit, Role, deadline_text
 
 _STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
@@ -143,7 +142,7 @@ class ProcessSupervisor:
                 messages += self._check(handle, handle.process, now, look_at_memory)
             elif handle.restarts.due(now):
                 self._restart(handle, now)
-        self._check_lost()
+        self._raise_if_lost()
         return messages
 
     def _check(self, handle: WorkerHandle, process: Worker, now: float, look_at_memory: bool) -> list[dict[str, Any]]:
@@ -233,15 +232,15 @@ class ProcessSupervisor:
         outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
         self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")
 
-    def _check_lost(self) -> None:
+    def _raise_if_lost(self) -> None:
         """Raises a WorkerError if the run cannot continue without the lost workers."""
         for role in ROLES.values():
             handles = [handle for handle in self.handles.values() if handle.spec.role is role]
             if role.on_loss is FailurePolicy.ANY:
-                _check_all(handles)
+                _raise_if_any_given_up(handles)
             elif role.on_loss is FailurePolicy.MAJORITY:
                 for group in {handle.spec.address.group for handle in handles}:
-                    _check_half([handle for handle in handles if handle.spec.address.group == group])
+                    _raise_if_majority_down([handle for handle in handles if handle.spec.address.group == group])
 
     def stop(
         self,
@@ -299,7 +298,7 @@ class ProcessSupervisor:
         return messages
 
 
-def _check_all(handles: list[WorkerHandle]) -> None:
+def _raise_if_any_given_up(handles: list[WorkerHandle]) -> None:
     """Raises a WorkerError if one of these workers was given up."""
     for handle in handles:
         if handle.restarts.given_up:
@@ -311,7 +310,7 @@ def _check_all(handles: list[WorkerHandle]) -> None:
             )
 
 
-def _check_half(handles: list[WorkerHandle]) -> None:
+def _raise_if_majority_down(handles: list[WorkerHandle]) -> None:
     """Raises a WorkerError if more than half of these workers, of one role and group, are down: they keep failing."""
     lost = [handle for handle in handles if handle.restarts.quarantined and handle.process is None]
     if 2 * len(lost) > len(handles):

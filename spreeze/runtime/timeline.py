@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.files import write_json
-from spreeze.metrics.table import Phase
 from spreeze.run_directory import TIMELINE
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.roles import Phase
 
 LENGTH_S = 0.25
 FIRST_S = 10.0

@@ -15,7 +15,6 @@ from spreeze.errors import ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import DEATH_S, own_mark
-from spreeze.metrics.table import DEADLINE_S, Phase, deadline_text, deadlines
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, begin_log, open_log
@@ -23,6 +22,7 @@ from spreeze.transport.shared_memory import readable, with_own_descriptors
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.main import load_named, report
+from spreeze.workers.roles import DEADLINE_S, Phase, deadline_text, deadlines
 
 _STOP_S = 6.0  # Time for an environment to return after a request to stop [s], equal to that of workers.
 _GRACE_S = 2.0  # Time for its code to end after an error was raised in it [s].

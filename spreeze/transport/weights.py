@@ -177,7 +177,7 @@ class WeightsStore:
         path = os.path.join(self.directory, name)  # see files.replace_bytes
         files.replace_bytes(path, data)
         proof = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "schema": schema_of(arrays)}
-        files.replace_json(self.directory / LATEST, {"epoch": epoch, "version": version, "file": name, **proof})
+        files.write_json(self.directory / LATEST, {"epoch": epoch, "version": version, "file": name, **proof})
         self._last = (epoch, version)
         self._prune(path)
         return path

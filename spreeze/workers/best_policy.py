@@ -20,7 +20,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.files import read_json, replace_bytes, replace_json
+from spreeze.files import read_json, replace_bytes, write_json
 from spreeze.metrics import student_quantile
 
 _TEST_EVERY = 8  # evaluations for one test
@@ -119,7 +119,7 @@ class BestPolicy:
         self._folder.mkdir(parents=True, exist_ok=True)
         stats = candidate.stats
         replace_bytes(self._folder / f"{name}.safetensors", candidate.data)
-        replace_json(
+        write_json(
             self._folder / f"{name}.json",
             {
                 **candidate.record,

@@ -17,7 +17,7 @@ from typing import Any
 
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.errors import WeightsError
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rollouts import RolloutReader, Rollouts
 from spreeze.transport.weights import VersionedParameters, check_finite, sha256_of
@@ -26,6 +26,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner
 from spreeze.workers.on_policy_trainer import OnPolicy, Progress, RolloutAverage, RolloutTrainer
+from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import open_device
 from spreeze.workers.update_loops import RestoredUpdateLoop, on_policy_algorithm, progress_of
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
-from spreeze.metrics.table import TABLE, MetricTable, Phase
+from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import ParameterStore, WeightsStore
-from spreeze.workers.roles import ROLES, Address
+from spreeze.workers.roles import ROLES, Address, Phase
 
 _REST_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time
 _MAX_MESSAGE_BYTES = 4096  # A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all

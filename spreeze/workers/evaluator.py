@@ -38,7 +38,6 @@ from spreeze.machine.processes import (
     ignore_ending_signals,
     lower_priority,
 )
-from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table
 from spreeze.transport.weights import Weights, decode
@@ -64,6 +63,7 @@ from spreeze.workers.episodes.lockstep import (
     success_rate,
 )
 from spreeze.workers.jobs import EvaluatorJob
+from spreeze.workers.roles import Phase
 
 COLUMNS = (
     "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.errors import CheckpointError, ResourceError, WeightsError
 from spreeze.metrics.stop_reasons import StopReason
-from spreeze.metrics.table import TABLE, Phase
+from spreeze.metrics.table import TABLE
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load
 from spreeze.transport.replay_ring import ReplayRing
@@ -24,6 +24,7 @@ from spreeze.types import Arrays
 from spreeze.workers.best_policy import best_updates
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
 from spreeze.workers.jobs import BaseLearnerJob
+from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
 if TYPE_CHECKING:

@@ -32,11 +32,10 @@ from spreeze.machine.processes import (
     lower_priority,
     take_name,
 )
-from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
 from spreeze.workers.jobs import Job, LearnerJob
-from spreeze.workers.roles import ROLES, Address
+from spreeze.workers.roles import ROLES, Address, Phase
 
 MAX_FDS = 250
 """Descriptors that one message can carry (Linux: 253)."""

@@ -93,7 +93,7 @@ class ReplayTrainer:
             "overlap": learner.overlap or None,
             "masked": spec.action_mask or None,
             "team": spec.team,
-            "numbers": spec.box.dim if spec.box is not None and spec.choices is not None else None,
+            "num_continuous": spec.box.dim if spec.box is not None and spec.choices is not None else None,
         }
         self.algorithm: OffPolicyAlgorithm = create(
             algo,
@@ -325,7 +325,7 @@ class ReplayTrainer:
         if waiting < _MIN_NEW_ROWS and normalizer.count:
             return False
         for shard, begin in enumerate(self._rows_counted):
-            obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.numbers)
+            obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.normalized_columns)
             if len(obs := self._layout.counted(obs)):
                 normalizer.update(obs)
         return waiting > 0

@@ -16,8 +16,9 @@ from time import perf_counter
 
 import numpy as np
 
-from spreeze.envs.task import RandomActions, TaskSource, vector_maker
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.envs.action_spaces import RandomActions
+from spreeze.envs.task import TaskSource, vector_maker
+from spreeze.metrics.table import SLOTS
 from spreeze.transport import status_table
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
@@ -28,6 +29,7 @@ from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
 from spreeze.workers.jobs import BufferSamplerJob, RolloutSamplerJob, RolloutWorkerJob, SamplerJob
+from spreeze.workers.roles import Phase
 
 _POLL_S = 0.0005
 """Sleep of a sampler blocked by the limiter or by an unused rollout: shorter than an update, longer than a wakeup."""

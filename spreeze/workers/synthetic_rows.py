@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.task import uniform_actions
+from spreeze.envs.action_spaces import uniform_actions
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.transitions import FrameLog
 from spreeze.types import EnvSpec
@@ -54,7 +54,7 @@ def _fill_sequences(ring: ReplayRing, count: int, spec: EnvSpec, rng: np.random.
 def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:
     log = FrameLog(ShardWriter(ring, shard), 1, ring.spec.layout.n_step, 0.99)
     frames = rng.integers(256, size=(16, ring.spec.layout.frame_bytes), dtype=np.uint8)
-    frames[:, ring.spec.layout.numbers] = np.ones((16, spec.vector_dim), np.float32).view(np.uint8)
+    frames[:, ring.spec.layout.normalized_columns] = np.ones((16, spec.vector_dim), np.float32).view(np.uint8)
     log.start(0, frames[0])
     for step, action in enumerate(uniform_actions(spec, min(_DRAWN_IMAGES, ring.spec.rows_per_shard) - 1, rng)):
         log.add(0, action, 0.0, False, False, frames[step % len(frames)])

@@ -20,7 +20,7 @@ from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig, StopConfig
 from spreeze.errors import WorkerError
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.table import SLOTS
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
@@ -35,6 +35,7 @@ from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer, Progress
 from spreeze.workers.parameter_averages import PeerAverage
 from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import malloc_trim, open_device, resolve_device
 
 if TYPE_CHECKING:

@@ -20,16 +20,16 @@ from PIL import Image, ImageOps
 
 from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import described
-from spreeze.files import remove_unfinished, replace_json
+from spreeze.files import remove_unfinished, write_json
 from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
-from spreeze.metrics.table import Phase
 from spreeze.transport import status_table
 from spreeze.transport.weights import Weights
 from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, pause_s
 from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
+from spreeze.workers.roles import Phase
 
 _POLL_S = 0.2
 _FIRST_CLIP_S, _MIN_CLIP_S = 5.0, 1.0
@@ -202,7 +202,7 @@ class _Show:
         """Writes the JSON first, so that a visible clip always has its facts."""
         assert self._weights is not None
         meta = self._weights.meta
-        replace_json(
+        write_json(
             clip.path.with_suffix(".json"),
             {
                 "version": self._weights.version,

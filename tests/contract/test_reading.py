@@ -54,7 +54,7 @@ def one_update(name):
     algo, _, kind = name.partition(" ")
     actions = 3 if kind or algo in ("dqn", "qmix") else None
     options = {"team": TeamSpec(actions=(3, 3), obs_dim=2, state_dim=0)} if algo == "qmix" else {}
-    options |= {"numbers": 1} if kind == "hybrid" else {}
+    options |= {"num_continuous": 1} if kind == "hybrid" else {}
     made = create(algo, 4, 2, SECTIONS[algo](), 1, num_actions=actions, **options)
     layout = RowLayout(4, 1 if actions and not options else 2)
     batch = layout.split(torch.rand(8, layout.width), 0.99)  # discrete actions are cut to 0

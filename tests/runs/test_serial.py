@@ -8,7 +8,6 @@ from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, NoView, refused, 
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.modes import serial
 from spreeze.run_directory import RunDir
 from spreeze.runtime import final_evaluation, turns
@@ -17,6 +16,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.turns import EnvironmentHung, HangWatch
 from spreeze.workers import learner
 from spreeze.workers.evaluator import Evaluation, read_rows
+from spreeze.workers.roles import DEADLINE_S, Phase
 
 
 def _sha(tmp_path, name, *args):

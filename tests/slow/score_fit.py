@@ -23,7 +23,8 @@ import torch
 from figures import Row
 
 from spreeze.config.schema import LearnerConfig
-from spreeze.envs.task import Task, open_task, uniform_actions
+from spreeze.envs.action_spaces import uniform_actions
+from spreeze.envs.task import Task, open_task
 from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter

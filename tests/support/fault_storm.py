@@ -32,9 +32,9 @@ from long_form import LIMIT_S
 from lossy_link import lossy_link
 
 from spreeze.errors import CheckpointError, ResourceError, SpreezeError
-from spreeze.metrics.table import Phase
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore, load
+from spreeze.workers.roles import Phase
 
 KINDS = {
     "kill": 6, "stop": 3, "disk_full": 2, "clock": 2, "memory": 2, "slow_disk": 2, "power": 1, "nan": 2, "hang": 2,

@@ -13,7 +13,7 @@ import numpy as np
 
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
-from spreeze.metrics.table import SLOTS, TABLE, Phase
+from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.runtime.cluster.gateway import LINGER_S
 from spreeze.runtime.cluster.ray_nodes import (
     GatewayDied,
@@ -37,6 +37,7 @@ from spreeze.transport.chunks import (
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import BridgeJob
+from spreeze.workers.roles import Phase
 
 _MAX_PULLS = 2  # Pulls in progress to one host: one is filled while the other travels.
 _LINGER_EACH_S, _MAX_LINGER_S = 0.05, 0.5

@@ -18,7 +18,6 @@ from typing import Any
 from spreeze import __version__
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
-from spreeze.metrics.table import Phase
 from spreeze.runtime.cluster.host import HostRunJob
 from spreeze.runtime.cluster.ray_nodes import (
     GatewayDied,
@@ -33,6 +32,7 @@ from spreeze.transport.chunks import sign_json, verify_json
 from spreeze.transport.gossip import in_neighbours, seal_messages, unseal_messages
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerBridgeJob
+from spreeze.workers.roles import Phase
 
 _TURN_S, _NODES_S, _PING_S, _END_S = 0.01, 1.0, 0.25, 4.0
 _AGAIN_S = 0.5  # Between two calls of a host that is not available.

@@ -10,11 +10,11 @@ import numpy as np
 from spreeze.envs.task import ObsBuffer, Task
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays
-from spreeze.metrics.table import Phase
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
 from spreeze.transport.weights import ParameterSource, VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
+from spreeze.workers.roles import Phase
 
 _BLOCK_STEPS = 32
 """Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""

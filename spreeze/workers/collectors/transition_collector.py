@@ -12,11 +12,11 @@ from spreeze.envs.vector_task import VectorTask
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import State, begin_episode
 from spreeze.machine.processes import close_in_time
-from spreeze.metrics.table import Phase
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
 from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
+from spreeze.workers.roles import Phase
 
 _REWARD_STEPS, _FIRST_REWARDS = 128, 4096
 """Steps whose rewards are added up together (0.1 ms); a fourth of them until this many rewards are counted."""

@@ -20,11 +20,11 @@ from spreeze.envs.on_device.device_task import DeviceStep, DeviceTask
 from spreeze.envs.task import Task
 from spreeze.errors import BadTransition
 from spreeze.inference.normalizer import DiscountedReturns
-from spreeze.metrics.table import Phase
 from spreeze.workers.collectors.collector import Collector, OnError, OnProgress
 from spreeze.workers.on_device.device_actor import DeviceActor
 from spreeze.workers.on_device.device_replay import DeviceRows
 from spreeze.workers.on_device.device_rollout import DeviceRollout
+from spreeze.workers.roles import Phase
 
 BLOCK = 64
 """Steps of all environments between two reads of the log; reading costs the device a pause of its work."""

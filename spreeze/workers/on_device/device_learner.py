@@ -20,7 +20,7 @@ from spreeze.envs.make import import_user_module, parse_args
 from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.vector_task import make_vector
 from spreeze.inference.normalizer import DiscountedReturns
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.buffer_learner import RestoredRolloutTrainer
@@ -34,6 +34,7 @@ from spreeze.workers.on_device.device_collector import DeviceCollector, DeviceSi
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.on_device.device_rollout import DeviceRollout
 from spreeze.workers.on_policy_trainer import Progress
+from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import open_device, resolve_device
 from spreeze.workers.update_loops import ReplayUpdateLoop, RestoredUpdateLoop, on_policy_algorithm, progress_of
 

@@ -29,7 +29,7 @@ CASES = [
     ("td3", {"critics": "categorical", "critic_layer_norm": True}, {}, 155), ("ddpg", {}, {}, 68),
     ("sac", {"activation": "gelu"}, {}, 135), ("sac", {"activation": "tanh"}, {}, 115),
     ("sac", {}, {"num_actions": 4}, 87), ("sac", {}, {"num_actions": 4, "masked": True}, 93),
-    ("sac", {}, {"num_actions": 4, "numbers": 3}, 140),
+    ("sac", {}, {"num_actions": 4, "num_continuous": 3}, 140),
     ("dqn", {}, {"num_actions": 4}, 40), ("dqn", {"duelling": True}, {"num_actions": 4, "masked": True}, 47),
     ("qmix", {}, {"num_actions": 3, "team": TEAM}, 170),
 ]  # fmt: skip
@@ -60,7 +60,9 @@ def no_values(monkeypatch):
 def test_an_update_on_a_gpu_reads_no_value_and_runs_few_kernels(no_values, name, changes, options, most):
     config = dataclasses.replace(SECTIONS[name](), **changes)
     algorithm = create(name, OBS, ACT, config, 1, device=META, **options)
-    layout = RowLayout(OBS, len(TEAM.actions) if name == "qmix" else 1 + options.get("numbers", 0) if options else ACT)
+    layout = RowLayout(
+        OBS, len(TEAM.actions) if name == "qmix" else 1 + options.get("num_continuous", 0) if options else ACT
+    )
     rows = torch.zeros(ROWS, layout.width, device=META)
 
     def period():

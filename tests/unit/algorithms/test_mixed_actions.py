@@ -165,7 +165,9 @@ OBS, NUMBERS, K, B, GAMMA = 4, 2, 3, 12, 0.9
 
 def hybrid(dtype=DOUBLE, masked=False, **changes):
     config = SACConfig(hidden_sizes=(8, 7), n_step=1, initial_alpha=0.2, max_alpha=10.0, **changes)
-    made = exact(create, "sac", OBS, NUMBERS + 1, config, 5, num_actions=K, numbers=NUMBERS, masked=masked, dtype=dtype)
+    made = exact(
+        create, "sac", OBS, NUMBERS + 1, config, 5, num_actions=K, num_continuous=NUMBERS, masked=masked, dtype=dtype
+    )
     made.log_alpha[1] = math.log(0.7)
     torch.exp(made.log_alpha, out=made.alpha)
     return made

@@ -14,7 +14,8 @@ from rollouts import learner, rollout, task
 import spreeze
 from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import CategoricalDistribution
-from spreeze.envs.task import make_task, uniform_actions
+from spreeze.envs.action_spaces import uniform_actions
+from spreeze.envs.task import make_task
 from spreeze.errors import BadTransition, UsageError
 from spreeze.inference.policy import Policy
 from spreeze.transport.weights import encode

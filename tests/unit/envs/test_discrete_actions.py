@@ -11,9 +11,10 @@ from spreeze.cli import planning
 from spreeze.config.algorithms import check_algorithm, default_algorithm, fitting_algorithms
 from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.modes import modes
+from spreeze.envs.action_spaces import RandomActions, uniform_actions
 from spreeze.envs.make import describe
 from spreeze.envs.probe import Probe
-from spreeze.envs.task import RandomActions, Task, uniform_actions
+from spreeze.envs.task import Task
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.heads import head_of
 from spreeze.types import Box, Choices, FrameSpec, RowLayout

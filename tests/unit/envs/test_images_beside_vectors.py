@@ -10,9 +10,10 @@ import pytest
 from spreeze.algorithms.dqn import DQNConfig
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import LearnerConfig
+from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.small_tasks import Docking
-from spreeze.envs.task import ObsBuffer, make_task, open_task, uniform_actions
+from spreeze.envs.task import ObsBuffer, make_task, open_task
 from spreeze.errors import BadTransition
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
@@ -115,7 +116,7 @@ def test_measurements_have_finite_numbers(spec):
     layout = RowLayout.of(spec)
     with closing(ReplayRing.create(RingSpec(layout, 1, 64))) as ring:
         fill_with_synthetic_rows(ring, spec)
-        assert (np.ascontiguousarray(ring.frames[:32, layout.numbers]).view(np.float32) == 1.0).all()
+        assert (np.ascontiguousarray(ring.frames[:32, layout.normalized_columns]).view(np.float32) == 1.0).all()
 
 
 def test_masks_go_with_the_numbers_and_forbidden_actions_are_never_drawn():

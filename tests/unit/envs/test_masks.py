@@ -19,8 +19,9 @@ from spreeze.algorithms.dqn import DQNConfig
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.sac import SACConfig
 from spreeze.cli import evaluate, play
+from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.probe import check_up, measure
-from spreeze.envs.task import make_task, open_task, uniform_actions
+from spreeze.envs.task import make_task, open_task
 from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import BadTransition
 from spreeze.inference.normalizer import Normalizer

@@ -14,9 +14,10 @@ from two_step_game import TwoStepGame
 
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import modes
+from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.make import make_env, refuse_foreign
 from spreeze.envs.probe import probe_env
-from spreeze.envs.task import make_task, uniform_actions
+from spreeze.envs.task import make_task
 from spreeze.envs.team_env import TeamEnv
 from spreeze.errors import ConfigError, EnvironmentError_
 from spreeze.types import Choices, EnvSpec, TeamSpec, rebuild

@@ -88,7 +88,7 @@ def made(name, spec, **settings):
         config = dataclasses.replace(SECTIONS[name](), **settings)
         options = ({"masked": True} if spec.action_mask else {}) | ({"frames": spec.frames} if spec.frames else {})
         options |= {"team": spec.team} if spec.team else {}
-        options |= {"numbers": spec.box.dim} if spec.box and spec.choices else {}
+        options |= {"num_continuous": spec.box.dim} if spec.box and spec.choices else {}
         algorithm = create(
             name,
             spec.obs_dim,

@@ -21,7 +21,7 @@ from spreeze.machine.contention import ContentionReader, CpuContention
 from spreeze.machine.hardware import CoreFacts
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.store import MetricsReader
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.table import SLOTS
 from spreeze.modes import assemble, run_mode
 from spreeze.run_directory import SUBDIRECTORIES, RunDir
 from spreeze.runtime import cpu_governor, supervisor
@@ -38,7 +38,7 @@ from spreeze.transport.shared_memory import Wakeup, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import Address, role_of
+from spreeze.workers.roles import Address, Phase, role_of
 from spreeze.workers.samplers import SamplerLoop
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")

@@ -18,13 +18,13 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.machine.hardware import CoreFacts, read_machine
 from spreeze.machine.processes import LOW_PRIORITY
-from spreeze.metrics.table import Phase
 from spreeze.modes import assemble
 from spreeze.runtime import launcher
 from spreeze.runtime.assembly import assembled
 from spreeze.runtime.launcher import Launcher, Prewarm, RunContext, group_arguments
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table
+from spreeze.workers.roles import Phase
 
 _HOLDER = """
 import sys, time

@@ -15,13 +15,12 @@ from spreeze.errors import WorkerError
 from spreeze.machine.awake import AwakeClock
 from spreeze.machine.logs import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
-from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime import process_supervisor
 from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.roles import ROLES, Address
+from spreeze.workers.roles import DEADLINE_S, ROLES, Address, Phase
 
 ROWS = {"sampler-0": 0, "sampler-1": 1, "sampler-2": 2, "learner": 3, "evaluator": 4, "visualizer": 5}
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from spreeze.dashboard.run_data import newest_timeline
-from spreeze.metrics.table import Phase
 from spreeze.run_directory import TIMELINE
 from spreeze.runtime import timeline
 from spreeze.runtime.timeline import Timeline, parts
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import Address
+from spreeze.workers.roles import Address, Phase
 
 MS = 1_000_000
 

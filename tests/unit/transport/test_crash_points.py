@@ -68,7 +68,7 @@ def _loaded_run_file(folder):
 
 def _best(folder, value):
     files.replace_bytes(folder / "best.safetensors", b"%d" % value)
-    files.replace_json(folder / "best.json", {"value": value})
+    files.write_json(folder / "best.json", {"value": value})
 
 
 def _loaded_best(folder):

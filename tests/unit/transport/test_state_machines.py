@@ -17,10 +17,10 @@ from test_checkpoint import OPERATIONS, Crash
 from test_supervisor import Stage
 
 from spreeze.errors import CheckpointError, WorkerError
-from spreeze.metrics.table import Phase
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
+from spreeze.workers.roles import Phase
 
 LONG = "SPREEZE_LONG_TESTS" in os.environ
 _SETTINGS = settings(max_examples=500 if LONG else 10, stateful_step_count=50 if LONG else 15, deadline=None,

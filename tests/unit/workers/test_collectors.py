@@ -4,10 +4,11 @@ from kept_rows import Rows
 
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.table import SLOTS
 from spreeze.types import Box, EnvSpec
 from spreeze.workers.collectors import transition_collector
 from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.roles import Phase
 
 SPEC = EnvSpec(
     env_id="Script-v0", import_module=None, obs_dim=2, action=Box((-4.0,), (8.0,)),

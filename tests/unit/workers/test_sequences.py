@@ -116,7 +116,7 @@ def test_a_reader_draws_whole_rows_and_a_normaliser_counts_each_step_once():
         assert {row.tobytes() for row in rows} <= {row.tobytes() for row in ring.rows}
         reader = ReplayReader(ring)
         reader.refresh()
-        found, _ = reader.newer(0, 0, LAYOUT.numbers)
+        found, _ = reader.newer(0, 0, LAYOUT.normalized_columns)
         normalizer = Normalizer(1)
         normalizer.update(LAYOUT.counted(found))
         counted = LAYOUT.counted(found)[:, 0]
