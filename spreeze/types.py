@@ -498,7 +498,7 @@ class RowLayout:
         return 2 * self.obs_dim + self.action_dim + 2 + (self.num_steps is not None) + links + self.checksum
 
     @property
-    def steps(self) -> int:
+    def env_steps_per_row(self) -> int:
         """Env steps that a row trains on."""
         return 1 if self.sequence is None else self.sequence.length
 
@@ -510,7 +510,7 @@ class RowLayout:
     @property
     def step_bytes(self) -> int:
         """Bytes that replay takes for each env step, without padding."""
-        return -(-self.row_bytes // self.steps)
+        return -(-self.row_bytes // self.env_steps_per_row)
 
     @property
     def obs(self) -> slice:
@@ -544,7 +544,7 @@ class RowLayout:
         return self.reward + 3 + self.obs_dim
 
     @property
-    def age(self) -> int:
+    def episode_step(self) -> int:
         """Column of the number of earlier rows in the episode, at most ``depth`` (images only)."""
         return self.back + 1
 

@@ -60,7 +60,7 @@ class Algorithm(ABC):
         return float(self._config.gamma)
 
     @abstractmethod
-    def _optimizers(self) -> Iterable[FlatAdam | FlatRMSProp]:
+    def _network_optimizers(self) -> Iterable[FlatAdam | FlatRMSProp]:
         """The optimizers of all networks."""
 
     def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
@@ -73,7 +73,7 @@ class Algorithm(ABC):
         ``batch`` is the newest one of replay; algorithms that learn from rollouts take their latest minibatch.
         """
         with torch.inference_mode():
-            sizes = [optimizer.update_size for optimizer in self._optimizers()]
+            sizes = [optimizer.update_size for optimizer in self._network_optimizers()]
             dead = dead_units(self._perceptrons(batch))
         return finite({"update_size": max(sizes, default=math.nan), "dead_units": dead})
 

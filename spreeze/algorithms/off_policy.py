@@ -124,7 +124,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.actor, self.critics, self.encoder = actor, critics, encoder
         self.noise = noise
         """Random generator of all noise in updates."""
-        self._adams = [part.adam for part in (critics, actor, encoder) if part is not None]
+        self._optimizers = [part.adam for part in (critics, actor, encoder) if part is not None]
         critics.gives_obs_gradient = encoder is not None
         self._devices = devices or DeviceSplit(noise.device, noise.device, split=False)
         self._overlap = overlap
@@ -141,7 +141,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Fills ``out`` with standard normal numbers; the source of all noise in updates."""
         out.normal_(generator=self.noise)
 
-    def _updates_actor(self) -> bool:
+    def _actor_update_due(self) -> bool:
         """True in the last update of a period, which steps the actor."""
         return (self.updates + 1) % self.period == 0
 
@@ -163,7 +163,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def update_targets(self) -> None:
         """Moves the target networks, by default at the end of a period."""
-        if self._updates_actor():
+        if self._actor_update_due():
             self._update_critics_target()
             if self.actor is not None:
                 self.actor.update_target(self._config.tau)
@@ -224,7 +224,7 @@ class OffPolicyAlgorithm(Algorithm):
         if self._schedule == "constant" and self.lr_multiplier == 1.0:
             return
         shapes = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-        for adam in self._adams:
+        for adam in self._optimizers:
             adam.scale_lr((self._lr_end + (1.0 - self._lr_end) * shapes[self._schedule]) * self.lr_multiplier)
 
     @property
@@ -251,8 +251,8 @@ class OffPolicyAlgorithm(Algorithm):
             return {}
         return {"actor_loss": -self.critics.mean_action_value(), "actor_grad_norm": self.actor.adam.gradient_norm}
 
-    def _optimizers(self) -> list[FlatAdam]:
-        return self._adams
+    def _network_optimizers(self) -> list[FlatAdam]:
+        return self._optimizers
 
     def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
         networks = [] if self.actor is None else [self.actor.online]
@@ -274,8 +274,8 @@ class OffPolicyAlgorithm(Algorithm):
         return (errors if self.encoder is None else self.encoder.row_errors(errors)).cpu().numpy()
 
     def updates_skipped(self) -> int:
-        """Skipped steps of critics or actor, whichever has more."""
-        return max(adam.skipped for adam in self._adams)
+        """The larger of the optimizers' skipped-step counts."""
+        return max(adam.skipped for adam in self._optimizers)
 
     @property
     def policy_parameters(self) -> list[Tensor]:
@@ -405,10 +405,15 @@ class CriticNetworks(TrainedNetworks[F]):
 
 
 class Chunk:
-    """Views for some rows of all critics or of one, made once: a view costs as much as a small addition."""
+    """Cached views of a row range, for one critic or all: a view costs as much as a small addition."""
 
     def __init__(
-        self, networks: tuple[Parameters, ...], critics: slice, buffers: _Buffers, scratch: MlpBuffers, rows: slice
+        self,
+        networks: tuple[Parameters, ...],
+        critics: slice,
+        buffers: _CriticBuffers,
+        scratch: MlpBuffers,
+        rows: slice,
     ) -> None:
         self.online, self.target, self.gradient = networks
         self.critics, self.rows, self.is_first, self.num_critics = critics, rows, rows.start == 0, self.online.stack
@@ -420,7 +425,7 @@ class Chunk:
         self.action_weights = self.online.weights[0][:, buffers.obs_dim :]
 
 
-class _Buffers:
+class _CriticBuffers:
     """Buffers that depend on the batch size."""
 
     def __init__(self, critics: Critics, rows: int, obs_dim: int, parallel: Parallel | None) -> None:
@@ -501,11 +506,11 @@ class Critics(CriticNetworks[Parameters]):
     def set_joint_batch(self, obs_action: Tensor) -> None:
         """Hook for critics that normalise over rows (CrossQ): hands them [B, O + A] before the targets are computed."""
 
-    def _sized(self, rows: int) -> _Buffers:
+    def _sized(self, rows: int) -> _CriticBuffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self, rows, self._obs_dim, self.parallel)
+            self._buffers = _CriticBuffers(self, rows, self._obs_dim, self.parallel)
             self.action_value = self._buffers.q_action
-        buffers: _Buffers = self._buffers
+        buffers: _CriticBuffers = self._buffers
         return buffers
 
     def _run(self, work: Callable[[list[T]], object], groups: list[list[T]]) -> None:
@@ -517,7 +522,7 @@ class Critics(CriticNetworks[Parameters]):
             first, second = groups
             self.parallel.both(lambda: work(first), lambda: work(second))
 
-    def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> _Buffers:
+    def _evaluate(self, next_obs: Tensor, next_action: Tensor) -> _CriticBuffers:
         """Fills the buffers' outputs with those of the target networks."""
         buffers = self._sized(next_obs.shape[0])
         buffers.fill(next_obs, next_action)

@@ -369,7 +369,7 @@ class OnPolicyAlgorithm(Algorithm):
             }
         )
 
-    def _optimizers(self) -> tuple[FlatAdam | FlatRMSProp, ...]:
+    def _network_optimizers(self) -> tuple[FlatAdam | FlatRMSProp, ...]:
         return () if self._latest is None else (self.optimiser,)
 
     def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:

@@ -83,7 +83,7 @@ class SACConfig(RecurrentReplayConfig, SoftActorCriticConfig):
         self.check_memory(spec, self.network)
 
 
-class _Buffers:
+class _SACBuffers:
     """All buffers of the actor that depend on the batch size: rows 0..B-1 are next_obs, B..2B-1 obs."""
 
     def __init__(self, parameters: Parameters, rows: int) -> None:
@@ -106,7 +106,7 @@ class _Buffers:
         return 2 * self.rows if updates_actor else self.rows
 
 
-class _GaussianBuffers(_Buffers):
+class _GaussianBuffers(_SACBuffers):
     """Buffers for sampled actions; further outputs are the ``logits`` [K, 2 B] of a choice."""
 
     def __init__(self, parameters: Parameters, rows: int, parallel: Parallel | None, action_dim: int) -> None:
@@ -167,7 +167,7 @@ class _SoftActorCritic(ActorCritic):
         self.alpha_gradient = torch.zeros_like(self.log_alpha)
         """[1], with respect to log alpha."""
         self._alpha_adam = FlatAdam(self.log_alpha, self.alpha_gradient, config.alpha_lr)
-        self._adams.append(self._alpha_adam)
+        self._optimizers.append(self._alpha_adam)
 
     def _new_critics(
         self, config: Any, inputs: int, generator: torch.Generator, device: torch.device, layers: HiddenLayers
@@ -183,8 +183,8 @@ class _SoftActorCritic(ActorCritic):
             lambda sizes: new_parameters(sizes, 2, device, layers=layers),
         )
 
-    def _optimizers(self) -> list[FlatAdam]:
-        return [adam for adam in super()._optimizers() if adam is not self._alpha_adam]
+    def _network_optimizers(self) -> list[FlatAdam]:
+        return [adam for adam in super()._network_optimizers() if adam is not self._alpha_adam]
 
     def _temperature_step(self) -> None:
         self._alpha_adam.step()
@@ -253,7 +253,7 @@ class SAC(_SoftActorCritic):
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _GaussianBuffers(self.actor.online, rows, self._parallel, self._action_dim)
         buffers = self._buffers
-        filled = buffers.fill(batch, updates_actor=self._updates_actor())
+        filled = buffers.fill(batch, updates_actor=self._actor_update_due())
         buffers.passes[filled].forward(buffers.x[:, :filled])
         log_std, noise = buffers.log_std[:, :filled], buffers.noise[:, :filled]
         torch.clamp(buffers.raw_log_std[:, :filled], LOG_STD_MIN, LOG_STD_MAX, out=log_std)
@@ -326,7 +326,7 @@ class DiscreteSAC(_SoftActorCritic):
     """
 
     critics: DiscreteCritics
-    _buffers: _Buffers | None
+    _buffers: _SACBuffers | None
     _policy, _action_values = "categorical", DiscreteCritics
 
     def __init__(
@@ -339,9 +339,9 @@ class DiscreteSAC(_SoftActorCritic):
         """Probabilities and log-probabilities at next_obs and, if the actor is updated, at obs, in one pass."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.actor.online, rows)
+            self._buffers = _SACBuffers(self.actor.online, rows)
         buffers = self._buffers
-        filled = buffers.fill(batch, updates_actor=self._updates_actor())
+        filled = buffers.fill(batch, updates_actor=self._actor_update_due())
         x = buffers.x[:, :filled]
         logits = mlp_forward(self.actor.online, x, buffers.mlp_by_rows[filled])[0]
         log_prob = (losses.mask_logits(logits, x[0]) if self._masked else logits).log_softmax(0)

@@ -55,7 +55,7 @@ class TD3Config(DDPGConfig, DistributionalConfig):
     )
 
 
-class _Buffers:
+class _TD3Buffers:
     """Buffers of the actor, which depend on the batch size."""
 
     def __init__(self, actor: TrainedNetworks[Parameters], rows: int, parallel: Parallel | None) -> None:
@@ -79,7 +79,7 @@ class DDPG(ActorCritic):
     num_critics = 1
     critics: Critics
     _config: DDPGConfig
-    _buffers: _Buffers | None
+    _buffers: _TD3Buffers | None
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: DDPGConfig, seed: int, device: str = "cpu", **options: Any
@@ -97,10 +97,10 @@ class DDPG(ActorCritic):
         """Target actions and, if the actor is updated, fresh ones, with activations stored for ``actor_step``."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.actor, rows, self._parallel)
+            self._buffers = _TD3Buffers(self.actor, rows, self._parallel)
         buffers, fresh = self._buffers, None
         next_action = self._smoothed(buffers.target.forward(batch.next_obs.unsqueeze(0))[0].tanh(), buffers.noise)
-        if self._updates_actor():
+        if self._actor_update_due():
             buffers.x_obs_t = batch.obs.t().unsqueeze(0)
             fresh = buffers.action = buffers.online.forward(batch.obs.unsqueeze(0))[0].tanh()
         return ActorOutputs(next_action, None, fresh)

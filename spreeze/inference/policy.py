@@ -89,7 +89,7 @@ class Policy:
         self.obs_dim = layers[0][0].shape[0] if cell is None else cell.inputs
         self._rows = -1
         self._buffers: list[np.ndarray] = []
-        self._busy = False  # a lock would take twelve times as long
+        self._busy = False  # a lock is too slow
         self._sampling_head = head if isinstance(head, SamplingHead) else None
         if self._sampling_head is not None:
             self._tile = _Tile(self.obs_dim, layers, self._sampling_head.noise_dim, cell, row_by_row=custom is not None)

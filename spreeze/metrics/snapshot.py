@@ -182,7 +182,7 @@ def snapshot_of(
     wanted = config.get("sampling" if lag is None else "rollout", {}).get("samplers")  # None: as many as there are
     errors = [value for name in ("env_errors", "transitions_rejected") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
-    shown = [metric.name for metric in table.metrics if metric.shown]
+    shown = [metric.name for metric in table.metrics if metric.in_terminal]
     per_learner = [metric.name for metric in table.metrics if metric.per_learner]
     by_part = [f"{name}/{part}" for name in per_learner for part in parts_of(values, name)]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)

@@ -1,4 +1,4 @@
-"""THE table of metrics: each number that Spreeze reports is described by one row of ``METRICS``.
+"""The table of metrics: each number that Spreeze reports is described by one row of ``METRICS``.
 
 A row gives unit, meaning, writer, the slot of shared memory that holds the number, how the metric follows from that
 slot, its chart on the Live page, and whether the terminal shows it. A number that an algorithm returns from
@@ -37,7 +37,7 @@ class Kind(Enum):
 
 
 class Needs(Enum):
-    """When a number of the learner is known; before, and for other learners, it is None."""
+    """When a number of the learner is known. Otherwise it is None."""
 
     NOTHING = "always"
     UPDATES = "once there was an update"
@@ -72,7 +72,7 @@ class Metric(NamedTuple):
     parts: str = ""
     """The name of one part, if each has its own series, ``name/part``. In a run with several learners, other metrics
     have such series for each group as well."""
-    shown: bool = False
+    in_terminal: bool = False
     """True if the terminal shows it: as a field of ``Snapshot`` or, without such a field, by its name."""
     chart: Chart | None = None
     cumulative: bool = False
@@ -144,28 +144,28 @@ METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps since the start of the run, over all samplers; replay does not keep all of those while the tuner measures", "supervisor",
            kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps per second, over all samplers", "supervisor", kind=Kind.RATE,
-           per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps/s", "Speed"), label="env steps",
+           per_s_of="env_steps", in_terminal=True, chart=Chart("env", "Env steps/s", "Speed"), label="env steps",
            per_learner=True),
     Metric("sampler_env_steps_per_s", "1/s", "env steps per second of one sampler (one series each)", "supervisor",
            kind=Kind.RATE, parts="sampler"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics per second", "supervisor", kind=Kind.RATE,
-           per_s_of="updates", shown=True, chart=Chart("updates", "Updates/s", "Speed"), label="updates",
+           per_s_of="updates", in_terminal=True, chart=Chart("updates", "Updates/s", "Speed"), label="updates",
            per_learner=True),
     Metric("update_frames_per_s", "1/s", "updates per second times batch size (as in the Spreeze paper)",
-           "supervisor", kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames/s", "Speed"),
+           "supervisor", kind=Kind.RATE, in_terminal=True, chart=Chart("frames", "Update frames/s", "Speed"),
            label="update frames"),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since the learner started or the tuner last changed settings; steps that replay does not keep count as none", "supervisor",
-           shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert so far"),
+           in_terminal=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert so far"),
     Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the last seconds (tianji)",
-           "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
+           "supervisor", in_terminal=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
     Metric("staleness", "ratio", "rows of a batch / rows in replay (tianji; Eq. 2 of the paper)", "supervisor",
-           shown=True),
+           in_terminal=True),
     Metric("success_rate", "share", "successes (info['is_success']) among the samplers' latest 100 episodes",
-           "supervisor", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
+           "supervisor", in_terminal=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
     Metric("eval_success_rate", "share", "successes (info['is_success']) among the episodes of the newest evaluation",
-           "evaluation", shown=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
+           "evaluation", in_terminal=True, chart=Chart("success", "Success rate", "Task", "%", 100.0)),
     Metric("info", "value", "mean of a number in the environment's info: over env steps of the latest second, or, "
            "of one that comes only at an episode's end, over the latest 100 episodes (one series for each)",
            "supervisor", parts="number", chart=Chart("info", "Numbers in info", "Task")),
@@ -174,15 +174,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy_lag", "updates",
            "mean age in updates of the policies that collected the drawn transitions; PPO and A2C: rollouts between the "
            "policy that collected and the one that learns; IMPACT: updates between these", "learner",
-           needs=Needs.UPDATES, shown=True, chart=Chart("lag", "Policy lag", "Balance")),
+           needs=Needs.UPDATES, in_terminal=True, chart=Chart("lag", "Policy lag", "Balance")),
     Metric("transition_age", "env steps", "mean age of drawn transitions in env steps", "learner", needs=Needs.REPLAY,
-           shown=True, chart=Chart("age", "Transition age", "Balance")),
+           in_terminal=True, chart=Chart("age", "Transition age", "Balance")),
     Metric("rollout_uses", "uses", "mean number of earlier uses of the rollouts in recent updates (impact)", "learner",
-           needs=Needs.ROLLOUTS, shown=True, chart=Chart("uses", "Uses per rollout", "Balance"), label="uses"),
+           needs=Needs.ROLLOUTS, in_terminal=True, chart=Chart("uses", "Uses per rollout", "Balance"), label="uses"),
     Metric("rollouts_dropped", "rollouts", "rollouts overwritten before their first use (impact)", "learner",
-           kind=Kind.COUNTER, needs=Needs.ROLLOUTS, shown=True, label="dropped"),
+           kind=Kind.COUNTER, needs=Needs.ROLLOUTS, in_terminal=True, label="dropped"),
     Metric("gossip_radius", "norm", "norm of the learners' parameters minus their mean, over all learners (gala)",
-           "algorithm", shown=True, chart=Chart("radius", "Distance from the mean", "Balance"),
+           "algorithm", in_terminal=True, chart=Chart("radius", "Distance from the mean", "Balance"),
            label="distance from the mean"),
     Metric("gossip_bound_1", "norm",
            "bound of that distance by Proposition 1 of GALA, for mixing at every update (gala)", "algorithm",
@@ -190,16 +190,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("gossip_bound_2", "norm", "bound of that distance by Proposition 2, for the delays so far, with worst-case constants (gala)",
            "algorithm", chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts",
-           "rollouts since the oldest last message of a neighbour (gala)", "algorithm", shown=True,
+           "rollouts since the oldest last message of a neighbour (gala)", "algorithm", in_terminal=True,
            chart=Chart("stale", "Gossip staleness", "Balance"), label="staleness", per_learner=True),
     Metric("gossip_messages", "messages", "messages that a learner averages per update (gala)",
            "algorithm", chart=Chart("messages", "Messages per update", "Balance")),
     Metric("learners_best", "return", "mean return of recent episodes of the best learner (gala)",
            "algorithm", chart=Chart("learners", "Learners' returns", "Learning")),
     Metric("learners_spread", "return", "difference between the best and the worst learner's mean return (gala)", "algorithm",
-           shown=True, chart=Chart("learners", "Learners' returns", "Learning"), label="spread of returns"),
+           in_terminal=True, chart=Chart("learners", "Learners' returns", "Learning"), label="spread of returns"),
     Metric("replay_fill", "share", "rows that can be drawn / capacity of replay; those about to be overwritten cannot",
-           "learner", needs=Needs.REPLAY, shown=True, label="fill"),
+           "learner", needs=Needs.REPLAY, in_terminal=True, label="fill"),
     Metric("rows_redrawn", "rows", "rows redrawn because they were overwritten while being copied", "learner",
            kind=Kind.COUNTER, needs=Needs.REPLAY, cumulative=True),
     Metric("transitions_rejected", "rows", "transitions rejected because of a non-finite value or wrong shape", "sampler",
@@ -207,11 +207,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("env_errors", "errors", "exceptions raised by environments", "sampler", kind=Kind.COUNTER, cumulative=True),
     Metric("episodes", "episodes", "episodes finished by the samplers", "sampler", kind=Kind.COUNTER, cumulative=True),
     Metric("episode_return", "return", "undiscounted return of the samplers' recent episodes (exploring policy)", "sampler",
-           shown=True, chart=Chart("return", "Return", RETURN)),
+           in_terminal=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' recent episodes", "sampler",
            chart=Chart("length", "Episode length", "Task")),
     Metric("eval_return", "return", "mean undiscounted return of greedy evaluation episodes", "evaluator",
-           shown=True, chart=Chart("return", "Return", RETURN), per_learner=True, label="greedy return"),
+           in_terminal=True, chart=Chart("return", "Return", RETURN), per_learner=True, label="greedy return"),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator",
            chart=Chart("length", "Episode length", "Task")),
     Metric("eval_terminated", "share", "evaluation episodes that terminated; the others ended by their time limit",
@@ -227,9 +227,9 @@ METRICS: tuple[Metric, ...] = (
            "evaluation", chart=Chart("start_value", "Value at the start", "Learning")),
     Metric("policy_version", "updates", "number of updates at the latest publication of the weights", "learner"),
     Metric("samplers_active", "samplers",
-           "samplers that the CPU governor keeps running; for a fraction one runs part of the time", "supervisor", shown=True,
+           "samplers that the CPU governor keeps running; for a fraction one runs part of the time", "supervisor", in_terminal=True,
            label="active"),
-    Metric("external_cpu_cores", "cores", "usable cores that other programs use, the page and its browser among them", "supervisor", shown=True),
+    Metric("external_cpu_cores", "cores", "usable cores that other programs use, the page and its browser among them", "supervisor", in_terminal=True),
     Metric("sibling_cpu_cores", "cores", "usable cores that the page, your other runs and programs of low priority use", "supervisor"),
     Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor", kind=Kind.SHARE,
            slot="sampler.policy_s"),
@@ -293,7 +293,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("kl_coef", "ratio", "weight of the KL divergence from the target policy in the loss (IMPACT)", "algorithm",
            chart=Chart("kl_coef", "KL coefficient (IMPACT)", "Learning")),
     Metric("target_updates", "copies", "target network updates since the start of the run (IMPACT)", "algorithm",
-           shown=True, chart=Chart("target_updates", "Target updates", "Learning"), label="target copies"),
+           in_terminal=True, chart=Chart("target_updates", "Target updates", "Learning"), label="target copies"),
     Metric("grad_norm", "norm", "norm of the latest gradient before clipping (PPO, A2C)",
            "algorithm", chart=Chart("grad", "Gradient norm before clipping", "Learning")),
     Metric("critic_grad_norm", "norm", "gradient norm of the critics", "algorithm",
@@ -309,9 +309,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("updates_skipped", "updates", "updates skipped because loss or gradient was not finite", "learner",
            kind=Kind.COUNTER, needs=Needs.UPDATES),
     Metric("cpu_core_use", "share", "utilisation of one CPU core (one series each)", "supervisor", parts="core"),
-    Metric("cpu_use", "share", "mean utilisation of the usable cores", "supervisor", shown=True,
+    Metric("cpu_use", "share", "mean utilisation of the usable cores", "supervisor", in_terminal=True,
            chart=Chart("cpu", "CPU utilisation", "Machine", "%", 100.0)),
-    Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor", shown=True,
+    Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor", in_terminal=True,
            chart=Chart("memory", "Memory in use", "Machine", "GiB", 2.0**-30)),
     Metric("process_cpu_use", "cores", "CPU time per second of one process (one series each)", "supervisor",
            parts="process"),
@@ -333,7 +333,7 @@ METRICS: tuple[Metric, ...] = (
            chart=Chart("energy", "Energy per million env steps", "Machine")),
     Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk per second by the processes of this run", "supervisor",
            kind=Kind.RATE),
-    Metric("hosts_alive", "hosts", "other hosts that deliver transitions (--cluster)", "supervisor", shown=True,
+    Metric("hosts_alive", "hosts", "other hosts that deliver transitions (--cluster)", "supervisor", in_terminal=True,
            chart=Chart("hosts_alive", "Other hosts", "Speed")),
     Metric("host_env_steps_per_s", "1/s", "env steps per second of one other host (one series each)", "supervisor",
            kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps/s by host", "Speed"), per_learner=True),

@@ -38,13 +38,13 @@ class ReplayData(GroupData):
         self.ring, self.size_bytes, self._rows_per_step = ring, ring.spec.size_bytes, rows_per_step
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        ring, rows, steps = self.ring, self._rows_per_step, self.ring.spec.layout.steps
-        baseline = ring.baseline_inserted
+        ring, rows, steps = self.ring, self._rows_per_step, self.ring.spec.layout.env_steps_per_row
+        baseline = ring.inserted_at_learning_start
         return dataclasses.replace(
             posted,
             inserted=ring.total_committed() * steps // rows,
             baseline_inserted=baseline if baseline < 0 else baseline * steps // rows,
-            sampled=ring.sampled * steps,
+            sampled=ring.rows_drawn * steps,
         )
 
     def fill(self, spec: EnvSpec) -> None:
@@ -170,7 +170,7 @@ def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
     envs = config.sampling.envs_per_sampler * ring.spec.num_shards
     first = envs * (plan.spec.max_episode_steps or 0)
     starts = part.learning_starts + (rows - 1) * max(0, part.learning_starts - first)
-    steps = ring.spec.layout.steps
+    steps = ring.spec.layout.env_steps_per_row
     starts = -(-starts // steps)
     return RateLimiter(
         minimum=part.samples_per_insert_min / rows,

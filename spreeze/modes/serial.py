@@ -48,7 +48,7 @@ def assemble(run: Assembly) -> None:
         job: Any = spec.job
         changes = _learner_changes(run.plan, job) if isinstance(job, BaseLearnerJob) else {}
         if isinstance(job, LearnerJob | SamplerJob):
-            ratio = part.serial_ratio(job.limiter.batch_size * run.plan.layout.steps) / part.rows_per_step
+            ratio = part.serial_ratio(job.limiter.batch_size * run.plan.layout.env_steps_per_row) / part.rows_per_step
             limiter = WithoutWaiting(**dataclasses.asdict(job.limiter) | {"minimum": 0.0, "maximum": ratio})
             changes |= {"limiter": limiter, "weights_channel": weights_channel}
         if isinstance(job, SamplerJob):

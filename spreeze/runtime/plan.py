@@ -243,7 +243,9 @@ class RunPlan:
     def ring_spec(self, group: int = 0) -> RingSpec:
         """A group's replay: a shard for each sampler, then those of other hosts, at least ``replay.capacity`` rows."""
         shards = self.samplers_of(group) + self.host_shards
-        return RingSpec(self.layout, shards, -(-self.config.replay.capacity // (shards * self.layout.steps)))
+        return RingSpec(
+            self.layout, shards, -(-self.config.replay.capacity // (shards * self.layout.env_steps_per_row))
+        )
 
     def algorithm_fields(self) -> dict[str, Any]:
         return dataclasses.asdict(self.config.on_policy or self.config.algorithm)

@@ -58,7 +58,7 @@ def _check_replay(plan: RunPlan) -> None:
     shards = samplers + plan.host_shards
     rows = config.replay.rows_per_step
     smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + plan.layout.depth) * rows
-    smallest *= plan.layout.steps
+    smallest *= plan.layout.env_steps_per_row
     if config.replay.capacity < smallest:
         raise ConfigError(
             f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "

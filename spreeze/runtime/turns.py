@@ -21,7 +21,7 @@ from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, b
 from spreeze.transport.shared_memory import readable, with_own_descriptors
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.main import load_named, report
+from spreeze.workers.main import load_named, report_failure
 from spreeze.workers.roles import DEADLINE_S, Phase, deadline_text, deadlines
 
 _STOP_S = 6.0  # Time for an environment to return after a request to stop [s], equal to that of workers.
@@ -171,7 +171,7 @@ class TurnedWorker(Worker):
         self._context = TurnContext(self, run_context, launcher, self._write_fd)
         self._code: int | None = None
         job = with_own_descriptors(spec.job)
-        self._turns: Iterator[None] = load_named(job.code)(self._context, job)
+        self._turns: Iterator[None] = load_named(job.entry_point)(self._context, job)
         self._context.heartbeat(Phase.INIT)
 
     @property
@@ -194,7 +194,7 @@ class TurnedWorker(Worker):
         except KeyboardInterrupt:  # a second Ctrl-C, in an environment's code
             self._end(-signal.SIGINT)
         except BaseException as error:
-            report(self._context, self._errors_dir, error)
+            report_failure(self._context, self._errors_dir, error)
             self._end(1)
         finally:
             self._launcher.watch.done()

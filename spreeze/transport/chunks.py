@@ -152,7 +152,7 @@ class RowReader:
     def allow(self, rows: int) -> None:
         """Lets samplers write up to row number ``rows``, as far as there is room; earlier permissions remain."""
         self._allowed = max(self._allowed, rows)
-        self._ring.sampled = min(self._allowed, self.taken + self._chunk_rows)
+        self._ring.rows_drawn = min(self._allowed, self.taken + self._chunk_rows)
 
     @property
     def waiting(self) -> int:
@@ -167,7 +167,7 @@ class RowReader:
     @property
     def quota_used(self) -> bool:
         """True if the samplers have written all that they may."""
-        return self._ring.total_committed() >= self._ring.sampled
+        return self._ring.total_committed() >= self._ring.rows_drawn
 
     def take(self) -> Taken:
         """Takes waiting rows, at most one chunk. The bytes are the ring's memory: valid until the next ``allow``."""

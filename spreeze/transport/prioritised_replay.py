@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from spreeze.errors import TransportError
-from spreeze.transport.replay_ring import Drawn, ReplayReader, ReplayRing
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, SampledIndices
 
 _FAN_OUT, _MAX_AT_ROOT = 32, 1024
 _MIN_ERROR = 1e-6
@@ -60,16 +60,16 @@ class PrioritisedReader(ReplayReader):
     def _priority(self, error: np.ndarray | float) -> np.ndarray | float:
         return (error + _MIN_ERROR) ** self._exponent
 
-    def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def _draw(self, rng: np.random.Generator, count: int) -> SampledIndices:
         total = self._tree.total
         if total <= 0.0:
             raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
         row = self._tree.find((np.arange(count) + rng.random(count)) * (total / count))
         shard, position = np.divmod(row, self.ring.spec.stride_rows)
         low = np.array([low for low, _ in self.windows])[shard]
-        return Drawn(shard, low + (position - low) % self._shard_rows, row)
+        return SampledIndices(shard, low + (position - low) % self._shard_rows, row)
 
-    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
+    def _copy(self, drawn: SampledIndices, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
         """Also takes the priority of rows that have to be drawn again: they are overwritten, or no transition."""
         bad, overwritten = super()._copy(drawn, rows, frames)
         self._tree.set(drawn.row[bad], np.zeros(len(bad)))

@@ -1,7 +1,7 @@
 """The replay ring: its layout in shared memory, ``ShardWriter`` (one for each shard) and ``ReplayReader``.
 
-The memory starts with int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
-``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
+The memory starts with int64 words: header | rows_drawn | inserted_at_learning_start | (free) | one line per shard |
+stamps ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
 ``[S, stride, F]``. ``assets/docs/architecture.md`` describes the protocol.
 
 A draw of an image transition follows its environment's rows back (see ``RowLayout``). All that it needs lies in rows
@@ -31,7 +31,7 @@ _MAGIC = 0x535052494E470A01
 _VERSION = 1
 _STAMP_ROWS = 256
 _ROW_ALIGNMENT = 16  # rows: as float32 a multiple of 64 bytes whatever the width, so every shard starts on a line
-_SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
+_DRAWN, _AT_START = LINE_WORDS, 2 * LINE_WORDS
 _RESERVED, _COMMITTED = 0, 1
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
@@ -136,7 +136,7 @@ class ReplayRing:
     def create(cls, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
         """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them)."""
         ring = cls(spec, allocate("spreeze-replay", spec.size_bytes), locked)
-        ring.words[_BASELINE] = -1
+        ring.words[_AT_START] = -1
         for index, word in reversed(list(enumerate(spec.header()))):
             ring.words[index] = word
         return ring
@@ -181,23 +181,23 @@ class ReplayRing:
         ]
 
     @property
-    def sampled(self) -> int:
-        """Rows drawn since learning started; this and ``baseline_inserted`` are written by the learner only."""
-        return self.words[_SAMPLED]
+    def rows_drawn(self) -> int:
+        """Rows drawn since learning started; this and the next are written by the learner only."""
+        return self.words[_DRAWN]
 
-    @sampled.setter
-    def sampled(self, value: int) -> None:
-        self.words[_SAMPLED] = value
+    @rows_drawn.setter
+    def rows_drawn(self, value: int) -> None:
+        self.words[_DRAWN] = value
 
     @property
-    def baseline_inserted(self) -> int:
+    def inserted_at_learning_start(self) -> int:
         """Rows inserted when learning started, -1 before."""
-        return self.words[_BASELINE]
+        return self.words[_AT_START]
 
     def begin_learning(self) -> None:
         """Starts the rate limiter's count; called at the first update and after every restart."""
-        self.words[_SAMPLED] = 0
-        self.words[_BASELINE] = self.total_committed()
+        self.words[_DRAWN] = 0
+        self.words[_AT_START] = self.total_committed()
 
     def lock(self, first: int, last: int) -> None:
         """Waits for the locks of shards ``first..last``; the kernel frees them when this process dies."""
@@ -277,7 +277,7 @@ class ShardWriter:
         self._num_steps = None if layout.num_steps is None else rows[:, layout.num_steps]
         self._has_frames, self._packed = layout.frame_bytes > 0, rows[:, : layout.width - layout.checksum]
         self._frames = ring.frames[first : first + spec.rows_per_shard]
-        self._links = rows[:, layout.back : layout.age + 1] if self._has_frames else rows[:, :0]
+        self._links = rows[:, layout.back : layout.episode_step + 1] if self._has_frames else rows[:, :0]
         self._checksum = rows.view(np.uint32)[:, -1] if layout.checksum else None
         self._capacity = spec.rows_per_shard
         self._max_rows = max(1, spec.rows_per_shard // 2)  # so that a write never empties the reader's window
@@ -293,7 +293,7 @@ class ShardWriter:
         return self._committed
 
     def counts(self) -> ReplayCounts:
-        return ReplayCounts(self.ring.total_committed(), self._words[_BASELINE], self._words[_SAMPLED])
+        return ReplayCounts(self.ring.total_committed(), self._words[_AT_START], self._words[_DRAWN])
 
     def close(self) -> None:
         """Closes the ring, which its process opened for this writer alone."""
@@ -420,7 +420,7 @@ def fill(ring: ReplayRing, rows: Any, versions: np.ndarray) -> int:
     return kept
 
 
-class Drawn(NamedTuple):
+class SampledIndices(NamedTuple):
     """Positions of n drawn rows."""
 
     shard: np.ndarray | None  # [n]; None where there is one shard
@@ -451,7 +451,7 @@ class ReplayReader:
         self._age_low = [0] * spec.num_shards
         self._age_block = [0] * spec.num_shards
         self._age_clock = 0
-        self._drawn: Drawn | None = None
+        self._drawn: SampledIndices | None = None
         self.inserted, self.available = 0, 0
         self.refresh()
 
@@ -545,7 +545,7 @@ class ReplayReader:
             bad, redrawn = bad[still], redrawn + overwritten
         raise TransportError("rows are overwritten faster than they can be read; raise the replay capacity")
 
-    def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def _draw(self, rng: np.random.Generator, count: int) -> SampledIndices:
         """Chooses rows uniformly over the windows of all shards."""
         if self.available < 1:
             raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
@@ -556,7 +556,7 @@ class ReplayReader:
             logical += low
             row = logical - (low - low % capacity)
             row -= capacity * (row >= capacity)
-            return Drawn(None, logical, row)
+            return SampledIndices(None, logical, row)
         lows = np.array([low for low, _ in self.windows])
         sizes = np.array([max(0, end - low) for low, end in self.windows])
         ends = sizes.cumsum()
@@ -565,9 +565,9 @@ class ReplayReader:
         row = logical - (lows - lows % capacity)[shard]
         row -= capacity * (row >= capacity)
         row += self._shard_start[shard]
-        return Drawn(shard, logical, row)
+        return SampledIndices(shard, logical, row)
 
-    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
+    def _copy(self, drawn: SampledIndices, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
         """Copies rows; returns the positions of the draws to repeat, and how many of them may be overwritten rows."""
         ring, lowest, incomplete = self.ring, drawn.logical, None
         with ring.shard_locks(0, ring.spec.num_shards - 1):
@@ -586,17 +586,19 @@ class ReplayReader:
         bad = overwritten if incomplete is None else overwritten | incomplete
         return np.flatnonzero(bad), int(np.count_nonzero(overwritten))
 
-    def _copy_frames(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _copy_frames(
+        self, drawn: SampledIndices, rows: np.ndarray, frames: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Copies frames; returns each draw's lowest logical index, and which draws are no transition."""
         ring, layout = self.ring, self.ring.spec.layout
         assert layout.num_steps is not None
         steps = np.clip(np.nan_to_num(rows[:, layout.num_steps]), 0, layout.n_step).astype(np.int64)
-        chain, lowest = self._chain(drawn, rows[:, layout.age])
+        chain, lowest = self._chain(drawn, rows[:, layout.episode_step])
         picked = np.take_along_axis(chain, self._chain_indices(steps), axis=1)
         ring.frames.take(picked.reshape(-1), axis=0, out=frames.reshape(-1, layout.frame_bytes), mode="clip")
         return lowest, steps == 0
 
-    def _chain(self, drawn: Drawn, age: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _chain(self, drawn: SampledIndices, age: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows [n, depth + 1] in ``ring.rows``, newest first, and the lowest logical index of each draw.
 
         The first frame of an episode stands in for the frames before it. A link that is overwritten while it is read

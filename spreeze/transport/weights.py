@@ -55,7 +55,7 @@ class Weights:
         return self.epoch, self.version
 
     def to_bytes(self) -> bytes:
-        """The bytes of a weights file; those of its own, if it has one."""
+        """The weights encoded as the bytes of a file."""
         return encode(self.arrays, self.meta, self.epoch, self.version)
 
 

@@ -47,7 +47,7 @@ from spreeze.tuner.problem import (
 HEADROOM = 0.9
 """Share of free memory that a plan may use: memory use grows after a measurement."""
 MIN_BATCH = 128
-"""Objective ``return`` takes no smaller batch unless it is pinned or the profile has one (``assets/figures.md``)."""
+"""Smallest batch for objective ``return``, unless the user or profile sets a smaller one (``assets/figures.md``)."""
 _MIN_FITTED_BATCH = 32
 SHORTEST_INTERVAL = 16
 """Env steps of a rollout at least: shorter ones cut returns short and swap too often."""
@@ -55,7 +55,7 @@ _RATIO_STEP = 4.0
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MAX_MEASURED = 8  # Numbers of samplers measured on one machine.
 _MAX_KINDS = 6  # Kinds of learner (device, precision, threads) measured at most.
-_ROWS_OFF = 0.25  # A rollout's rows may differ by this share from the configured ones, if these do not divide.
+_ROWS_OFF = 0.25  # Largest relative change of a rollout's rows when they do not divide evenly.
 
 
 # --- learner ---
@@ -153,7 +153,7 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
     return sorted({count for count in (*_LADDER, physical, high) if 1 <= count <= 0.85 * high or count == high})
 
 
-def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
+def sampler_counts_to_measure(problem: TuningProblem, setting: Setting) -> list[int]:
     """Numbers of samplers to measure, at most eight: the fewest, the most, then those between."""
     counts = sampler_counts(problem, setting)
     steps = sorted({counts[round((len(counts) - 1) * i / (_MAX_MEASURED - 1))] for i in range(_MAX_MEASURED)})
@@ -175,7 +175,7 @@ def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
     return [ratio for ratio in steps if ratio == start or 0.5 <= ratio <= high]
 
 
-def _distance(problem: TuningProblem, name: str, value: float) -> float:
+def _log_distance_from_configured(problem: TuningProblem, name: str, value: float) -> float:
     start = problem.configured[name]
     return round(abs(math.log(value / start)), 6) if value > 0 and start > 0 else 0.0
 
@@ -358,7 +358,7 @@ def _shared(problem: TuningProblem, cores: int, *factors: int) -> list[int]:
     return [cores * factor for factor in factors if factor <= _samplers_per_core(problem)]
 
 
-def _samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
+def _rollout_sampler_counts(problem: TuningProblem, current: Setting) -> Iterable[int]:
     cores, learners = _whole_cores(problem), current.get(LEARNERS, 1)
     counts = [learners, 2 * learners, 4 * learners]
     if learners == 1:
@@ -402,10 +402,6 @@ def _uses_remark(problem: TuningProblem, setting: Setting) -> str:
 # --- the table ---
 
 
-def _value_itself(problem: TuningProblem, name: str, value: int) -> int:
-    return value
-
-
 _RATE = "{env_steps_per_s:.0f} env steps/s in a run"
 KNOBS = (
     Knob(
@@ -433,7 +429,7 @@ KNOBS = (
         trial=LEARNER,
         candidates=_threads,
         text_format="{} learner thread{s}",
-        tie=_value_itself,
+        tie=lambda problem, name, value: value,
     ),
     Knob(name=PRECISION, trial=LEARNER, text_format="learner in {}", usual="float32", precedence=-1),
     Knob(
@@ -441,7 +437,7 @@ KNOBS = (
         candidates=sampler_counts,
         text_format="{} sampler{s}",
         precedence=1,
-        tie=_value_itself,
+        tie=lambda problem, name, value: value,
         figures="{env_steps_per_s:.0f} env steps/s in a run, beside {updates_per_s:.0f} updates/s",
     ),
     Knob(name=ENVS, trial=FACTS, text_format="{} environment{s} per sampler", label="envs"),
@@ -451,7 +447,7 @@ KNOBS = (
         candidates=ratios,
         text_format="at least {:g} samples per insert",
         label="samples/insert",
-        tie=_distance,
+        tie=_log_distance_from_configured,
     ),
     Knob(name=RATIO_MAX, trial=FACTS, text_format="the learner waits above {:g} samples per insert"),
     Knob(
@@ -465,7 +461,7 @@ KNOBS = (
     ),
     Knob(
         name=ROLLOUT_SAMPLERS,
-        candidates=_samplers,
+        candidates=_rollout_sampler_counts,
         fit=_fit_fewer,
         text_format="{} sampler{s}",
         fixed=True,
@@ -545,7 +541,7 @@ def ordered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
     return tuple(sorted(knobs, key=lambda knob: (knob.trial == FACTS, knob.precedence)))
 
 
-def _host_samplers(problem: TuningProblem, current: Setting) -> Iterable[int]:
+def _host_sampler_counts(problem: TuningProblem, current: Setting) -> Iterable[int]:
     cores = _whole_cores(problem)
     counts = [cores, cores - 1, cores + 1, cores // 2, *_shared(problem, cores, 2, 4, 8)]
     return [count for count in counts if 1 <= count <= _MAX_HOST_SAMPLERS]
@@ -561,7 +557,7 @@ def host_knobs() -> tuple[Knob, ...]:
     """Knobs of a host that only collects: the rows of the table, with another trial."""
     rows = {knob.name: knob for knob in KNOBS}
     return (
-        dataclasses.replace(rows[SAMPLERS], candidates=_host_samplers, fit=fit_host, figures=_RATE),
+        dataclasses.replace(rows[SAMPLERS], candidates=_host_sampler_counts, fit=fit_host, figures=_RATE),
         dataclasses.replace(
             rows[ENVS],
             trial=JOINT,

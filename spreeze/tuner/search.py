@@ -394,7 +394,7 @@ class Search:
         envs = problem.known_memory_plan.envs_per_sampler.value
         base = Setting({**first, **self.varied_last, ENVS: envs, RATIO: 0.0})
         sweep = self._joint(
-            [base.replace(SAMPLERS, count) for count in knobs.sampler_ladder(problem, first)],
+            [base.replace(SAMPLERS, count) for count in knobs.sampler_counts_to_measure(problem, first)],
             max(self.measure.seconds_left() * _SWEEP_FRACTION, 1.0),
         )
         if any(result.ran and not is_steady(result) for result in sweep) and self.measure.seconds_left() >= _AGAIN_S:

@@ -346,7 +346,7 @@ class Trial(contextlib.ExitStack, Windows):
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """Plan of the task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
     row_bytes, batch, samplers = plan.layout.step_bytes, setting[BATCH], setting[SAMPLERS]
-    needed = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps)
+    needed = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.env_steps_per_row)
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), needed)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
     replay = _REPLAY | {"capacity": max(rows, 2), "samples_per_insert_max": 1e9}
@@ -367,7 +367,7 @@ def _trial_plan(plan: RunPlan, setting: Setting, values: Values, samplers: int) 
 
 def sampler_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     """A plan for samplers with that setting that write as fast as they can."""
-    needed = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.steps
+    needed = 2 * setting[SAMPLERS] * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.env_steps_per_row
     capacity = max(min(ROWS, ROWS_BYTES // plan.layout.step_bytes), needed)
     replay = _REPLAY | {"capacity": capacity, "samples_per_insert_min": 0.0}
     return _trial_plan(plan, setting, {"replay": replay, "learner": {"batch_size": 1}}, setting[SAMPLERS])

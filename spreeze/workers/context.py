@@ -93,11 +93,11 @@ class WorkerContext:
     @property
     def weights_counter(self) -> int:
         """Changes whenever the group's learner publishes new weights; the file is authoritative."""
-        return int(self._group[status_table.WEIGHTS_HINT])
+        return int(self._group[status_table.WEIGHTS_COUNTER])
 
     def weights_published(self) -> None:
         """Announces new weights to the group; called by its learner only."""
-        self._group[status_table.WEIGHTS_HINT] += 1
+        self._group[status_table.WEIGHTS_COUNTER] += 1
 
     def count(self, word: int) -> int:
         """A count or flag of the header, which the supervisor writes: see ``transport.status_table``."""

@@ -101,11 +101,11 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
         while not context.stopping:
             turn += 1
             group = turn % job.groups
-            hints = context.status.group(group)
-            hint = int(hints[status_table.WEIGHTS_HINT])
-            weights = watches[group].newer(hint)
+            header = context.status.group(group)
+            counter = int(header[status_table.WEIGHTS_COUNTER])
+            weights = watches[group].newer(counter)
             if weights is None:
-                yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, hints, hint))
+                yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, header, counter))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             seen, requests = requests, context.count(status_table.EVALUATION_REQUESTS)
@@ -137,8 +137,8 @@ def _is_requested(context: WorkerContext, seen: int) -> bool:
     return context.count(status_table.EVALUATION_REQUESTS) > seen
 
 
-def _has_changed(hints: np.ndarray, hint: int) -> bool:
-    return int(hints[status_table.WEIGHTS_HINT]) != hint
+def _has_changed(header: np.ndarray, counter: int) -> bool:
+    return int(header[status_table.WEIGHTS_COUNTER]) != counter
 
 
 def _evaluation_of(context: WorkerContext, job: EvaluatorJob) -> Evaluation:
@@ -154,7 +154,7 @@ class WeightsWatch:
 
     def __init__(self, folder: Path, seen: tuple[int, int] | None = None) -> None:
         self._store, self._seen = open_weights(folder), seen
-        self._hint, self._look_at_s = -1, 0.0
+        self._counter, self._look_at_s = -1, 0.0
 
     @classmethod
     def after_evaluations(cls, folder: Path) -> Self:
@@ -162,15 +162,15 @@ class WeightsWatch:
         rows = read_rows(folder / "eval.csv")
         return cls(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
 
-    def newer(self, hint: int) -> Weights | None:
-        """The newest weights, or None; checks the file when the hint changed, and every second."""
+    def newer(self, counter: int) -> Weights | None:
+        """The newest weights, or None; checks the file when the counter changed, and every second."""
         now_s = time.monotonic()
-        if hint == self._hint and now_s < self._look_at_s:
+        if counter == self._counter and now_s < self._look_at_s:
             return None
         self._look_at_s = now_s + _LOOK_S
         weights = self._store.read_latest(self._seen)
         if weights is not None:
-            self._seen, self._hint = weights.order, hint
+            self._seen, self._counter = weights.order, counter
         return weights
 
 

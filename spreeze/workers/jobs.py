@@ -23,7 +23,7 @@ from spreeze.types import EnvSpec, Jsonable, RowLayout
 class Job(Jsonable):
     """The job of a worker process."""
 
-    code: ClassVar[str]
+    entry_point: ClassVar[str]
     """``module:function`` that does it, called with the worker's context and the job.
 
     A function that yields when it is ready and after each of its turns can share a process with others.
@@ -85,7 +85,7 @@ class BaseReplayJob(BaseLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerJob(BaseReplayJob):
-    code = "spreeze.workers.update_loops:learn_from_replay"
+    entry_point = "spreeze.workers.update_loops:learn_from_replay"
 
     replay: RingHandle
 
@@ -106,7 +106,7 @@ class DeviceEnvs(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReplayJob(BaseReplayJob):
-    code = "spreeze.workers.on_device.device_learner:learn_from_device_replay"
+    entry_point = "spreeze.workers.on_device.device_learner:learn_from_device_replay"
 
     layout: RowLayout
     envs: DeviceEnvs
@@ -119,14 +119,14 @@ class BaseRolloutJob(BaseLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRolloutJob(BaseRolloutJob):
-    code = "spreeze.workers.on_device.device_learner:learn_from_device_rollouts"
+    entry_point = "spreeze.workers.on_device.device_learner:learn_from_device_rollouts"
 
     envs: DeviceEnvs
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyLearnerJob(BaseRolloutJob):
-    code = "spreeze.workers.update_loops:learn_from_rollouts"
+    entry_point = "spreeze.workers.update_loops:learn_from_rollouts"
 
     correction: str
     lag: int
@@ -139,7 +139,7 @@ class OnPolicyLearnerJob(BaseRolloutJob):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLearnerJob(BaseRolloutJob):
-    code = "spreeze.workers.buffer_learner:learn_from_buffer"
+    entry_point = "spreeze.workers.buffer_learner:learn_from_buffer"
 
     envs_per_sampler: int
     rollouts: RolloutsHandle
@@ -148,7 +148,7 @@ class BufferLearnerJob(BaseRolloutJob):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorJob(Job):
-    code = "spreeze.workers.evaluator:run_evaluator"
+    entry_point = "spreeze.workers.evaluator:run_evaluator"
 
     run_dir: str
     spec: EnvSpec
@@ -174,7 +174,7 @@ class AnySamplerJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerJob(AnySamplerJob):
-    code = "spreeze.workers.samplers:run_sampler"
+    entry_point = "spreeze.workers.samplers:run_sampler"
 
     run_dir: str
     n_step: int
@@ -195,7 +195,7 @@ class SamplerJob(AnySamplerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutWorkerJob(Job):
-    code = "spreeze.workers.samplers:run_inference_worker"
+    entry_point = "spreeze.workers.samplers:run_inference_worker"
 
     index: int
     num_envs: int
@@ -211,7 +211,7 @@ class RolloutWorkerJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSamplerJob(RolloutWorkerJob, AnySamplerJob):
-    code = "spreeze.workers.samplers:run_rollout_sampler"
+    entry_point = "spreeze.workers.samplers:run_rollout_sampler"
 
     step_synchronous: bool
     learner_wakeup: WakeupHandle
@@ -219,7 +219,7 @@ class RolloutSamplerJob(RolloutWorkerJob, AnySamplerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSamplerJob(AnySamplerJob):
-    code = "spreeze.workers.samplers:run_buffer_sampler"
+    entry_point = "spreeze.workers.samplers:run_buffer_sampler"
 
     rollouts: RolloutsHandle
     weights_channel: ParametersHandle
@@ -228,7 +228,7 @@ class BufferSamplerJob(AnySamplerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class VisualizerJob(Job):
-    code = "spreeze.workers.visualizer:run_visualizer"
+    entry_point = "spreeze.workers.visualizer:run_visualizer"
 
     run_dir: str
     spec: EnvSpec
@@ -264,7 +264,7 @@ class HostJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeJob(Job):
-    code = "spreeze.runtime.cluster.bridge:run_bridge"
+    entry_point = "spreeze.runtime.cluster.bridge:run_bridge"
 
     address: str
     run_dir: str
@@ -280,7 +280,7 @@ class BridgeJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerBridgeJob(Job):
-    code = "spreeze.runtime.cluster.learner_bridge:run_learner_bridge"
+    entry_point = "spreeze.runtime.cluster.learner_bridge:run_learner_bridge"
 
     address: str
     messages: GossipHandle

@@ -126,7 +126,7 @@ class Learner:
         self._checkpoint_requests = context.count(status_table.CHECKPOINT_REQUESTS)
         self._rollbacks = context.count(status_table.ROLLBACKS)
 
-    def _now(self) -> dict[str, Any]:
+    def _progress(self) -> dict[str, Any]:
         return {"env_steps": self._loop.env_steps(), "wall_s": self._job.previous_wall_s + self._loop.session_s()}
 
     @property
@@ -236,7 +236,7 @@ class Learner:
         values = None
         if self._job.publishes_values and perf_counter() - self._valued_s >= _VALUES_S:
             values, self._valued_s = self._trainer.value_snapshot(), perf_counter()
-        self._publisher.submit(arrays, meta | self._now(), self._epoch, self._last_published_updates, values)
+        self._publisher.submit(arrays, meta | self._progress(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_WEIGHTS_S)
         self._published_s = perf_counter()
@@ -265,7 +265,7 @@ class Learner:
 
     def _save(self) -> None:
         tensors, state = self._trainer.state()
-        state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._now()
+        state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._progress()
         updates = int(state["updates"])
         ring = self._loop.saved_ring  # a further copy of replay would take gigabytes
         best = best_updates(Path(self._job.run_dir)) if self._loop.rollback_enabled and ring is None else None

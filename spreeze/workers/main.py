@@ -65,12 +65,12 @@ def main(argv: list[str]) -> int:
     context.heartbeat(Phase.INIT)
     try:
         job: Job = load_named(spec["job_class"]).from_json(spec["job"])
-        for _ in load_named(job.code)(context, job) or ():
+        for _ in load_named(job.entry_point)(context, job) or ():
             pass
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk must not hide the reason
             traceback.print_exception(error)
-        report(context, errors_dir, error)
+        report_failure(context, errors_dir, error)
         return 1
     context.heartbeat(Phase.DONE)
     context.close()
@@ -99,7 +99,7 @@ def _job_of_waiting(fd: int) -> str | None:
     take_name(PREWARM)
     ignore_ending_signals()
     with socket.socket(fileno=fd) as line:
-        _load(LearnerJob.code.partition(":")[0])
+        _load(LearnerJob.entry_point.partition(":")[0])
         data, fds = receive(line)
     if not data:
         return None
@@ -132,7 +132,7 @@ def install_fds(fds: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(fd)
 
 
-def report(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
+def report_failure(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
     """Reports to the supervisor why a worker ends, by a file (authoritative) and a message."""
     record = write_error(errors_dir, context.name, error)
     context.send("error", error=record["error"])

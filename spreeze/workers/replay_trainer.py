@@ -83,8 +83,8 @@ class ReplayTrainer:
     ) -> None:
         """With ``learner.compile`` the kernels of an update are fused by ``torch.compile`` before this returns.
 
-        ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. One
-        of the same ``session`` refers to the same rows.
+        ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. A
+        checkpoint with this ``session`` was written for the same rows.
         """
         device = resolve_device(learner.device)
         devices = DeviceSplit.parse(device)
@@ -108,8 +108,7 @@ class ReplayTrainer:
         )
         self._is_custom_network = bool(config.network)
         self.set_parallel(parallel)
-        self._has_branches = not (learner.compile or devices.split or config.network)
-        """True if a graph has branches of ``TwoStreams.both``."""
+        self._graph_uses_two_streams = not (learner.compile or devices.split or config.network)
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
@@ -126,7 +125,7 @@ class ReplayTrainer:
         self._updates_per_launch = learner.updates_per_launch
         self._graphed: GraphedUpdates | None = None
         self._recording_failed = False
-        """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
+        """After a failed recording the allocator treats the graph as unfinished, so ``empty_cache`` would fail."""
         self._device_normalizer: DeviceNormalizer | None = None
         # Rewards that are signs have one size in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
@@ -193,7 +192,7 @@ class ReplayTrainer:
         if graphs and against is not None:
             self.notes.append(f"no CUDA graphs: {against}")
             graphs = False
-        if graphs and self._has_branches:
+        if graphs and self._graph_uses_two_streams:
             self.algorithm.set_parallel(TwoStreams())
         self._graphed = GraphedUpdates(
             self.algorithm,
@@ -216,13 +215,13 @@ class ReplayTrainer:
         algorithm: Any = self.algorithm
         compiler: Any = torch.compiler
         arrays, state = algorithm.state_arrays(), algorithm.state_json()
-        plain = {"draw_noise": algorithm.draw_noise, "_updates_actor": algorithm._updates_actor}
+        plain = {"draw_noise": algorithm.draw_noise, "_actor_update_due": algorithm._actor_update_due}
         try:
             if self._frame_shape is not None:
                 raise NotImplementedError("images have kernels of cuDNN")
             for name, function in plain.items():
                 setattr(algorithm, name, compiler.disable(function))
-            for adam in algorithm._adams:
+            for adam in algorithm._optimizers:
                 adam.step = compiler.disable(adam.step)
             for name in _PARTS:
                 setattr(algorithm, name, torch.compile(getattr(algorithm, name), dynamic=False))
@@ -231,7 +230,7 @@ class ReplayTrainer:
         except Exception as error:  # the compiler raises many kinds; the update itself has run in tests
             for name in (*plain, *_PARTS):
                 vars(algorithm).pop(name, None)
-            for adam in algorithm._adams:
+            for adam in algorithm._optimizers:
                 vars(adam).pop("step", None)
             self.notes.append("updates are not compiled: " + " ".join(str(error).split())[:200])
         else:
@@ -287,8 +286,8 @@ class ReplayTrainer:
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on; frees the old buffers first, since memory may be short."""
         pinned = "cuda" in (self._device.type, self._actor_device.type)
-        self.batch_rows = max(1, batch_size // self._layout.steps)
-        self.batch_size = self.batch_rows * self._layout.steps
+        self.batch_rows = max(1, batch_size // self._layout.env_steps_per_row)
+        self.batch_size = self.batch_rows * self._layout.env_steps_per_row
         """Env steps of an update; with sequences each row has several."""
         self.algorithm.drop_buffers()
         self._host_batch: TransitionBatch | SequenceBatch | None = None
@@ -321,7 +320,7 @@ class ReplayTrainer:
     def _update_normalizer(self, normalizer: Normalizer) -> bool:
         """Adds rows that are new in replay to the normaliser, each once; False while there are few."""
         self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
-        waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.steps
+        waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.env_steps_per_row
         if waiting < _MIN_NEW_ROWS and normalizer.count:
             return False
         for shard, begin in enumerate(self._rows_counted):
@@ -331,7 +330,7 @@ class ReplayTrainer:
         return waiting > 0
 
     def update_return_scale(self, sums: np.ndarray) -> None:
-        """Takes in the discounted returns of this session: their number so far, their sum and the sum of squares."""
+        """``sums``: count, sum and sum of squares of this session's discounted returns."""
         count, total, squares = (sums - self._returns_counted).tolist()
         if self.returns is None or count <= 0.0:
             return
@@ -494,7 +493,7 @@ class ReplayTrainer:
             **self._step_seconds(),
             "publish_s": publish_s,
             "policy_lag": lag,
-            "transition_age": age * self._layout.steps,
+            "transition_age": age * self._layout.env_steps_per_row,
             "replay_fill": self._reader.available / self._reader.capacity,
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),

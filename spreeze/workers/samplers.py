@@ -18,13 +18,14 @@ import numpy as np
 
 from spreeze.envs.action_spaces import RandomActions
 from spreeze.envs.task import TaskSource, vector_maker
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.metrics.table import SLOTS
 from spreeze.transport import status_table
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.transport.weights import ParameterSource
-from spreeze.workers.collectors.rollout_collector import NewestPolicy, RolloutCollector, RolloutPolicy
+from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
@@ -68,10 +69,33 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
     try:
         with turn_evaluation(context, job.evaluation) as collector.inline_evaluation:
             loop = SamplerLoop(context, job, writer, collector, rng)
-            yield from _turns(context, loop.turn)
+            yield from _turns(context, loop.step_or_wait)
     finally:
         collector.close()
         writer.close()
+
+
+class NewestPolicy:
+    """The newest published policy, for samplers that never wait."""
+
+    def __init__(self, weights: ParameterSource) -> None:
+        self._weights = weights
+        self._order: tuple[int, int] | None = None
+        self._policy: Policy | None = None
+
+    @property
+    def version(self) -> int:
+        """Updates of the learner when it published this policy."""
+        return self._order[1] if self._order else 0
+
+    def refresh(self) -> None:
+        newest = self._weights.read_latest(self._order)
+        if newest is not None:
+            self._policy = Policy.from_weights(exploring_arrays(newest.arrays), newest.meta)
+            self._order = newest.order
+
+    def current(self) -> Policy | None:
+        return self._policy
 
 
 class SamplerLoop:
@@ -90,17 +114,17 @@ class SamplerLoop:
         self._storage_limiter = job.limiter.within(0.0, job.limiter.maximum)
         self._random = RandomActions(job.spec, rng)
         self._reads_files = job.weights_channel is None
-        """True if weights come as files, announced by a hint; else the policy is read at each turn."""
+        """True if weights come as files, announced by a counter; else the policy is read at each turn."""
         self._policy = NewestPolicy(
             open_weights(Path(job.run_dir)) if job.weights_channel is None else job.weights_channel.attach()
         )
-        self._hint = -1
+        self._weights_counter = -1
         self._counts = writer.counts()
         self._wakeup, self._learner = (
             None if handle is None else handle.attach() for handle in (job.wakeup, job.learner_wakeup)
         )
 
-    def turn(self) -> np.ndarray | None:
+    def step_or_wait(self) -> np.ndarray | None:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
@@ -139,11 +163,11 @@ class SamplerLoop:
         return self._limiter.may_insert(*counts, rows)
 
     def _refresh_policy(self) -> None:
-        hint = self._context.weights_counter
-        if hint != self._hint or not self._reads_files:
+        counter = self._context.weights_counter
+        if counter != self._weights_counter or not self._reads_files:
             self._policy.refresh()
             if self._policy.current() is not None:
-                self._hint = hint
+                self._weights_counter = counter
 
     def _actions(self) -> np.ndarray:
         """Uniform actions until learning has started or trained weights are there, then the policy's."""

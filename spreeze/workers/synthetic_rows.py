@@ -23,7 +23,7 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
         return
     count = min(_DRAWN_ROWS, ring.spec.rows_per_shard)
     if layout.sequence is not None:
-        _fill_sequences(ring, min(count, -(-_DRAWN_ROWS // layout.steps)), spec, rng)
+        _fill_sequences(ring, min(count, -(-_DRAWN_ROWS // layout.env_steps_per_row)), spec, rng)
         return
     obs, next_obs = (rng.standard_normal((count, layout.obs_dim), np.float32) for _ in range(2))
     for column in range(layout.obs_dim - spec.mask_dim, layout.obs_dim):

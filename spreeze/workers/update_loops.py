@@ -193,7 +193,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
             if not self._serial:
                 self._update_statistics()
             self.began = True
-            done = f"{inserted * ring.spec.layout.steps} transitions"
+            done = f"{inserted * ring.spec.layout.env_steps_per_row} transitions"
             if self._job.spec.frames is not None:  # rows are frames, and a reset's frame belongs to no env step
                 done = f"{self.env_steps()} env steps, with {inserted} frames in replay"
             self._report(f"learning {'goes on' if self._resumed else 'started'} after {done}")
@@ -251,7 +251,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
     def _may_update(self, inserted: int) -> bool:
         if not self.began or self._is_done:
             return False
-        return self._limiter.may_sample(inserted, self._replay.baseline_inserted, self._replay.sampled)
+        return self._limiter.may_sample(inserted, self._replay.inserted_at_learning_start, self._replay.rows_drawn)
 
     def _update_statistics(self) -> None:
         self._count_returns()
@@ -270,7 +270,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
             trainer.algorithm.imitation.begin(trainer.updates)
         max_updates = None if job.stop.updates is None else job.stop.updates - trainer.updates
         rows = trainer.update_within_memory(max_updates, self._shrunk) * trainer.batch_rows
-        self._replay.sampled += rows  # in one go: the tuner sets it to 0 at any moment
+        self._replay.rows_drawn += rows  # in one go: the tuner sets it to 0 at any moment
 
     def _shrunk(self, text: str) -> None:
         self._report(text, "warning")

@@ -59,7 +59,7 @@ class Driver:
     """A bridge in this process, with a ring and weights of its own."""
 
     def __init__(self, nodes: Nodes, hosts: int, folder: Path, sleep_s: float, envs: int, limited: bool) -> None:
-        """``limited`` lets hosts write as many rows as ``ring.sampled`` says."""
+        """``limited`` lets hosts write as many rows as ``ring.rows_drawn`` says."""
         task = make_task(NUMBERED_ID, "fault_envs", args=env_args(sleep_s))
         task.close()
         spec = dataclasses.replace(task.spec, import_module="fault_envs")
@@ -175,7 +175,7 @@ def cost(args: argparse.Namespace) -> list[Row]:
 
             def hold_back(rate: float | None = rate, made: Driver = made, began_s: float = began_s) -> None:
                 if rate is not None:
-                    made.ring.sampled = int(rate * (time.monotonic() - began_s))
+                    made.ring.rows_drawn = int(rate * (time.monotonic() - began_s))
 
             made.until_all_work(hold_back)
             made.run(2.0, hold_back)  # what had been saved up meanwhile

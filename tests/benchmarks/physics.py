@@ -59,8 +59,8 @@ class DevicePath:
     def learn(self):
         self.collector.step(0)
         replay = self.replay
-        while self.limiter.may_sample(replay.total_committed(), replay.baseline_inserted, replay.sampled):
-            replay.sampled += self.updates.run() * self.limiter.batch_size
+        while self.limiter.may_sample(replay.total_committed(), replay.inserted_at_learning_start, replay.rows_drawn):
+            replay.rows_drawn += self.updates.run() * self.limiter.batch_size
 
 
 def rate(step, args):

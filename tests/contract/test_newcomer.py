@@ -57,7 +57,7 @@ ALGORITHMS = (AlgorithmRow(name="made_up", config=MadeUpConfig, continuous=MadeU
         "metrics/table.py": (
             "METRICS: tuple[Metric, ...] = (",
             """
-    Metric("made_up_norm", "norm", "norm of what is made up", ALGORITHM, shown=True,
+    Metric("made_up_norm", "norm", "norm of what is made up", ALGORITHM, in_terminal=True,
            chart=Chart("made_up", "Made up", "Learning")),""",
         )
     },
@@ -80,7 +80,7 @@ from spreeze.workers.jobs import Job
 
 
 class MadeUpJob(Job):
-    code = "spreeze.workers.madeup:run_made_up"
+    entry_point = "spreeze.workers.madeup:run_made_up"
 
 
 def run_made_up(context, job):
@@ -159,7 +159,7 @@ from spreeze.workers.roles import Address, role_of
 address = Address("madeup", index=3)
 assert address.name == "madeup-3" and role_of(address.name).name == "madeup"
 WorkerContext(address, StatusTable.create(1), 0, None).close()
-assert load_named(MadeUpJob.code)(None, None) is None
+assert load_named(MadeUpJob.entry_point)(None, None) is None
 
 # a family of tasks: the page's request above has taken its id
 from spreeze.envs.make import make_env

@@ -121,7 +121,7 @@ def test_the_counts_that_a_rate_limiter_needs_come_back(place):
     put(other, 2)
     assert sink.counts() == (6, -1, 0)
     place.ring.begin_learning()
-    place.ring.sampled += 256
+    place.ring.rows_drawn += 256
     assert sink.counts() == (6, 6, 256)
 
 

@@ -236,7 +236,7 @@ def recovery_rows(kills: int, runs_dir: str) -> list[Row]:
     """
     with AttachedRun(_COMMAND, runs_dir, f"recovery-{os.getpid()}", _ENVIRONMENT) as run:
         run.attach()
-        run.wait(lambda: run.ring is not None and run.ring.sampled > 0, LIMIT_S, "the first update")
+        run.wait(lambda: run.ring is not None and run.ring.rows_drawn > 0, LIMIT_S, "the first update")
         seen = kill_singly(run, kills)
         run.stop()
     hangs = {

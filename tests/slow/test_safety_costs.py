@@ -26,7 +26,7 @@ from sampler_cost import publish_policy, real_sampler, run_folder, task_plan
 
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.replay_ring import Drawn, FrameColumns, ReplayReader, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import FrameColumns, ReplayReader, ReplayRing, RingSpec, SampledIndices, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
@@ -66,7 +66,7 @@ class BareWriter(ShardWriter):
 class BareReader(ReplayReader):
     """Copies rows and never looks whether they were overwritten meanwhile."""
 
-    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
+    def _copy(self, drawn: SampledIndices, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
         self.ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
         return np.empty(0, np.int64), 0
 
@@ -129,7 +129,7 @@ def _measure(plan: RunPlan, folder: Path, repeat: int) -> dict[str, float]:
     status = StatusTable.create(1)
     try:
         loop, sampling = real_sampler(plan, folder, rings[0], status, repeat)
-        found = _in_turns({"turn": loop.turn}) | _write_times(plan, rings)
+        found = _in_turns({"turn": loop.step_or_wait}) | _write_times(plan, rings)
         sampling.close()
         return found | _learner_times(plan, rings[1], folder, repeat)
     finally:

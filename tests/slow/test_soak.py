@@ -89,7 +89,7 @@ def soak_rows(
     looks: list[Look] = []
     with AttachedRun(["--env", env_id, *extra], runs_dir, f"soak-{os.getpid()}-{int(time.time())}", {}) as run:
         run.attach()
-        run.wait(lambda: run.ring is not None and run.ring.sampled > 0, 2 * LIMIT_S, "the first update")
+        run.wait(lambda: run.ring is not None and run.ring.rows_drawn > 0, 2 * LIMIT_S, "the first update")
         begin_s = next_word_s = time.monotonic()
         settled_s = begin_s + min(_SETTLE_S, 1800.0 * hours)
         while time.monotonic() < begin_s + 3600.0 * hours or len(_kept(looks, settled_s)) < _MIN_LOOKS:
@@ -168,7 +168,7 @@ def _look(run: AttachedRun) -> Look:
         disk_bytes=_disk_bytes(run.path),
         env_steps=sum(float(run.status.slots(row)[0]) for row in samplers),
         updates=learner.get("updates", 0.0),
-        rows_drawn=float(run.ring.sampled),
+        rows_drawn=float(run.ring.rows_drawn),
         rows_redrawn=learner.get("rows_redrawn", 0.0),
         core_speed=_core_speed(),
     )

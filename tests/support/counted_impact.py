@@ -27,8 +27,9 @@ from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.buffer_learner import BufferTrainer
-from spreeze.workers.collectors.rollout_collector import NewestPolicy, RolloutCollector
+from spreeze.workers.collectors.rollout_collector import RolloutCollector
 from spreeze.workers.episodes.lockstep import envs_at_once, run_episodes, score, seed_list
+from spreeze.workers.samplers import NewestPolicy
 from spreeze.workers.torch_devices import learner_threads
 
 COUNTED_SAMPLERS = 2

@@ -233,7 +233,7 @@ class Storm:
         }, before=before)  # fmt: skip
         self._run.attach()
         ring = self._run.ring
-        self._run.wait(lambda: ring.sampled > 0, LIMIT_S, "the first update")
+        self._run.wait(lambda: ring.rows_drawn > 0, LIMIT_S, "the first update")
         self._checker.begin(self._run)
         self._dead, self._refused = set(), 0
         self._checker.see_progress()

@@ -141,7 +141,7 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
             start = time.perf_counter()
             actions = []
             while time.perf_counter() - start < _TURN_S:
-                taken = loop.turn()
+                taken = loop.step_or_wait()
                 if taken is not None:
                     actions.append(taken)
             sampler_s += time.perf_counter() - start
@@ -157,9 +157,9 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
 
 def let_sample(ring: ReplayRing, status: StatusTable) -> None:
     """Weights are there, and the limiter, which is asked each time, always says yes."""
-    status.header[status_table.WEIGHTS_HINT] = 1
+    status.header[status_table.WEIGHTS_COUNTER] = 1
     ring.begin_learning()
-    ring.sampled = 2**60
+    ring.rows_drawn = 2**60
 
 
 def real_sampler(

@@ -181,7 +181,7 @@ def test_a_learner_that_comes_back_while_the_run_is_tuned_goes_on_with_what_is_i
     started.run()
     posted = started.status.named_slots(1, "learner")
     assert (posted["batch_size"], posted["updates"]) == (64, 60)
-    assert started.ring.sampled == 64 * 60
+    assert started.ring.rows_drawn == 64 * 60
 
 
 def test_learning_that_has_started_before_goes_on(learner):
@@ -220,7 +220,7 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
         "batch 256 does not fit into the memory of cpu; continuing with 128; set --batch-size 128",
         "batch 128 does not fit into the memory of cpu; continuing with 64; set --batch-size 64",
     ]
-    assert one.ring.sampled == 5 * 64
+    assert one.ring.rows_drawn == 5 * 64
     assert one.context.named(one.context.slots)["batch_size"] == 64
 
 

@@ -130,7 +130,7 @@ class Bridge:
             host.before = host.slots.copy()
         self._learner = None if job.learner_wakeup is None else job.learner_wakeup.attach()
         self._weights = open_weights(Path(job.run_dir))
-        self._hint, self._shared = -1, None
+        self._weights_counter, self._shared = -1, None
         self._order: tuple[int, int] | None = None
         self._published_s = 0.0
         self._nodes_s = 0.0
@@ -300,8 +300,8 @@ class Bridge:
     # --- weights and clocks ---
 
     def _read_weights(self) -> None:
-        hint = self._context.weights_counter
-        if hint == self._hint:
+        counter = self._context.weights_counter
+        if counter == self._weights_counter:
             return
         weights = self._weights.read_latest(self._order)
         if weights is not None and weights.version > 0:  # hosts act uniformly until there are trained ones
@@ -310,7 +310,7 @@ class Bridge:
             self._published_s = weights.path.stat().st_mtime if weights.path.exists() else time.time()
         elif weights is None and self._order is None:
             return
-        self._hint = hint
+        self._weights_counter = counter
 
     def _take_answer(self, host: Host, method: str, reference: Any, requested_s: float) -> None:
         received_s = time.time()

@@ -207,7 +207,7 @@ class HostSamplers(threading.Thread):
             raise TransportError(f"weights of {len(data)} bytes cannot be read: {error}") from None
         if self.outlet is not None and self._status is not None and weights.order > self.weights_order:
             open_weights(self._folder).publish(weights.arrays, weights.meta, *weights.order)
-            self._status.group(0)[status_table.WEIGHTS_HINT] += 1
+            self._status.group(0)[status_table.WEIGHTS_COUNTER] += 1
             self.weights_order = weights.order
         return self.weights_order
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +12,13 @@ from spreeze.envs.task import ObsBuffer, Task
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import Policy, State, begin_episode, exploring_arrays
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
-from spreeze.transport.weights import ParameterSource, VersionedParameters
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
 from spreeze.workers.roles import Phase
+
+if TYPE_CHECKING:
+    from spreeze.workers.samplers import NewestPolicy
 
 _BLOCK_STEPS = 32
 """Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
@@ -38,29 +42,6 @@ class RolloutPolicy:
                 return None
             self._policy = Policy.from_weights(exploring_arrays(newest.arrays), newest.meta)
             self.version = current
-        return self._policy
-
-
-class NewestPolicy:
-    """The newest published policy, for samplers that never wait."""
-
-    def __init__(self, weights: ParameterSource) -> None:
-        self._weights = weights
-        self._order: tuple[int, int] | None = None
-        self._policy: Policy | None = None
-
-    @property
-    def version(self) -> int:
-        """Updates of the learner when it published this policy."""
-        return self._order[1] if self._order else 0
-
-    def refresh(self) -> None:
-        newest = self._weights.read_latest(self._order)
-        if newest is not None:
-            self._policy = Policy.from_weights(exploring_arrays(newest.arrays), newest.meta)
-            self._order = newest.order
-
-    def current(self) -> Policy | None:
         return self._policy
 
 

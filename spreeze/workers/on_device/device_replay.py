@@ -43,8 +43,8 @@ class DeviceReplay:
         self._versions = torch.zeros(capacity + 1, dtype=torch.int32, device=device)
         self._end = torch.zeros((), dtype=torch.int64, device=device)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.inserted = self.available = self._pending = self.sampled = 0
-        self.baseline_inserted = -1
+        self.inserted = self.available = self._pending = self.rows_drawn = 0
+        self.inserted_at_learning_start = -1
         self._layout = layout
         self.set_batch_size(batch_size)
 
@@ -72,7 +72,7 @@ class DeviceReplay:
         return self.inserted + self._pending
 
     def begin_learning(self) -> None:
-        self.baseline_inserted, self.sampled = self.total_committed(), 0
+        self.inserted_at_learning_start, self.rows_drawn = self.total_committed(), 0
 
     # --- as its reader ---
 

@@ -275,10 +275,10 @@ def test_step_sizes_fall_to_a_tenth_at_the_end_of_a_run_or_to_nothing_where_it_i
     algorithm = made(
         "sac", lr_schedule=schedule, lr_end=0.0, weight_decay=0.1, actor_lr=0.2, critic_lr=0.1, alpha_lr=0.4
     )
-    assert [adam.weight_decay for adam in algorithm._adams] == [0.1, 0.1, 0.0], "the temperature is no weight"
+    assert [adam.weight_decay for adam in algorithm._optimizers] == [0.1, 0.1, 0.0], "the temperature is no weight"
     for progress, share in zip((0.0, 0.25, 1.0), shares, strict=True):
         algorithm.anneal(progress)
-        sizes = [adam.lr if adam._scaled_lr is None else adam._scaled_lr.item() for adam in algorithm._adams]
+        sizes = [adam.lr if adam._scaled_lr is None else adam._scaled_lr.item() for adam in algorithm._optimizers]
         assert sizes == pytest.approx([0.1 * share, 0.2 * share, 0.4 * share])
     before = algorithm.policy_arrays()["w0"]
     algorithm.update(next(batches(1)))

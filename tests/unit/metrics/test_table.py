@@ -30,7 +30,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import ROLES, Address
 
-ROW = Metric("weight_norm", "norm", "Euclidean norm of the policy's weights", "algorithm", shown=True,
+ROW = Metric("weight_norm", "norm", "Euclidean norm of the policy's weights", "algorithm", in_terminal=True,
              chart=Chart("weight_norm", "Size of the policy", "Learning"))  # fmt: skip
 
 

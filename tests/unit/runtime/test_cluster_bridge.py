@@ -479,7 +479,7 @@ def test_hosts_write_no_more_than_the_run_s_rate_limiter_allows(tmp_path, spec):
         scene.turns(60)
         assert len(scene.stored()) <= 100 + 8 + 4, "until learning begins: what it waits for, and a write of each host"
         scene.ring.begin_learning()
-        scene.ring.sampled += 800
+        scene.ring.rows_drawn += 800
         before = len(scene.stored())
         scene.turns(60)
         assert before + 90 <= len(scene.stored()) <= before + 100 + 8 + 1

@@ -273,7 +273,7 @@ class OneSampler:
         before = self.sampling.counts.env_steps, int(self.status.control(0)[status_table.HEARTBEAT])
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            self.loop.turn()
+            self.loop.step_or_wait()
         return self.sampling.counts.env_steps - before[0], int(self.status.control(0)[status_table.HEARTBEAT]) - before[
             1
         ]
@@ -310,15 +310,15 @@ def test_a_balanced_sampler_tells_its_learner_of_rows_and_sleeps_until_it_is_tol
         links = own.handle, learner.handle
         sampler = stack.enter_context(contextlib.closing(OneSampler(tmp_path, links, band=(8.0, 8.0))))
         sampler.ring.begin_learning()
-        assert sampler.loop.turn() is not None
+        assert sampler.loop.step_or_wait() is not None
         assert readable(learner.fds[:1], 0.0), "rows are there"
-        while sampler.loop.turn() is not None:
+        while sampler.loop.step_or_wait() is not None:
             pass
         own.notify()
-        assert sampler.loop.turn() is None, "held by the limiter"
+        assert sampler.loop.step_or_wait() is None, "held by the limiter"
         assert not readable(own.fds[:1], 0.0), "it slept until it was told"
-        sampler.ring.sampled += 8 * sampler.plan.config.sampling.envs_per_sampler * sampler.plan.samplers
-        assert sampler.loop.turn() is not None
+        sampler.ring.rows_drawn += 8 * sampler.plan.config.sampling.envs_per_sampler * sampler.plan.samplers
+        assert sampler.loop.step_or_wait() is not None
 
 
 def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
@@ -609,7 +609,7 @@ def test_rows_of_unthrottled_samplers_that_are_only_measured_do_not_fill_replay(
     def stepped_and_stored(turns):
         before = one_sampler.sampling.counts.env_steps, one_sampler.ring.total_committed()
         for _ in range(turns):
-            one_sampler.loop.turn()
+            one_sampler.loop.step_or_wait()
         return one_sampler.sampling.counts.env_steps - before[0], one_sampler.ring.total_committed() - before[1]
 
     envs, writes = one_sampler.plan.config.sampling.envs_per_sampler, one_sampler.loop._limiter.rows_per_write

@@ -68,5 +68,5 @@ JOBS = [one for name, one in vars(jobs).items() if name.endswith("Job") and hasa
 
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_names_a_function_that_can_be_loaded(job):
-    module, _, function = job.code.partition(":")
+    module, _, function = job.entry_point.partition(":")
     assert callable(getattr(importlib.import_module(module), function))

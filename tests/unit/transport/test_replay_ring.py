@@ -51,8 +51,8 @@ def test_attach_refuses_another_layout_and_names_the_headers():
         with pytest.raises(TransportError, match="another ring"):
             ReplayRing.attach(os.dup(ring.fd), other)
         attached = ReplayRing.attach(os.dup(ring.fd), RingSpec.from_json(json.loads(json.dumps(ring.spec.to_json()))))
-        attached.sampled = 5
-        assert ring.sampled == 5
+        attached.rows_drawn = 5
+        assert ring.rows_drawn == 5
         attached.close()
 
 
@@ -281,14 +281,14 @@ def test_a_sampler_that_writes_alone_leaves_less_than_one_common_ring_would():
 
 def test_learning_begins_anew_with_a_new_baseline():
     with ring_of() as ring:
-        assert ring.baseline_inserted == -1
+        assert ring.inserted_at_learning_start == -1
         put(ShardWriter(ring, 0), 0, 20)
         ring.begin_learning()
-        ring.sampled += 256
-        assert (ring.baseline_inserted, ring.sampled) == (20, 256)
+        ring.rows_drawn += 256
+        assert (ring.inserted_at_learning_start, ring.rows_drawn) == (20, 256)
         put(ShardWriter(ring, 0), 20, 5)
         ring.begin_learning()
-        assert (ring.baseline_inserted, ring.sampled) == (25, 0)
+        assert (ring.inserted_at_learning_start, ring.rows_drawn) == (25, 0)
 
 
 @pytest.mark.warm

@@ -12,7 +12,7 @@ from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter, StepRows
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.buffer_learner import BufferTrainer, PolicyBroadcast
-from spreeze.workers.collectors.rollout_collector import NewestPolicy
+from spreeze.workers.samplers import NewestPolicy
 
 T, M = 4, 2
 SPEC = task(discrete=True)

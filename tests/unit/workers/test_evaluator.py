@@ -18,7 +18,7 @@ from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, SPEC, policy_of,
 
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import make_task
-from spreeze.transport.status_table import STOP, WEIGHTS_HINT, StatusTable
+from spreeze.transport.status_table import STOP, WEIGHTS_COUNTER, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
 from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
@@ -72,7 +72,7 @@ class Running:
             self.error = error
 
     def hint(self):
-        self.status.header[WEIGHTS_HINT] += 1
+        self.status.header[WEIGHTS_COUNTER] += 1
 
     def messages(self, kind):
         with contextlib.suppress(BlockingIOError):
@@ -449,7 +449,7 @@ def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_n
         message = json.loads(os.read(read_fd, 1 << 16).splitlines()[0])
         assert (message["kind"], message["from"], message["version"]) == ("evaluation", "sampler-0", 1)
         publish(store, IDLE, 2)
-        context.status.header[WEIGHTS_HINT] += 1
+        context.status.header[WEIGHTS_COUNTER] += 1
         assert turn.play(own) is own
         assert len(read_rows(tmp_path / "eval.csv")) == 1, "it keeps to its share of the time"
     own.close()

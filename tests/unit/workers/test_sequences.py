@@ -135,7 +135,7 @@ def test_rows_of_other_sequences_have_another_schema():
             "RowLayout(obs_dim=1, action_dim=1, n_step=1, checksum=True, frame_bytes=0, stack=0, frame_numbers=0)"
         )
     assert LAYOUT.width == 6 + 5 + 4 * 5 + 2 + 1
-    assert LAYOUT.steps == 3
+    assert LAYOUT.env_steps_per_row == 3
     assert LAYOUT.step_bytes == pytest.approx(LAYOUT.row_bytes / 3, abs=1)
 
 

@@ -13,7 +13,7 @@ from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
 from spreeze.config.schema import VisualizerConfig
-from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, StatusTable
+from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_COUNTER, StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers import visualizer
 from spreeze.workers.context import WorkerContext, pause_s
@@ -125,7 +125,7 @@ def test_newer_weights_are_taken_but_never_inside_of_a_clip(tmp_path):
     with running(job_of(tmp_path)) as (status, _):
         wait_until(lambda: slots(status)["frames"] >= 1)
         publish(store, GOOD, 2)
-        status.header[WEIGHTS_HINT] += 1
+        status.header[WEIGHTS_COUNTER] += 1
         wait_until(lambda: slots(status)["policy_version"] == 2)
         wait_until(lambda: slots(status)["clips"] >= 1 and list((tmp_path / "videos").glob("*-v2.mp4")))
     for clip in (tmp_path / "videos").glob("*.mp4"):
