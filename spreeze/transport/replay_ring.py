@@ -1,8 +1,8 @@
 """The replay ring: its layout in shared memory, ``ShardWriter`` (one for each shard) and ``ReplayReader``.
 
 The memory starts with int64 words: header | rows_drawn | inserted_at_learning_start | (free) | one line per shard |
-stamps ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
-``[S, stride, F]``. ``assets/docs/architecture.md`` describes the protocol.
+stamps ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8
+frames ``[S, stride, F]``. ``assets/docs/architecture.md`` describes the protocol.
 
 A draw of an image transition follows its environment's rows back (see ``RowLayout``). All that it needs lies in rows
 that the same writer committed before it, so it is valid if, after the copy, its oldest row was not about to be

@@ -31,9 +31,9 @@ the learner rolls back to its best checkpoint; ``RETUNED`` counts changes of the
 puts in force (``RetunedSettings``); ``WEIGHTS_COUNTER`` to ``SAMPLERS`` belong to a group
 (see ``StatusTable.group``).
 
-The supervisor writes them; only ``WEIGHTS_COUNTER`` is written by the group's learner. Of the group's ``SAMPLERS`` samplers,
-counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works ``SLOWED_SHARE``
-thousandths of it, and the others rest.
+The supervisor writes them; only ``WEIGHTS_COUNTER`` is written by the group's learner. Of the group's ``SAMPLERS``
+samplers, counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works
+``SLOWED_SHARE`` thousandths of it, and the others rest.
 """
 HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""

@@ -2,7 +2,7 @@
 
 ``roles`` lists them with priority and failure policy. ``jobs`` defines what each one receives: settings, handles of its
 channels, and the function to run. Each process starts in ``main``, with its own ``context``. The loops are in
-``samplers``, ``learner`` (with ``update_loops``), ``evaluator`` and ``visualizer``. Collectors (``collectors``) and
-trainers are independent of processes. ``assets/docs/architecture.md`` lists the functions from an observation to the
-file of weights.
+``samplers``, ``learner``, ``evaluator`` and ``visualizer``; what a learner learns from, in ``replay_learner``,
+``rollout_learner`` and ``buffer_learner``. Collectors (``collectors``) and trainers are independent of processes.
+``assets/docs/architecture.md`` lists the functions from an observation to the file of weights.
 """

@@ -24,11 +24,11 @@ from spreeze.transport.weights import VersionedParameters, check_finite, sha256_
 from spreeze.types import Arrays
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BufferLearnerJob
-from spreeze.workers.learner import Learner
+from spreeze.workers.learner import Learner, RestoredUpdateLoop
 from spreeze.workers.on_policy_trainer import OnPolicy, Progress, RolloutAverage, RolloutTrainer
 from spreeze.workers.roles import Phase
+from spreeze.workers.rollout_learner import on_policy_algorithm, progress_of
 from spreeze.workers.torch_devices import open_device
-from spreeze.workers.update_loops import RestoredUpdateLoop, on_policy_algorithm, progress_of
 
 _UPDATES = SLOTS["learner"].index("updates")
 _BROADCAST_S = 0.002

@@ -85,7 +85,7 @@ class BaseReplayJob(BaseLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerJob(BaseReplayJob):
-    entry_point = "spreeze.workers.update_loops:learn_from_replay"
+    entry_point = "spreeze.workers.replay_learner:learn_from_replay"
 
     replay: RingHandle
 
@@ -126,7 +126,7 @@ class DeviceRolloutJob(BaseRolloutJob):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyLearnerJob(BaseRolloutJob):
-    entry_point = "spreeze.workers.update_loops:learn_from_rollouts"
+    entry_point = "spreeze.workers.rollout_learner:learn_from_rollouts"
 
     correction: str
     lag: int

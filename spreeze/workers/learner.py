@@ -1,4 +1,4 @@
-"""The learner: calls its update loop (``workers.update_loops``), publishes weights and writes checkpoints."""
+"""The learner: calls its update loop, publishes weights and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from spreeze.algorithms.algorithm import LazySnapshot
-from spreeze.errors import CheckpointError, ResourceError, WeightsError
+from spreeze.config.schema import StopConfig
+from spreeze.errors import CheckpointError, ResourceError, WeightsError, WorkerError
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.table import TABLE
 from spreeze.transport import status_table
@@ -38,11 +39,12 @@ _VALUES_S = 5.0  # least time between two publications of values
 _HEALTH_S = 5.0  # least time between two computations of ``health``
 FIRST_CHECKPOINT_S = 5.0
 """Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
+_MAX_SKIPPED_IN_A_ROW = 20
 _LAST_WEIGHTS_S = 5.0  # longest wait for the disk to take the last weights of a run
 
 
 class UpdateLoop(ABC):
-    """Base of the update loops in ``workers.update_loops``: a source of data, and the trainer that learns from it."""
+    """Base of the update loops: a source of data, and the trainer that learns from it."""
 
     trainer: ReplayTrainer | OnPolicyTrainer | RestoredRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
@@ -102,6 +104,34 @@ class UpdateLoop(ABC):
 
     def _report(self, text: str, level: str = "info") -> None:
         self._context.event(level, text)
+
+
+class RestoredUpdateLoop(UpdateLoop):
+    """A loop whose trainer has its state in the checkpoint."""
+
+    trainer: ReplayTrainer | RestoredRolloutTrainer[Any]
+
+    def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
+        if checkpoint is not None:
+            self.trainer.load_state(checkpoint.tensors, checkpoint.state)
+            self._report(f"learner continues from update {self.trainer.updates}")
+        self._begin_checks()
+
+    def _begin_checks(self) -> None:
+        self._skipped_in_a_row = 0
+        self._checked_updates, self._skipped = self.trainer.updates, self.trainer.algorithm.updates_skipped()
+
+    def check(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped, for a loss or gradient that is not finite."""
+        skipped, updates = self.trainer.algorithm.updates_skipped(), self.trainer.updates
+        done = updates - self._checked_updates
+        self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped == done else 0
+        if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise WorkerError(
+                f"{self._skipped_in_a_row} consecutive updates had a non-finite loss or gradient; lower the learning "
+                "rate, or check the scale of rewards (the learner restarts from its last checkpoint)"
+            )
+        self._skipped, self._checked_updates = skipped, updates
 
 
 class Learner:
@@ -383,3 +413,13 @@ class Publisher:
                         f"use: {failure}"
                     )
                 self._change.notify_all()
+
+
+def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
+    """Completed fraction of a run, by the stop condition that comes first; 0 if none can be predicted.
+
+    ``earlier_s`` is the time of earlier sessions [s], so that a resumed run does not start over.
+    """
+    total_s = stop.limit_s and earlier_s + stop.limit_s
+    pairs = ((earlier_s + session_s, total_s), (env_steps, stop.env_steps), (updates, stop.updates))
+    return max((done / limit for done, limit in pairs if limit), default=0.0)

@@ -40,7 +40,7 @@ PAGE_IMPORTS = {
     "types",
 }
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/custom_network.py", "workers/learner.py",
-         "workers/update_loops.py", "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
+         "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py",
          "tuner/update_probe.py", "workers/on_device/",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",

@@ -33,10 +33,10 @@ from spreeze.workers import replay_trainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
 from spreeze.workers.jobs import LearnerJob
+from spreeze.workers.replay_learner import learn_from_replay
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.torch_devices import resolve_device
-from spreeze.workers.update_loops import learn_from_replay
 
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Box((-1.0,), (1.0,)),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip

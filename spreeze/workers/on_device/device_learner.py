@@ -27,16 +27,17 @@ from spreeze.workers.buffer_learner import RestoredRolloutTrainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.gpu_replay import CudaGraph
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
-from spreeze.workers.learner import Learner
+from spreeze.workers.learner import Learner, RestoredUpdateLoop
 from spreeze.workers.on_device import device_rollout
 from spreeze.workers.on_device.device_actor import DeviceActor
 from spreeze.workers.on_device.device_collector import DeviceCollector, DeviceSink
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.on_device.device_rollout import DeviceRollout
 from spreeze.workers.on_policy_trainer import Progress
+from spreeze.workers.replay_learner import ReplayUpdateLoop
 from spreeze.workers.roles import Phase
+from spreeze.workers.rollout_learner import on_policy_algorithm, progress_of
 from spreeze.workers.torch_devices import open_device, resolve_device
-from spreeze.workers.update_loops import ReplayUpdateLoop, RestoredUpdateLoop, on_policy_algorithm, progress_of
 
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")

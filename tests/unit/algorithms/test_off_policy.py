@@ -20,7 +20,9 @@ from spreeze.config.schema import SECTIONS, StopConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import Choices, EnvSpec
-from spreeze.workers.update_loops import TargetPace, progress_of, run_progress, slow_targets
+from spreeze.workers.learner import run_progress
+from spreeze.workers.replay_learner import TargetPace, slow_targets
+from spreeze.workers.rollout_learner import progress_of
 
 
 def trained(name, count, seed=1, **changes):
