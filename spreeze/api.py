@@ -304,7 +304,7 @@ class Run:
 class TrainedPolicy:
     """A NumPy policy from observations to actions of the environment, without torch.
 
-    It flattens nested observations, normalises them, runs the network, and scales actions to the bounds of the action
+    It flattens nested observations, normalizes them, runs the network, and scales actions to the bounds of the action
     space. Threads may share an instance.
     """
 

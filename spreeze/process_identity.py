@@ -14,7 +14,7 @@ _STATE_FIELD, _START_FIELD = 0, 19
 
 
 def process_identity(pid: int) -> dict[str, Any]:
-    """Record by which ``same_process`` recognises a living process.
+    """Record by which ``same_process`` recognizes a living process.
 
     Linux: its start in ticks since boot, and the boot id, which do not depend on the clock. Elsewhere: its start time.
     """

@@ -354,7 +354,7 @@ class EnvSpec:
 
     @property
     def vector_dim(self) -> int:
-        """V: numbers of an observation, which a normaliser scales: O, or those beside images."""
+        """V: numbers of an observation, which a normalizer scales: O, or those beside images."""
         return self.obs_dim if self.frames is None else self.frames.vector_dim
 
     def masks(self, obs: np.ndarray) -> np.ndarray:
@@ -560,13 +560,13 @@ class RowLayout:
 
     @property
     def normalized_columns(self) -> slice:
-        """Columns of a row that a normaliser counts; with images bytes at the end of a frame."""
+        """Columns of a row that a normalizer counts; with images bytes at the end of a frame."""
         if self.sequence is not None:
             return slice(0, self.width)
         return slice(self.frame_bytes - 4 * self.frame_numbers, self.frame_bytes) if self.frame_bytes else self.obs
 
     def counted(self, columns: np.ndarray) -> np.ndarray:
-        """Observations [n, O] for a normaliser, from ``normalized_columns``; each one of a stream once."""
+        """Observations [n, O] for a normalizer, from ``normalized_columns``; each one of a stream once."""
         if self.sequence is None:
             return columns
         batch, learned = self.split_sequences(columns, 1.0), slice(self.sequence.burn_in, self.sequence.slots)
@@ -706,7 +706,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
 
 
 def _has_fields(option: Any, value: Any) -> bool:
-    """True if a value may have the type ``option`` of a union; a dataclass is recognised by its field names."""
+    """True if a value may have the type ``option`` of a union; a dataclass is recognized by its field names."""
     if not dataclasses.is_dataclass(option) or not isinstance(value, dict):
         return option not in (str, int) or isinstance(value, option)
     return value.keys() <= {entry.name for entry in dataclasses.fields(option)}

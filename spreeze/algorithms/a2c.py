@@ -28,7 +28,7 @@ class A2CConfig(OnPolicyConfig):
     gae_lambda: float = setting(1.0, "lambda of GAE; 1: returns alone (arXiv 1506.02438)", low=0.0, high=1.0)
     lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
     entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
-    normalize_advantage: bool = setting(False, "normalise advantages per rollout")
+    normalize_advantage: bool = setting(False, "normalize advantages per rollout")
     rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient (RMSProp) (RMSProp)", low=0.0, high=1.0)
     rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
 
@@ -38,7 +38,7 @@ class A2C(OnPolicyAlgorithm):
     single_step = True
     _config: A2CConfig
 
-    def _new_optimiser(self) -> FlatRMSProp:
+    def _new_optimizer(self) -> FlatRMSProp:
         config = self._config
         return FlatRMSProp(
             self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
@@ -48,7 +48,7 @@ class A2C(OnPolicyAlgorithm):
         self._gradient(samples, forward_pass)
         if theta is not None:
             self.net.flat.copy_(theta)
-        self.optimiser.step()
+        self.optimizer.step()
         self.updates += 1
 
 

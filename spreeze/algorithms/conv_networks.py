@@ -78,7 +78,7 @@ class Trunks:
         conv = chain(*inputs.layers(cnn))
         return sum(part.layer.channels * (part.inputs * part.layer.kernel**2 + 1) for part in conv)
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         for pair in self.convolutions:
             for tensor in pair:
                 uniform_(tensor, pair[0][0].numel(), generator)
@@ -151,9 +151,9 @@ class ConvParameters(Trunks):
         """Zeroed parameters in new memory."""
         return cls(torch.zeros(cls.count(inputs, cnn) + parameter_count(sizes, 1), device=device), inputs, cnn, sizes)
 
-    def initialise(self, generator: torch.Generator) -> None:
-        super().initialise(generator)
-        self.mlp.initialise(generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        super().initialize(generator)
+        self.mlp.initialize(generator)
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of all layers, the head last."""
@@ -253,7 +253,7 @@ class ImageEncoder(Encoder):
     DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, trained only by the critics' loss, and random shifts.
     Actor and critics read features, through which no gradient of the actor flows back; there is no target encoder.
     Departures from the authors' code: the trunks of the other algorithms; the first layers of actor and critics, with
-    layer normalisation, instead of a projection to 50 features; losses and exploration of the algorithm that uses this.
+    layer normalization, instead of a projection to 50 features; losses and exploration of the algorithm that uses this.
     """
 
     def __init__(self, frames: FrameSpec, config: ActorCriticConfig, seed: int, device: torch.device) -> None:

@@ -1,13 +1,13 @@
-"""CrossQ (Bhatt et al. 2024, arXiv 1902.05605): SAC whose critics have batch normalisation and no target networks.
+"""CrossQ (Bhatt et al. 2024, arXiv 1902.05605): SAC whose critics have batch normalization and no target networks.
 
 A hidden layer is ``act(norm(x W) + b)``, where ``norm`` uses the mean and deviation of each unit over the rows. Rows of
 replay and their successors (``next_obs`` with the policy's actions) go through the critics as one batch of 2 B rows, so
-that both are normalised alike, and one pass computes target values and predictions. There is no gain, since the next
+that both are normalized alike, and one pass computes target values and predictions. There is no gain, since the next
 layer's weights can absorb it. The actor's gradient uses the critics with the running mean and variance folded into
 weights and biases: ``plain`` is an ordinary perceptron.
 
-Departures from the authors' code: no normalisation of the critics' input, which ``env.normalize_obs`` scales to unit
-variance; plain batch normalisation instead of renormalisation, whose warm-up of 100,000 updates is a whole run here;
+Departures from the authors' code: no normalization of the critics' input, which ``env.normalize_obs`` scales to unit
+variance; plain batch normalization instead of renormalization, whose warm-up of 100,000 updates is a whole run here;
 and none in the actor.
 """
 
@@ -28,14 +28,14 @@ from spreeze.inference.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class CrossQConfig(SoftActorCriticConfig):
-    """CrossQ: SAC with batch normalisation in place of target networks (Bhatt et al. 2024, arXiv 1902.05605)."""
+    """CrossQ: SAC with batch normalization in place of target networks (Bhatt et al. 2024, arXiv 1902.05605)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         required = {"critic_layer_norm": False, "activation": "relu", "network": ""}
         for name, only in required.items():
             if (value := getattr(self, name)) != only:
-                raise ConfigError(f"crossq.{name} = {value}: CrossQ has batch normalisation and relu only; remove it")
+                raise ConfigError(f"crossq.{name} = {value}: CrossQ has batch normalization and relu only; remove it")
 
 
 _EPS = 1e-3
@@ -47,7 +47,7 @@ _MOMENTUM = 0.99
 class _JointPass:
     """Forward and backward pass of some critics over 2 B rows, those of replay first."""
 
-    def __init__(self, critics: _BatchNormalised, which: slice, rows: int) -> None:
+    def __init__(self, critics: _BatchNormalized, which: slice, rows: int) -> None:
         networks = critics.online, critics.gradient
         has_all = which.stop - which.start == critics.online.stack
         self.online, self.gradient = networks if has_all else (part.one(which.start) for part in networks)
@@ -100,7 +100,7 @@ class _JointPass:
                 torch.bmm(grad, online.weights_t[index], out=self._grads[index - 1])
 
 
-class _BatchNormalised(Critics):
+class _BatchNormalized(Critics):
     """Critics, or before another class of critics a mix-in that replaces its passes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -130,7 +130,7 @@ class _BatchNormalised(Critics):
 
     @property
     def plain(self) -> Parameters:
-        """The critics as perceptrons without normalisation, with the current running statistics folded in."""
+        """The critics as perceptrons without normalization, with the current running statistics folded in."""
         self._fold()
         return self._folded
 
@@ -197,23 +197,23 @@ class _BatchNormalised(Critics):
         self._joint, self._obs_action, self._x = [], None, self._x.new_zeros(0)
 
 
-class _Quantiles(_BatchNormalised, QuantileCritics):
+class _Quantiles(_BatchNormalized, QuantileCritics):
     """Quantiles of the return."""
 
 
-class _Categories(_BatchNormalised, CategoricalCritics):
+class _Categories(_BatchNormalized, CategoricalCritics):
     """Probabilities of returns on a grid."""
 
 
-_KINDS: dict[str, type[_BatchNormalised]] = {
-    "twin": _BatchNormalised,
+_KINDS: dict[str, type[_BatchNormalized]] = {
+    "twin": _BatchNormalized,
     "quantile": _Quantiles,
     "categorical": _Categories,
 }
 
 
 class CrossQ(SAC):
-    """SAC with batch-normalised critics, for continuous actions and vectors."""
+    """SAC with batch-normalized critics, for continuous actions and vectors."""
 
     name = "crossq"
 

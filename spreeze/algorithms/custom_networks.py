@@ -50,8 +50,8 @@ class ModuleParameters(Parameters):
     def views(self) -> list[Tensor]:
         return [tensor for views in self._named for tensor in views.values()]
 
-    def initialise(self, generator: torch.Generator) -> None:
-        """Initialises the modules by their own code, with a seed from ``generator``."""
+    def initialize(self, generator: torch.Generator) -> None:
+        """Initializes the modules by their own code, with a seed from ``generator``."""
         seed = int(torch.randint(2**62, (1,), generator=generator))
         for module, views in zip(modules_of(self.layers, self.sizes, self.stack, seed), self._named, strict=True):
             for name, tensor in module.named_parameters():
@@ -85,7 +85,7 @@ class ModuleParameters(Parameters):
 
 
 def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: int = 0) -> list[Any]:
-    """S new modules, initialised by a seed.
+    """S new modules, initialized by a seed.
 
     Raises:
         ConfigError: the user's function returns no such module.

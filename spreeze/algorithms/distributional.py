@@ -2,7 +2,7 @@
 
 *quantile*: truncated quantile critics (TQC; Kuznetsov et al. 2020, arXiv 2005.04269). Each critic gives K quantiles of
 the return; the targets are the pooled quantiles of all critics without the highest ones, which limits overestimation
-instead of the minimum of two critics. The actor maximises the mean of all quantiles.
+instead of the minimum of two critics. The actor maximizes the mean of all quantiles.
 
 *categorical*: C51 (Bellemare et al. 2017, arXiv 1707.06887) with the critic of the lower mean in each row, as in
 FastTD3 (arXiv 2505.22642). Each critic gives the probabilities of K returns on a grid from ``v_min`` to ``v_max``.

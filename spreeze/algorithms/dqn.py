@@ -43,11 +43,11 @@ from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
     """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (arXiv 1710.02298) as options."""
 
-    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images", fixed=True)
+    layer_norm: bool = setting(False, "normalize the hidden layers (arXiv 1607.06450); not for images", fixed=True)
     cnn: str = setting(
         "nature", "convolutional layers for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True
     )
-    duelling: bool = setting(
+    dueling: bool = setting(
         False, "dueling network: separate streams for value and advantages (arXiv 1511.06581)", fixed=True
     )
     critics: str = setting(
@@ -78,7 +78,7 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
         self.check_memory(spec, self.network)
-        for name, plain in (("duelling", False), ("noisy", False), ("critics", "mean")):
+        for name, plain in (("dueling", False), ("noisy", False), ("critics", "mean")):
             if self.network and getattr(self, name) != plain:
                 raise ConfigError(
                     f"dqn.{name} = {getattr(self, name)}: the custom network {self.network!r} has no such layers; "
@@ -107,15 +107,15 @@ class DQN(OffPolicyAlgorithm):
         noise = torch.Generator(torch_device).manual_seed(seed + 1)
         lr, max_norm = config.lr, config.max_grad_norm
         layers = HiddenLayers(config.activation, config.layer_norm, network)
-        if network is not None and config.duelling:
-            raise ConfigError("dqn.duelling = true: custom networks have no such streams; remove one of them")
+        if network is not None and config.dueling:
+            raise ConfigError("dqn.dueling = true: custom networks have no such streams; remove one of them")
         self._atoms: Tensor | None = None
         encoder: RecurrentEncoder | None = None
         if config.sequence is not None:
             encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, torch_device, lr=lr, max_norm=max_norm)
         shared = num_actions, config.hidden_sizes, lr, init
         options: dict[str, Any] = {
-            "dueling": config.duelling,
+            "dueling": config.dueling,
             "max_norm": max_norm,
             "head": self._new_head(config, torch_device),
             "noise": config.noise_scale if config.noisy else 0.0,
@@ -145,7 +145,7 @@ class DQN(OffPolicyAlgorithm):
         if config.noisy:
             meta |= {"epsilon_start": 0.0, "epsilon_end": 0.0}
             outputs = {"quantile": config.quantiles, "categorical": config.atoms}.get(config.critics, 1)
-            meta["noisy"] = {"duelling": config.duelling, "outputs": outputs, "mean": config.critics == "quantile"}
+            meta["noisy"] = {"duelling": config.dueling, "outputs": outputs, "mean": config.critics == "quantile"}
         self._masked = masked
         super().__init__(None, self.critics, noise, meta, encoder=encoder)
 

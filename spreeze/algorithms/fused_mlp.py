@@ -5,9 +5,9 @@ This replaces ``torch.nn`` and autograd. All parameters of a network are one fla
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
 
-*Layer normalisation* (Ba et al. 2016, arXiv 1607.06450): a hidden layer is ``act(norm(x W) + b)``. The bias is the
+*Layer normalization* (Ba et al. 2016, arXiv 1607.06450): a hidden layer is ``act(norm(x W) + b)``. The bias is the
 shift of the norm. There is no gain, since the next layer's weights can absorb it, so networks have the same parameters
-with and without layer normalisation.
+with and without layer normalization.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HiddenLayers:
 
     @property
     def keeps_preactivations(self) -> bool:
-        """True if the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
+        """True if the gradient needs more than the activations: ``x W``, which is normalized with ``layer_norm``."""
         return self.custom is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
 
     @property
@@ -136,7 +136,7 @@ class Parameters:
         """Every weight and bias."""
         return self._views
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         for tensor, fan_in in self.blocks():
             uniform_(tensor, fan_in, generator)
 
@@ -193,7 +193,7 @@ class MlpBuffers:
     cache.
 
     With ``layers.keeps_preactivations``, ``preactivations[i]`` [S, M, H_i] are the sums before bias and activation.
-    With layer normalisation they are normalised, ``scales[i]`` [S, M, 1] are their factors, and ``bias_gradients[i]``
+    With layer normalization they are normalized, ``scales[i]`` [S, M, 1] are their factors, and ``bias_gradients[i]``
     [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for intermediate products: the system would map
     and unmap new memory of this size each time, which takes longer than the product. ``loss_scratch`` is for those of
     the caller's loss, kept between passes.
@@ -450,7 +450,7 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
 
 
 HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
-"""Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
+"""Gains of orthogonal initialization (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
 found that among such choices the small policy head matters most."""
 
 
@@ -486,7 +486,7 @@ class ActorCriticMlp:
         self.policy_network, self.value_network = self.networks.one(0), self.networks.one(1)
         self._buffers = MlpBuffers.allocate(self.networks, 1)
 
-    def _initialise(self, generator: torch.Generator) -> None:
+    def _initialize(self, generator: torch.Generator) -> None:
         for weight in self.networks.weights:
             for network in weight:
                 orthogonal_(network.t(), HIDDEN_GAIN, generator)

@@ -46,7 +46,7 @@ class ImpalaConfig(AsyncOnPolicyConfig):
         1.0, "lambda of V-trace; 1: Monte Carlo returns (arXiv 1802.01561, remark 2)", low=0.0, high=1.0
     )
     lr: float = setting(1e-3, "learning rate", low=0.0, high=1.0)
-    normalize_advantage: bool = setting(False, "normalise the weighted advantages per rollout")
+    normalize_advantage: bool = setting(False, "normalize the weighted advantages per rollout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         """Updates per use of a rollout."""
         return self._config.minibatches
 
-    def _new_optimiser(self) -> FlatAdam:
+    def _new_optimizer(self) -> FlatAdam:
         config = self._config
         return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
@@ -230,7 +230,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
                 self.update_minibatch(part, progress)
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
-        """Quantities computed at a rollout's first use; afterwards, its observations are added to the normaliser.
+        """Quantities computed at a rollout's first use; afterwards, its observations are added to the normalizer.
 
         ``sampler`` collected it: the returns whose scale divides rewards continue over the rollouts of each sampler. A
         rollout from before a restart, which is not new, is in these statistics already.
@@ -284,7 +284,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
 
     def _minibatch_step(self, evaluated: Evaluated) -> None:
         self._gradient(evaluated.samples)
-        self.optimiser.step()
+        self.optimizer.step()
 
     def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         raise NotImplementedError("an update is update_minibatch()")
@@ -329,7 +329,7 @@ class Appo(AsyncOnPolicy):
 
     def _minibatch_step(self, evaluated: Evaluated) -> None:
         config = self._config
-        self.optimiser.lr *= self._lr_factor
+        self.optimizer.lr *= self._lr_factor
         super()._minibatch_step(evaluated)
         if not self._adapts:
             return

@@ -248,7 +248,7 @@ def advantages(
     lam: float,
     weight: np.ndarray | float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Value targets and generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+    """Value targets and generalized advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
     ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the target is
     ``A_t + V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the
@@ -354,9 +354,9 @@ def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
 
 
 class Imitation:
-    """Behaviour cloning: a gradient that replaces dQ/da, so that every actor with such an update can imitate.
+    """Behavior cloning: a gradient that replaces dQ/da, so that every actor with such an update can imitate.
 
-    TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860) minimises ``-lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2`` with
+    TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860) minimizes ``-lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2`` with
     ``lambda = alpha / mean |Q|``, so that the weight of imitation does not depend on the scale of values.
     """
 

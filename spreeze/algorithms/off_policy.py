@@ -105,7 +105,7 @@ class OffPolicyAlgorithm(Algorithm):
     encoder: Encoder | None = None
     """Converts images or sequences to features for actor and critics; None if these read observations."""
     imitation: losses.Imitation | None = None
-    """Behaviour cloning in the actor's gradient; None: there is none."""
+    """Behavior cloning in the actor's gradient; None: there is none."""
     period = 1
     """Number of updates per actor and target step, such as for a delayed actor."""
 
@@ -351,7 +351,7 @@ class ActorCritic(OffPolicyAlgorithm):
         elif isinstance(config, RecurrentReplayConfig) and config.sequence is not None:
             encoder = RecurrentEncoder(obs_dim, config, config.n_step, seed, devices.critics, lr=config.critic_lr)
         inputs = obs_dim if encoder is None else encoder.size
-        # Networks are initialised in this order from one generator, so that a seed always gives the same weights.
+        # Networks are initialized in this order from one generator, so that a seed always gives the same weights.
         init, sizes = torch.Generator().manual_seed(seed), (inputs, *config.actor_sizes, outputs)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(
@@ -504,7 +504,7 @@ class Critics(CriticNetworks[Parameters]):
         return {}
 
     def set_joint_batch(self, obs_action: Tensor) -> None:
-        """Hook for critics that normalise over rows (CrossQ): hands them [B, O + A] before the targets are computed."""
+        """Hook for critics that normalize over rows (CrossQ): hands them [B, O + A] before the targets are computed."""
 
     def _sized(self, rows: int) -> _CriticBuffers:
         if self._buffers is None or self._buffers.rows != rows:
@@ -650,9 +650,9 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
         self.mlp = perceptron_of(self.mean)
         self._dueling = DuelingHead(self.mlp, num_actions, self._outputs) if dueling else None
         if self._dueling is not None:
-            self._dueling.initialise(self.mlp)
+            self._dueling.initialize(self.mlp)
             if self.noisy:
-                self._dueling.initialise(perceptron_of(self.online.deviations))
+                self._dueling.initialize(perceptron_of(self.online.deviations))
         self.target.flat.copy_(self.online.flat)
 
     @abstractmethod

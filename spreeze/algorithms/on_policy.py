@@ -47,7 +47,7 @@ CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
 class Samples(NamedTuple):
     """M env steps for a gradient; views of one row block."""
 
-    obs: Tensor  # [M, O], normalised; images are uint8 [M, k, *frame]
+    obs: Tensor  # [M, O], normalized; images are uint8 [M, k, *frame]
     action: Tensor  # [M, A]
     log_prob: Tensor  # [M], the denominator of PPO's ratio
     advantage: Tensor  # [M], weighted with correction "truncated-is"
@@ -131,8 +131,8 @@ class OnPolicyAlgorithm(Algorithm):
         self.net.log_std.fill_(config.initial_log_std)
         self._kind = distribution_of(spec, self.net.log_std, self.net.grad_log_std)
         self._masked = spec.action_mask
-        self.optimiser = self._new_optimiser()
-        self.optimiser.apart = self.net.of_value if config.separate_grad_norms else None
+        self.optimizer = self._new_optimizer()
+        self.optimizer.apart = self.net.of_value if config.separate_grad_norms else None
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
         self._frames = spec.frames
@@ -140,7 +140,7 @@ class OnPolicyAlgorithm(Algorithm):
             Normalizer(spec.vector_dim, spec.mask_dim) if enabled else None
             for enabled in (normalize_obs, normalize_obs and correction == "delayed")
         )
-        """Statistics of observations, if they are normalised."""
+        """Statistics of observations, if they are normalized."""
         # Signs of rewards have the same scale in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.returns = DiscountedReturns(config.gamma) if scales else None
@@ -154,7 +154,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._explained_variance = math.nan
 
     @abstractmethod
-    def _new_optimiser(self) -> FlatAdam | FlatRMSProp:
+    def _new_optimizer(self) -> FlatAdam | FlatRMSProp:
         """A new optimizer of ``net`` with the settings of ``_config``."""
 
     @abstractmethod
@@ -217,7 +217,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _set_lr(self, progress: float | None) -> None:
         config = self._config
         decayed = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
-        self.optimiser.lr = config.lr * (1.0 - decayed * (1.0 - config.lr_end))
+        self.optimizer.lr = config.lr * (1.0 - decayed * (1.0 - config.lr_end))
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, ForwardPass | None]:
         """The rollout with advantages and targets computed from the network's current parameters."""
@@ -255,7 +255,7 @@ class OnPolicyAlgorithm(Algorithm):
         return samples, forward_pass if self.single_step else None
 
     def _columns(self, advantage: np.ndarray, target: np.ndarray, value: np.ndarray) -> Sequence[Tensor]:
-        """Advantages, normalised where the settings say so, and targets as columns [M], from arrays [T, N]."""
+        """Advantages, normalized where the settings say so, and targets as columns [M], from arrays [T, N]."""
         self._explained_variance = losses.explained_variance(value, target)
         if self._config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -345,7 +345,7 @@ class OnPolicyAlgorithm(Algorithm):
         """Adds a further loss's gradients with respect to outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
-        """A copy on the device; with a ``normalizer``, normalised."""
+        """A copy on the device; with a ``normalizer``, normalized."""
         array = np.array(array)
         if normalizer is not None:
             normalizer.apply(array)
@@ -363,14 +363,14 @@ class OnPolicyAlgorithm(Algorithm):
                 "entropy": self._kind.entropy(),
                 "approx_kl": self._divergence().item(),
                 "explained_variance": self._explained_variance,
-                "learning_rate": self.optimiser.lr,
-                "grad_norm": self.optimiser.gradient_norm,
+                "learning_rate": self.optimizer.lr,
+                "grad_norm": self.optimizer.gradient_norm,
                 "return_scale": self.return_scale,
             }
         )
 
     def _network_optimizers(self) -> tuple[FlatAdam | FlatRMSProp, ...]:
-        return () if self._latest is None else (self.optimiser,)
+        return () if self._latest is None else (self.optimizer,)
 
     def _perceptrons(self, batch: Any) -> Iterator[tuple[Parameters, Tensor]]:
         if isinstance(self.net, MlpActorCritic) and self._latest is not None:
@@ -389,7 +389,7 @@ class OnPolicyAlgorithm(Algorithm):
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
     def updates_skipped(self) -> int:
-        return self.optimiser.skipped
+        return self.optimizer.skipped
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Theta(j)'s policy and its normalizer."""
@@ -423,7 +423,7 @@ class OnPolicyAlgorithm(Algorithm):
         def exchange(gradient: Tensor) -> None:
             gradient.copy_(torch.from_numpy(reduce(self.gradient(), self.updates)))
 
-        self.optimiser.exchange = exchange
+        self.optimizer.exchange = exchange
 
     def state_json(self) -> dict[str, Any]:
         statistics = {name: part.state() for name, part in self._statistics().items()}
@@ -456,7 +456,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"theta": self.net.flat} | ({} if self._before is None else {"theta_before": self._before})
-        return tensors | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
+        return tensors | {f"optimiser.{name}": tensor for name, tensor in self.optimizer.tensors().items()}
 
 
 def _needs_next_value(batch: RolloutBatch) -> np.ndarray:
@@ -478,9 +478,9 @@ class MlpActorCritic(ActorCriticMlp):
         self.obs = self.flat[:0]
         """Observations [M, O] of the latest forward pass."""
         if spec.layers.custom is None:
-            self._initialise(spec.generator)
+            self._initialize(spec.generator)
         else:
-            self.networks.initialise(spec.generator)
+            self.networks.initialize(spec.generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""

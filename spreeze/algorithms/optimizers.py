@@ -223,8 +223,8 @@ class FlatNetworks(Protocol):
 
     flat: Tensor
 
-    def initialise(self, generator: torch.Generator) -> None:
-        """Initialises the parameters."""
+    def initialize(self, generator: torch.Generator) -> None:
+        """Initializes the parameters."""
 
 
 F = TypeVar("F", bound=FlatNetworks)
@@ -243,7 +243,7 @@ class TrainedNetworks(Generic[F]):
         max_norm: float | None = None,
     ) -> None:
         self.online, self.gradient = make(), make()
-        self.online.initialise(generator)
+        self.online.initialize(generator)
         self.target = make() if target else self.online
         self.target.flat.copy_(self.online.flat)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr, max_norm=max_norm)

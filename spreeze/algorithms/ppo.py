@@ -1,10 +1,10 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also with a lag of one rollout.
+"""Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347), also with a lag of one rollout.
 
 An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. With a lag of one
 rollout it depends on the correction:
 
 - delayed: the loop starts at phi_0 = theta(j - 1), which collected the data, with ratios to pi_theta(j - 1), values,
-  advantages and normaliser of theta(j - 1): this is exactly the update of serial PPO.
+  advantages and normalizer of theta(j - 1): this is exactly the update of serial PPO.
   Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``. With one epoch
   and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimizer step with the gradient at theta(j - 1).
   Adam's moments continue from update to update.
@@ -46,7 +46,7 @@ _MAX_ROWS, _MAX_UNITS = 512, 256
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
-    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+    """Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347)."""
 
     clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "clip the value function, with the same range")
@@ -95,7 +95,7 @@ class PPO(OnPolicyAlgorithm):
         self.on_gradient()
         self._latest = self._small(samples)
 
-    def _new_optimiser(self) -> FlatAdam:
+    def _new_optimizer(self) -> FlatAdam:
         config = self._config
         return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
@@ -106,7 +106,7 @@ class PPO(OnPolicyAlgorithm):
         config, sequences = self._config, samples.sequences
         minibatches = config.minibatches_of(len(samples.target), 1 if sequences is None else sequences.begins.shape[1])
         start = self.net.flat.clone() if theta is not None else None
-        self.optimiser.lr *= self._lr_factor
+        self.optimizer.lr *= self._lr_factor
         divergences: list[Tensor] = []
         with contextlib.nullcontext() if self._small is None else self._small.on_one_thread():
             for epoch in range(config.epochs):
@@ -114,7 +114,7 @@ class PPO(OnPolicyAlgorithm):
                     self._gradient(part)
                     if config.target_kl is not None and epoch == config.epochs - 1:
                         divergences.append(self._divergence())
-                    self.optimiser.step()
+                    self.optimizer.step()
                     self.updates += 1
         if config.target_kl is not None:
             divergence = torch.stack(divergences).mean().item()

@@ -146,7 +146,7 @@ class TeamNetworks:
         counts = torch.tensor(team.actions, device=device)
         self._forbidden = torch.arange(max(team.actions), device=device) >= counts[:, None]  # [n, K]
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         for weight, bias in self._layers(self.flat):
             uniform_(weight, len(weight), generator)
             uniform_(bias, len(weight), generator)

@@ -41,7 +41,7 @@ Gradients = Callable[[Tensor], Sequence[Tensor]]
 _MAX_WEIGHT = 0.9
 """Weight of the largest error in a sequence's priority; the rest is for the mean (R2D2, section 2.3)."""
 _FORGET = 1
-"""Index of the LSTM's forget gate, whose bias is initialised to 1 (Jozefowicz et al. 2015)."""
+"""Index of the LSTM's forget gate, whose bias is initialized to 1 (Jozefowicz et al. 2015)."""
 
 
 class Sequences(NamedTuple):
@@ -128,7 +128,7 @@ class RecurrentCell:
         """Number of parameters."""
         return _GATES[kind] * size * (inputs + size + 2)
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """Draws orthogonal weights for each gate."""
         by_input, by_state, bias, _ = self.weights
         for weight in (by_input, by_state):
@@ -208,8 +208,8 @@ class RecurrentActorCritic(ActorCriticMlp):
         """Outputs [M, H] of the cell in the latest forward pass."""
         self._gradients_of: Gradients | None = None
         """Maps the gradient [M, H] of these to those of the cell's weights."""
-        self.cell.initialise(spec.generator)
-        self._initialise(spec.generator)
+        self.cell.initialize(spec.generator)
+        self._initialize(spec.generator)
 
     def _state_of(self, sequences: Sequences) -> Tensor:
         """The states [B, S] before the first steps, after the burn-in if there is one."""

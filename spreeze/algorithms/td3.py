@@ -2,7 +2,7 @@
 
 Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477): two critics, smoothed target actions
 and fewer updates of the actor. Departures from the first paper: Gaussian instead of Ornstein-Uhlenbeck exploration
-noise, no weight decay, no batch normalisation, and torch.nn.Linear's initialisation for all layers.
+noise, no weight decay, no batch normalization, and torch.nn.Linear's initialization for all layers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TD3Config(DDPGConfig, DistributionalConfig):
     target_noise_clip: float = setting(0.5, "clip of that noise", low=0.0)
     bc_alpha: float = setting(
         0.0,
-        "TD3+BC (arXiv 2106.06860): weight of the normalised value against imitating the actions in replay; 2.5 in "
+        "TD3+BC (arXiv 2106.06860): weight of the normalized value against imitating the actions in replay; 2.5 in "
         "the paper, which is for --offline; 0: no imitation",
         low=0.0,
         high=1e6,

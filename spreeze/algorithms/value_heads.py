@@ -120,7 +120,7 @@ class DuelingHead:
         self.mask[:, :outputs, :half] = 1.0
         self.mask[:, outputs:, half:] = 1.0
 
-    def initialise(self, parameters: Parameters) -> None:
+    def initialize(self, parameters: Parameters) -> None:
         """Removes the connections between the streams, and scales weights: each stream reads half of the layer."""
         parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
         parameters.head_bias.mul_(math.sqrt(2.0))
@@ -175,8 +175,8 @@ class NoisyNetworks(Generic[N]):
         self._sides = [size for pair in pairwise(sizes) for size in pair]
         self._normal = self.flat.new_zeros(sum(self._sides))
 
-    def initialise(self, generator: torch.Generator) -> None:
-        self.means.initialise(generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        self.means.initialize(generator)
         for tensor, inputs in perceptron_of(self.deviations).blocks():
             tensor.fill_(self._scale / math.sqrt(inputs))
 

@@ -253,7 +253,7 @@ def _host_checks(name: str, host: dict[str, Any], ours: dict[str, Any]) -> list[
     slow += [f"a round trip takes {1e3 * trip_s:.0f} ms"] if trip_s > _SLOW_TRIP_S else []
     slow += [f"{size(bandwidth)}/s"] if bandwidth < _SLOW_BYTES_PER_S else []
     if slow:
-        remedy = "synchronise the clocks by NTP; a slow network delays policies and limits the rate of transitions"
+        remedy = "synchronize the clocks by NTP; a slow network delays policies and limits the rate of transitions"
         checks.append(_finding(f"{name} network", "; ".join(slow), remedy))
     return checks
 

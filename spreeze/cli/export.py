@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze export",
         description="Write the greedy policy of a run as a file that runs "
-        "without Spreeze, including normalisation and action scaling, and a short program that uses it. The "
+        "without Spreeze, including normalization and action scaling, and a short program that uses it. The "
         f"file is checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
         "evaluations instead.",
     )

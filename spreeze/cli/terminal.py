@@ -195,7 +195,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
         rows.append(Text(clean(snapshot.bottleneck), style="italic"))
     if snapshot.progress is not None:
         text = f" {snapshot.time_left}"
-        rows.append(_labelled("progress", _bar(snapshot.progress, inner - 10 - len(text), "cyan", ascii_only), text))
+        rows.append(_labeled("progress", _bar(snapshot.progress, inner - 10 - len(text), "cyan", ascii_only), text))
     rows += [Text(clean(event, 200), style="dim", overflow="ellipsis", no_wrap=True) for event in snapshot.events[-3:]]
     style = "red" if snapshot.first_error else ""
     return Panel(Group(*rows), title=Text("spreeze"), width=inner + 4, border_style=style)
@@ -243,7 +243,7 @@ def _rates(snapshot: Snapshot, inner: int) -> Table:
 def _split(name: str, shares: dict[str, float], inner: int, ascii_only: bool) -> Text:
     """A bar of a worker's time split, with a legend below it."""
     if not shares:
-        return _labelled(name, Text(DASH), "")
+        return _labeled(name, Text(DASH), "")
     width = inner - 10
     bar, drawn, total = Text(), 0, 0.0
     names = sorted(shares, key=lambda part: part == _WAIT)
@@ -261,7 +261,7 @@ def _split(name: str, shares: dict[str, float], inner: int, ascii_only: bool) ->
         if len(text) <= columns_left + 2:
             legend.append(text[:columns_left], style=style)
             columns_left -= len(text)
-    return Text.assemble(_labelled(name, bar, ""), legend)
+    return Text.assemble(_labeled(name, bar, ""), legend)
 
 
 def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
@@ -281,10 +281,10 @@ def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
 def _use_line(name: str, use: float | None, extra: str, inner: int, ascii_only: bool) -> Text:
     text = f" {percent(use):>5}{extra}"
     style = "green" if use is None or use < 0.85 else "yellow"
-    return _labelled(name, _bar(use, max(6, min(30, inner - 10 - len(text))), style, ascii_only), text)
+    return _labeled(name, _bar(use, max(6, min(30, inner - 10 - len(text))), style, ascii_only), text)
 
 
-def _labelled(name: str, content: Text, after: str) -> Text:
+def _labeled(name: str, content: Text, after: str) -> Text:
     return Text.assemble((f"{name:<10}", "dim"), content, after)
 
 

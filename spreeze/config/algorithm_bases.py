@@ -19,7 +19,7 @@ from spreeze.types import EnvSpec, RowLayout, SequenceShape
 
 _NETWORK = setting(
     "",
-    "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalisation "
+    "name of a network of the --import module, in place of what hidden_sizes, activation and layer normalization "
     "describe; empty: none",
     fixed=True,
 )
@@ -95,8 +95,8 @@ class ActorCriticConfig(AlgorithmConfig):
     actor_hidden_sizes: tuple[int, ...] = setting(
         (), "units of each hidden layer of the actor; empty: hidden_sizes", low=1, high=4096, fixed=True
     )
-    actor_layer_norm: bool = setting(False, "layer normalisation in the actor (arXiv 1607.06450)", fixed=True)
-    critic_layer_norm: bool = setting(False, "layer normalisation in the critics (arXiv 1607.06450)", fixed=True)
+    actor_layer_norm: bool = setting(False, "layer normalization in the actor (arXiv 1607.06450)", fixed=True)
+    critic_layer_norm: bool = setting(False, "layer normalization in the critics (arXiv 1607.06450)", fixed=True)
     action_penalty: float = setting(
         0.0,
         "weight of the squared pre-tanh actions (of their mean, where actions are sampled): penalises "
@@ -116,7 +116,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
     bc_updates: int = setting(
         0,
-        "updates at the start in which the actor only imitates the actions in replay (behaviour cloning); samplers "
+        "updates at the start in which the actor only imitates the actions in replay (behavior cloning); samplers "
         "wait meanwhile. For --demonstrations",
         unit="updates",
         low=0,
@@ -308,7 +308,7 @@ class OnPolicyConfig(Section):
     separate_grad_norms: bool = setting(
         True, "clip the gradients of policy and value network separately (with images they are one network)"
     )
-    normalize_advantage: bool = setting(True, "normalise advantages per rollout")
+    normalize_advantage: bool = setting(True, "normalize advantages per rollout")
     normalize_returns: bool = _NORMALIZE_RETURNS
     initial_log_std: float = setting(0.0, "initial log standard deviation of actions", low=-20.0, high=2.0)
     policy_average: float = setting(

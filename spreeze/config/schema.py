@@ -112,7 +112,7 @@ class EnvConfig(Section):
         (), "key=value arguments of the environment (command line only)", fixed=True, command_line_only=True
     )
     normalize_obs: bool = setting(
-        False, "normalise observations by running mean and standard deviation", read=always, fixed=True, shared=True
+        False, "normalize observations by running mean and standard deviation", read=always, fixed=True, shared=True
     )
     image: bool | None = setting(
         None,
@@ -410,7 +410,7 @@ class TuningConfig(Section):
 
     objective: str = setting(
         "return",
-        "what the tuner maximises: return (progress of the return), paper (the paper's rule), sampling (env "
+        "what the tuner maximizes: return (progress of the return), paper (the paper's rule), sampling (env "
         "steps/s) or updates (updates/s)",
         choices=("return", "paper", "sampling", "updates"),
         flag="--objective",

@@ -43,7 +43,7 @@ _HELP = {
     "spread": st.column_config.TextColumn(
         help="Difference between fastest and slowest repeat, relative to the median; the larger of both rates."
     ),
-    "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
+    "score": st.column_config.TextColumn(help="What the tuner maximizes; higher is better."),
     "samples/insert": st.column_config.TextColumn(help="Samplers wait for the learner below this value."),
     "cpu": st.column_config.TextColumn(help="Share of the usable cores that learner and samplers kept busy."),
     "note": st.column_config.TextColumn(width="large"),

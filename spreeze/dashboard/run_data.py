@@ -72,7 +72,7 @@ class RunRow:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Serialises starts and the choice of a token among all tabs and servers; a ResourceError if it cannot."""
+    """Serializes starts and the choice of a token among all tabs and servers; a ResourceError if it cannot."""
     try:
         (folder / LAUNCHES).mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(folder / LAUNCHES / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -168,9 +168,9 @@ def tail_lines(path: Path, count: int = 200) -> list[str]:
 def log_files(path: Path) -> dict[str, Path]:
     """Label -> file: errors, logs of the processes, and the terminal output of a run started from a page."""
     files = [file for folder in ("errors", "logs") for file in sorted((path / folder).glob("*"))]
-    labelled = {f"{file.parent.name}/{file.name}": file for file in files if file.is_file() and not file.is_symlink()}
+    labeled = {f"{file.parent.name}/{file.name}": file for file in files if file.is_file() and not file.is_symlink()}
     terminal = launch_log(path.name, path.parent)
-    return {**labelled, "terminal": terminal} if terminal.is_file() else labelled
+    return {**labeled, "terminal": terminal} if terminal.is_file() else labeled
 
 
 def launch_log(name: str, folder: Path) -> Path:

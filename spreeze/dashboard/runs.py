@@ -130,7 +130,7 @@ def _downloads(path: Path, folder: Path) -> str:
         "Policy as",
         list(kinds),
         key=f"export_format_{path.name}",
-        help="The best policy, including normalisation and action scaling, checked against Spreeze, with a "
+        help="The best policy, including normalization and action scaling, checked against Spreeze, with a "
         "program that runs it without Spreeze.",
     )
     kind = kinds[chosen]

@@ -1,7 +1,7 @@
 """A policy's list of operations as one C99 header, for microcontrollers and programs without Python.
 
 The header holds the weights as constants, and ``NAME_act``, which allocates nothing, keeps no state and needs no
-library. Exponentials are computed in the header (relative error below 1e-6), so that loops over them are vectorised.
+library. Exponentials are computed in the header (relative error below 1e-6), so that loops over them are vectorized.
 With ``int8`` each column of a matrix is stored in units of its largest magnitude over 127; sums stay float.
 
 To add an operation, write its C function in ``_FUNCTIONS`` and its call in ``_Source``.
@@ -64,8 +64,8 @@ _FUNCTIONS = {
                 for (int i = 0; i < n; i++) x[i] = (x[i] - mean) * scale;
             }
         }""",
-    "normalise": """
-        static inline void P_normalise(float *x, int n, const float *mean, const float *std) {
+    "normalize": """
+        static inline void P_normalize(float *x, int n, const float *mean, const float *std) {
             for (int i = 0; i < n; i++) x[i] = (x[i] - mean[i]) / std[i];
         }""",
     "clip": """

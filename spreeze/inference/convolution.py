@@ -163,7 +163,7 @@ class Trunk:
     def __init__(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ..., image by image.
 
-        ``obs_mean`` and ``obs_std`` [V] normalise the numbers; ``meta`` holds the values of ``TrunkInputs.meta``.
+        ``obs_mean`` and ``obs_std`` [V] normalize the numbers; ``meta`` holds the values of ``TrunkInputs.meta``.
 
         Raises:
             WeightsError: an unknown trunk, or an array is missing or has another shape.
@@ -181,7 +181,7 @@ class Trunk:
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Observations uint8 [N, k, *frame] to [N, F + V], a new array.
 
-        Features are ordered by image, row, column, channel; then come the numbers, normalised if there is a normaliser.
+        Features are ordered by image, row, column, channel; then come the numbers, normalized if there is a normalizer.
         """
         out = np.empty((len(obs), self.features), np.float32)
         images, numbers = self._inputs.split(obs)

@@ -4,7 +4,7 @@ Each file takes observations like ``Policy``, float32 [N, O] or images uint8 [N,
 for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and [N,
 *shape] for MultiDiscrete and MultiBinary; for a team of n agents int64 [N, n], one index each. Actions of Dict and
 Tuple spaces are one row, from which the example builds the structure: float32 [N, A], the numbers of all boxes and then
-the index of each choice; int64 if all are choices, in the environment's own numbers. Normaliser, squashing and action
+the index of each choice; int64 if all are choices, in the environment's own numbers. Normalizer, squashing and action
 scaling are included; Spreeze is not needed. A policy with memory also takes and returns its state, float32 [N, S],
 which is zero at the start of an episode.
 
@@ -66,7 +66,7 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)
     activation = str(meta.get("activation", ACTIVATIONS[0]))
-    steps = _trunks(arrays, meta) if "cnn" in meta else _normaliser(arrays)
+    steps = _trunks(arrays, meta) if "cnn" in meta else _normalizer(arrays)
     if spec.team is not None:
         steps.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
     if "recurrent" in meta:
@@ -103,11 +103,11 @@ def _matmul(weight: np.ndarray, first: EnvSpec | None) -> list[Operation]:
     return [Operation("matmul", (_f32(weight[:size]),)), Operation("add", (_f32(weight[size:]),))]
 
 
-def _normaliser(arrays: Arrays) -> list[Operation]:
+def _normalizer(arrays: Arrays) -> list[Operation]:
     if "obs_mean" not in arrays:
         return []
     mean, std = _f32(arrays["obs_mean"]), _f32(arrays["obs_std"])
-    return [Operation("normalise", (mean, std)), Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP)))]
+    return [Operation("normalize", (mean, std)), Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP)))]
 
 
 def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
@@ -126,7 +126,7 @@ def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
         steps += [Operation("flatten"), *([] if is_single else [Operation("keep")])]
     if inputs.vector_dim:
         columns = _i64([end, end + inputs.vector_dim])
-        steps += [Operation("part", (columns, _i64([-1, inputs.vector_dim]))), *_normaliser(arrays), Operation("keep")]
+        steps += [Operation("part", (columns, _i64([-1, inputs.vector_dim]))), *_normalizer(arrays), Operation("keep")]
     return steps if is_single else [*steps, Operation("join")]
 
 
@@ -241,7 +241,7 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray, more: Any = ()) -> np
         "join": lambda x: np.concatenate(kept, 1),
         "conv": conv,
         "flatten": lambda x: np.moveaxis(x, 1, 3).reshape(len(x), -1),
-        "normalise": lambda x, mean, std: (x - mean) / std,
+        "normalize": lambda x, mean, std: (x - mean) / std,
         "clip": np.clip,
         "matmul": np.matmul,
         "add": np.add,
@@ -356,7 +356,7 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         "stack": lambda x, shape: x.flatten(1, 2).float(),
         "conv": lambda x, weight, bias, stride: functional.conv2d(x, weight, bias, stride),
         "flatten": lambda x: x.permute(0, 2, 3, 1).flatten(1),
-        "normalise": lambda x, mean, std: (x - mean) / std,
+        "normalize": lambda x, mean, std: (x - mean) / std,
         "clip": torch.clamp,
         "matmul": torch.matmul,
         "add": torch.add,
@@ -559,7 +559,7 @@ _ONNX: dict[str, Callable[..., Any]] = {
     "join": lambda g: g.node("Concat", *g.kept, axis=1),
     "stack": lambda g, shape: (g.over("Reshape", shape), g.node("Cast", to=1)),  # float32
     "flatten": lambda g: (g.node("Transpose", perm=[0, 2, 3, 1]), g.node("Flatten", axis=1)),
-    "normalise": lambda g, mean, std: (g.over("Sub", mean), g.over("Div", std)),
+    "normalize": lambda g, mean, std: (g.over("Sub", mean), g.over("Div", std)),
     "clip": lambda g, low, high: (g.over("Max", low), g.over("Min", high)),
     "conv": lambda g, weight, bias, stride: g.over("Conv", weight, bias, strides=[int(stride)] * 2),
     "matmul": lambda g, weight: g.over("MatMul", weight),
@@ -677,7 +677,7 @@ def open_policy(name: str, path: Path) -> Act:
 
 
 def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray:
-    """Observations [count, ...], typical and extreme ones: with a normaliser, a third exceeds its clipping range."""
+    """Observations [count, ...], typical and extreme ones: with a normalizer, a third exceeds its clipping range."""
     rng = np.random.default_rng(seed)
     if spec.frames is not None:
         frames = rng.integers(0, 256, (count, spec.frames.stack, *spec.frames.shape), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Normalisation of observations, and scaling of rewards, by running standard deviations.
+"""Normalization of observations, and scaling of rewards, by running standard deviations.
 
 With returns in units of their deviation, one set of constants fits tasks of any reward size: learning rates, the
 temperature, Huber's threshold, the grid of returns. Processes that step environments add their rewards to
@@ -31,7 +31,7 @@ SPIKE, SPIKES = 1000.0, 0.1
 
 
 def obs_scale(arrays: dict[str, np.ndarray], obs_dim: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and standard deviation [O] among a policy's arrays; None without a normaliser."""
+    """Mean and standard deviation [O] among a policy's arrays; None without a normalizer."""
     if "obs_mean" not in arrays:
         return None
     mean, std = (np.ascontiguousarray(arrays[name], np.float32) for name in ("obs_mean", "obs_std"))
@@ -71,7 +71,7 @@ class Normalizer:
     """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
 
     def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
-        """The last ``mask_dim`` values, an action mask, are not normalised."""
+        """The last ``mask_dim`` values, an action mask, are not normalized."""
         self._mask = slice(obs_dim - mask_dim, obs_dim)
         self.count = 0.0
         self.mean = np.zeros(obs_dim, np.float64)

@@ -27,7 +27,7 @@ TILE = 8
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
 """Activation functions; ``gelu`` is the tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
 NORM_EPS = 1e-5
-"""Added to the variance in layer normalisation, as by default in torch.nn."""
+"""Added to the variance in layer normalization, as by default in torch.nn."""
 
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always for a
@@ -100,7 +100,7 @@ class Policy:
 
         ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
         metadata is one of ``ACTIVATIONS`` and defaults to ReLU; with ``layer_norm`` the sums of each hidden layer are
-        normalised before their bias is added. With ``action_mask`` the last K values of an observation are its mask
+        normalized before their bias is added. With ``action_mask`` the last K values of an observation are its mask
         (see ``types.EnvSpec``), and forbidden actions are never chosen.
 
         Raises:

@@ -59,7 +59,7 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def take_name(name: str) -> None:
-    """Sets the process name that ``top`` shows and that siblings recognise (Linux; at most 15 letters)."""
+    """Sets the process name that ``top`` shows and that siblings recognize (Linux; at most 15 letters)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_bytes(name.encode("ascii")[:_LONGEST_NAME_BYTES])
 

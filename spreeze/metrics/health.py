@@ -61,7 +61,7 @@ def judgements(values: Mapping[str, float], env_id: object = None, gamma: float 
             "dead_units",
             MAX_DEAD,
             "of the hidden units are 0 on the whole batch",
-            ", and no gradient revives them; start again with a lower learning rate, layer normalisation or another "
+            ", and no gradient revives them; start again with a lower learning rate, layer normalization or another "
             "activation",
             "only hidden units with ReLU can be dead, and some networks do not tell",
         ),
@@ -139,7 +139,7 @@ def _bias(values: Mapping[str, float], gamma: float | None) -> _Verdict:
         sentence = f"{fact}: it includes rewards of entropy, worth {number(bonus)}, which explain the difference."
         return text, Health.GOOD, sentence
     if bias > 0.0:
-        remedy = "lower the learning rate or the samples per insert, or use layer normalisation in the critics"
+        remedy = "lower the learning rate or the samples per insert, or use layer normalization in the critics"
         return text, Health.AMBER, f"{fact}: it is overestimated; {remedy}."
     remedy = "train on, and if it stays, check whether rewards are rare or far larger than the reward scale"
     return text, Health.AMBER, f"{fact}: it is underestimated; {remedy}."

@@ -10,7 +10,7 @@ time.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
-* It starts five seconds after learning, and ignores memory and GPU load. Runs in another container are not recognised.
+* It starts five seconds after learning, and ignores memory and GPU load. Runs in another container are not recognized.
 * Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
   that these runs keep busy are not available to this run, so each sees the same shortage and gives way.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more.

@@ -64,7 +64,7 @@ class Interrupts:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        # Determined now: the descriptor of a closed terminal is no longer recognised as one.
+        # Determined now: the descriptor of a closed terminal is no longer recognized as one.
         self._terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
         self._main = threading.get_ident()
         handlers: dict[signal.Signals, Any] = dict.fromkeys(ENDING, self._handle)

@@ -505,7 +505,7 @@ KNOBS = (
     Knob(name=USES, trial=FACTS, text_format="each used {} time{s} at most", label="K", remark=_uses_remark),
 )
 """Every knob of the modes that come with Spreeze, in display order."""
-_MODELLED = {BATCH, THREADS, DEVICE, PRECISION, SAMPLERS, ENVS, CAPACITY, RATIO, RATIO_MAX}
+_MODELED = {BATCH, THREADS, DEVICE, PRECISION, SAMPLERS, ENVS, CAPACITY, RATIO, RATIO_MAX}
 """Knobs whose effect the model of replay modes forecasts; a replay mode varies all others after these."""
 
 
@@ -578,9 +578,9 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
             f"use one of {', '.join(table)}"
         )
     names = [*named, *(knob.name for knob in declared if named and knob.name not in named)]
-    modelled = _MODELLED if config.on_policy is None else {knob.name for knob in KNOBS}
+    modeled = _MODELED if config.on_policy is None else {knob.name for knob in KNOBS}
     return tuple(
-        dataclasses.replace(table[short], name=name, varied_last=table[short] in declared or short not in modelled)
+        dataclasses.replace(table[short], name=name, varied_last=table[short] in declared or short not in modeled)
         for short in names
         if (name := _full_name(short, config)) is not None
     )

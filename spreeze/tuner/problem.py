@@ -264,7 +264,7 @@ class Knob:
     precedence: int = 0
     """Knobs with the lowest value decide ties and are varied first (``knobs.ordered``); equal ones in display order."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
-    """Among equal scores the value that minimises this is taken: by default the configured one, then the least."""
+    """Among equal scores the value that minimizes this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
     """Remark on the chosen value."""
     figures: str = ""

@@ -28,7 +28,7 @@ from spreeze.tuner.problem import too_much_memory
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
-from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronise
+from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronize
 
 _CHECK_S = 0.02  # Time between two checks of the memory of a measurement.
 _MIN_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
@@ -163,7 +163,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
         warm_s, first = time.perf_counter(), max(_MIN_WARM_UPDATES, learning.updates_before_replay)
         while learning.updates < first or (learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S):
             learning.update()
-        synchronise(device)
+        synchronize(device)
         start_s = time.perf_counter() - start
         rates = [updates_per_s(learning, turn.repeat_s, device) for _ in range(turn.repeats)]
     return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s, "notes": learning.notes}
@@ -171,11 +171,11 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
 
 def updates_per_s(trainer: ReplayTrainer, seconds: float, device: str) -> float:
     """Rate of the updates that start within ``seconds``."""
-    synchronise(device)
+    synchronize(device)
     start_s, count = time.perf_counter(), 0
     while time.perf_counter() - start_s < seconds:
         count += trainer.update()
-    synchronise(device)
+    synchronize(device)
     return count / (time.perf_counter() - start_s)
 
 

@@ -46,7 +46,7 @@ class BaseLearnerJob(Job):
     previous_wall_s: float
     previous_env_steps: int = 0
     session: float
-    """Number by which checkpoints recognise this session."""
+    """Number by which checkpoints recognize this session."""
     publishes_values: bool = False
     """True if the values of its networks are published beside its policy, for recorded episodes."""
     publish_updates: int | None = None

@@ -54,7 +54,7 @@ from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cac
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
 _MIN_NEW_ROWS = 256
-"""New rows that the normaliser waits for: adding this many takes no longer than adding a few."""
+"""New rows that the normalizer waits for: adding this many takes no longer than adding a few."""
 _RAW_CLIP = 1e15
 """Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 _AVERAGE = "policy_average"
@@ -318,7 +318,7 @@ class ReplayTrainer:
         self._refreshed_s = perf_counter()
 
     def _update_normalizer(self, normalizer: Normalizer) -> bool:
-        """Adds rows that are new in replay to the normaliser, each once; False while there are few."""
+        """Adds rows that are new in replay to the normalizer, each once; False while there are few."""
         self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
         waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.env_steps_per_row
         if waiting < _MIN_NEW_ROWS and normalizer.count:

@@ -38,7 +38,7 @@ def gpus_of(device: str) -> list[str]:
     return sorted({part for part in device.split("+") if part != "cpu"})
 
 
-def synchronise(device: str) -> None:
+def synchronize(device: str) -> None:
     for gpu in gpus_of(device):
         torch.cuda.synchronize(gpu)
 
@@ -70,7 +70,7 @@ def out_of_memory(error: BaseException) -> bool:
     """True if an error only means too little memory, which leaves the device usable.
 
     On a GPU only ``torch.OutOfMemoryError`` does, not other CUDA errors that mention memory. On a CPU PyTorch raises a
-    RuntimeError, recognised by its text; Python and NumPy raise MemoryError.
+    RuntimeError, recognized by its text; Python and NumPy raise MemoryError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

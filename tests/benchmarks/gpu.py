@@ -264,7 +264,7 @@ def seconds_of(work: Any, device: str) -> list[float]:
     import torch
 
     from spreeze.workers.gpu_replay import CudaGraph
-    from spreeze.workers.torch_devices import gpus_of, synchronise
+    from spreeze.workers.torch_devices import gpus_of, synchronize
 
     work()
     if gpus_of(device):
@@ -273,13 +273,13 @@ def seconds_of(work: Any, device: str) -> list[float]:
         work = graph.replay
     found = []
     for _ in range(REPEATS):
-        synchronise(device)
+        synchronize(device)
         start_s, count = time.perf_counter(), 0
         while time.perf_counter() - start_s < 0.3:
             for _ in range(32):
                 work()
             count += 32
-            synchronise(device)
+            synchronize(device)
         found.append((time.perf_counter() - start_s) / count)
     return found
 

@@ -27,7 +27,7 @@ from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
 from spreeze.workers.on_device.device_actor import DeviceActor
 from spreeze.workers.on_device.device_collector import DeviceCollector
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
-from spreeze.workers.torch_devices import synchronise
+from spreeze.workers.torch_devices import synchronize
 
 
 class DevicePath:
@@ -66,13 +66,13 @@ class DevicePath:
 def rate(step, args):
     """Env steps/s of ``step`` for at least ``args.seconds``."""
     step()
-    synchronise(args.device)
+    synchronize(args.device)
     start_s, steps = time.perf_counter(), 0
     while time.perf_counter() - start_s < args.seconds:
         for _ in range(args.steps):
             step()
         steps += args.steps
-        synchronise(args.device)
+        synchronize(args.device)
     return steps * args.envs / (time.perf_counter() - start_s)
 
 

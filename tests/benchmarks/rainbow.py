@@ -26,7 +26,7 @@ _PARTS = {
     "quantile": {"critics": "quantile"},
     "categorical": {"critics": "categorical"},
     "noisy": {"noisy": "true"},
-    "rainbow": {"critics": "categorical", "noisy": "true", "duelling": "true", "priority_exponent": 0.5},
+    "rainbow": {"critics": "categorical", "noisy": "true", "dueling": "true", "priority_exponent": 0.5},
 }
 
 _CELLS = 20
@@ -37,7 +37,7 @@ _HEADS = {
     "categorical, twice the learning rate": {"critics": "categorical", "lr": 2e-3},
     "categorical, four times the learning rate": {"critics": "categorical", "lr": 4e-3},
     "noisy": {"noisy": True},
-    "rainbow": {"critics": "categorical", "noisy": True, "duelling": True},
+    "rainbow": {"critics": "categorical", "noisy": True, "dueling": True},
 }
 
 _RATIO = ["--batch-size", "32", "--set=replay.samples_per_insert_min=8", "--set=replay.samples_per_insert_max=8",

@@ -79,7 +79,7 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
     try:
         parameters = new_parameters((5, 99, 2), 2, torch.device("cpu"), layers=layers)
         gradient = new_parameters((5, 99, 2), 2, torch.device("cpu"), layers=layers)
-        parameters.initialise(torch.Generator().manual_seed(1))
+        parameters.initialize(torch.Generator().manual_seed(1))
     finally:
         torch.set_default_dtype(torch.float32)
     x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
@@ -190,8 +190,8 @@ def test_what_does_not_fit_is_refused_with_the_remedy(module):
         made("batch_norm")
     with pytest.raises(ConfigError, match="'recurrent': it returned tuple instead of a tensor, like recurrent layers"):
         made("recurrent")
-    with pytest.raises(ConfigError, match=r"dqn.duelling = true: custom networks"):
-        made("residual", duelling=True)
+    with pytest.raises(ConfigError, match=r"dqn.dueling = true: custom networks"):
+        made("residual", dueling=True)
     algorithm = made("residual")
     with pytest.raises(WeightsError, match=r"need the network 'residual', which --import None does not declare"):
         Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())

@@ -7,7 +7,7 @@ from harness import HIDDEN_SIZES, TINY, refused, run_command, train, train_until
 
 _CART = ("--env", "CartPole-v1")
 _SMALL = (*TINY, "--set", f"dqn.hidden_sizes={HIDDEN_SIZES}")
-_RAINBOW = tuple(part for setting in ("critics=categorical", "noisy=true", "duelling=true", "priority_exponent=0.5")
+_RAINBOW = tuple(part for setting in ("critics=categorical", "noisy=true", "dueling=true", "priority_exponent=0.5")
                  for part in ("--set", f"dqn.{setting}"))  # fmt: skip
 
 

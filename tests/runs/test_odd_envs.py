@@ -163,7 +163,7 @@ def test_one_in_each_process_is_not_one_on_the_machine():
 
 def test_a_second_one_that_takes_its_process_down_costs_no_result():
     found = probed("SecondKills")
-    assert found.alone == "the process ended with exit code 4: engine: already initialised"
+    assert found.alone == "the process ended with exit code 4: engine: already initialized"
 
 
 @pytest.mark.parametrize(

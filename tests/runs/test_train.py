@@ -91,7 +91,7 @@ def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["td3", "ddpg"])
-def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observations(tmp_path, algo):
+def test_the_other_algorithms_run_too_with_n_step_returns_and_normalized_observations(tmp_path, algo):
     run, code, document = train(
         tmp_path, *FAULT, "--algo", algo, "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}", "--set", f"{algo}.n_step=3",
         "--set", "env.normalize_obs=true", "--updates", "300",

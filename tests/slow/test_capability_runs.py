@@ -48,7 +48,7 @@ def goals(env, algo, her):
 
 
 IMAGE = ("--set", "image.size=36", "--set", "image.stack=2")
-RAINBOW = ("critics=categorical", "noisy=true", "duelling=true", "priority_exponent=0.6", "n_step=3")
+RAINBOW = ("critics=categorical", "noisy=true", "dueling=true", "priority_exponent=0.6", "n_step=3")
 CAPABILITIES = {
     "several choices, PPO": Capability("choices_env", "tests/Choices-v0", "ppo", flags=ROLLOUTS),
     "several choices, IMPALA": Capability("choices_env", "tests/Choices-v0", "impala", flags=ROLLOUTS),

@@ -7,7 +7,7 @@ import numpy as np
 class Chain(gymnasium.Env):
     """``length`` cells in a row, of which the last ends the episode with a reward of 1 (after Osband et al. 2016).
 
-    Two actions go one cell left or right; which is which differs from cell to cell, so that nothing can be generalised.
+    Two actions go one cell left or right; which is which differs from cell to cell, so that nothing can be generalized.
     Episodes begin in the first cell, where each step that stays there gives 0.001, and are truncated after
     three steps a cell. An observation is the cell as a one-hot. Of 20 cells random actions reach the end in one episode
     of forty.

@@ -1,6 +1,6 @@
 """Vector environments in torch, whose tensors stay where they are made; register by import.
 
-``DevicePendulum-v0`` is Gymnasium's Pendulum-v1, vectorised. ``DeviceCounter-v0`` counts its steps, so that rows can be
+``DevicePendulum-v0`` is Gymnasium's Pendulum-v1, vectorized. ``DeviceCounter-v0`` counts its steps, so that rows can be
 worked out by hand.
 """
 

@@ -56,7 +56,7 @@ from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import ROLES, role_of
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
-from spreeze.workers.torch_devices import gpus_of, learner_threads, matmuls_in, synchronise
+from spreeze.workers.torch_devices import gpus_of, learner_threads, matmuls_in, synchronize
 
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2
 """Of a parameter change: in float64; in float32 where two devices, placements or compilers round differently; in
@@ -491,7 +491,7 @@ def out_of_memory_midway(place: Place) -> Finding:
     with ring_of(case.spec()) as ring, learner_threads(case.spec(), 1, place.device):
         trainer = trainer_of(ring, case, place)
         trainer.update()
-        synchronise(place.device)
+        synchronize(place.device)
         room = _leave_only(place.device, 20 * 2**20 if large == 4096 else 256 * 2**20)
         said: list[str] = []
         try:
@@ -500,7 +500,7 @@ def out_of_memory_midway(place: Place) -> Finding:
             return Finding(False, f"the batch itself has no room: {' '.join(str(error).split())[:150]}")
         for _ in range(5):
             trainer.update_within_memory(None, said.append)
-        synchronise(place.device)
+        synchronize(place.device)
         skipped = trainer.algorithm.updates_skipped()
     halved = trainer.batch_size < large and len(said) >= 1
     return Finding(

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import gpus_of, synchronise
+from spreeze.workers.torch_devices import gpus_of, synchronize
 
 _VIEWS = {
     "alias",
@@ -50,10 +50,10 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
     if gpus_of(device):
         profiler: Any = torch.profiler
         on_gpu = torch.profiler.ProfilerActivity.CUDA.name
-        synchronise(device)
+        synchronize(device)
         with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
             work()
-            synchronise(device)
+            synchronize(device)
         found = [event for event in profile.events() if str(event.device_type).endswith(on_gpu)]
         if found:
             return len(found)

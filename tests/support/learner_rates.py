@@ -42,7 +42,7 @@ class CountedSplit(DeviceSplit):
 class HostWaits:
     """Counts the operations within this context that made the host wait for a GPU.
 
-    Explicit waits (``synchronise``, events) do not count. On a CPU nothing waits.
+    Explicit waits (``synchronize``, events) do not count. On a CPU nothing waits.
     """
 
     def __init__(self, device: str) -> None:

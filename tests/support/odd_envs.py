@@ -125,7 +125,7 @@ class SecondKills(Line):
     def __init__(self):
         super().__init__()
         if SecondKills.living:
-            os.write(2, b"engine: already initialised\n")
+            os.write(2, b"engine: already initialized\n")
             os._exit(4)
         SecondKills.living += 1
 

@@ -199,7 +199,7 @@ def test_names_made_from_tasks_are_names():
 
 
 @pytest.mark.parametrize("shift_s", [-86_400.0, -5.0, 0.0, 5.0, 86_400.0])
-def test_a_supervisor_is_recognised_after_the_clock_was_set(tmp_path, monkeypatch, shift_s):
+def test_a_supervisor_is_recognized_after_the_clock_was_set(tmp_path, monkeypatch, shift_s):
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         record = process_identity(process.pid)

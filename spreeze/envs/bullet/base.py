@@ -239,7 +239,7 @@ def clipped(action: np.ndarray) -> list[float]:
 def zeroed_links() -> Iterator[None]:
     """Within the block, new links of Bullet get zeroed memory, as in a new process.
 
-    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 makes its ``UrdfLink`` with ``new`` and never initialises the
+    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 makes its ``UrdfLink`` with ``new`` and never initializes the
     link's transform; the package's docstring describes the consequences. The heap returns free chunks of the exact size
     before it splits larger ones, so all of these are allocated, zeroed and freed. Does nothing without glibc. Can also
     decorate a function that loads models.

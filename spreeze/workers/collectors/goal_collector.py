@@ -42,8 +42,8 @@ class GoalEpisode:
         return len(self.info)
 
 
-class Relabelling:
-    """Makes replay rows from an episode's transitions, relabelled with other goals."""
+class Relabeling:
+    """Makes replay rows from an episode's transitions, relabeled with other goals."""
 
     def __init__(self, spec: EnvSpec, layout: RowLayout, goals: int, gamma: float, *, future: bool) -> None:
         """``goals`` for each transition: drawn from those achieved after it (``future``), or the episode's last."""
@@ -100,13 +100,13 @@ class GoalRowWriter(FlatObsRowWriter):
         writer: ShardWriter,
         n_step: int,
         gamma: float,
-        relabelled: Callable[[int, GoalEpisode], np.ndarray],
+        relabeled: Callable[[int, GoalEpisode], np.ndarray],
         goals: int,
         info: Callable[[int], Any],
     ) -> None:
-        """``relabelled`` gives the rows of an environment's episode, ``info`` that of its latest step."""
+        """``relabeled`` gives the rows of an environment's episode, ``info`` that of its latest step."""
         super().__init__(spec, num_envs, writer, n_step, gamma)
-        self._relabelled, self._info, self._max_rows = relabelled, info, goals * num_envs
+        self._relabeled, self._info, self._max_rows = relabeled, info, goals * num_envs
         self._episodes = [GoalEpisode() for _ in range(num_envs)]
         self._waiting: deque[np.ndarray] = deque()
 
@@ -125,7 +125,7 @@ class GoalRowWriter(FlatObsRowWriter):
                 episode.next_obs.append(next_obs[index].copy())
                 episode.terminated.append(bool(batch.terminated[index]))
                 episode.info.append(copy(self._info(index)))  # it may be one object at each step
-        self._waiting += [self._relabelled(index, self._episodes[index]) for index in batch.ended]
+        self._waiting += [self._relabeled(index, self._episodes[index]) for index in batch.ended]
         left = self._max_rows
         while self._waiting and left:
             rows = self._waiting.popleft()
@@ -150,17 +150,17 @@ class GoalCollector(TransitionCollector):
     def _open_rows(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> FlatObsRowWriter | FrameRowWriter:
-        self._relabelling = Relabelling(spec, writer.layout, self._goals, gamma, future=self._her == "future")
+        self._relabeling = Relabeling(spec, writer.layout, self._goals, gamma, future=self._her == "future")
         return GoalRowWriter(
-            spec, num_envs, writer, n_step, gamma, self._relabelled, self._goals, lambda index: self._tasks[index].info
+            spec, num_envs, writer, n_step, gamma, self._relabeled, self._goals, lambda index: self._tasks[index].info
         )
 
-    def _relabelled(self, index: int, episode: GoalEpisode) -> np.ndarray:
+    def _relabeled(self, index: int, episode: GoalEpisode) -> np.ndarray:
         task = self._tasks[index]
         try:
             if task not in self._goal_rewards:
                 self._goal_rewards[task] = GoalRewards(task)
-            return self._relabelling.rows(episode, self._goal_rewards[task], self._goal_rng)
+            return self._relabeling.rows(episode, self._goal_rewards[task], self._goal_rng)
         except Exception as error:
             self._count_error(f"environment {index}, rewards of other goals", error)
-            return self._relabelling.none
+            return self._relabeling.none

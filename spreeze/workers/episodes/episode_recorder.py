@@ -296,7 +296,7 @@ def _info_numbers(info: Any) -> dict[str, float]:
 def step_values(values: Weights, policy: Weights, obs: np.ndarray, action: np.ndarray, spec: EnvSpec) -> np.ndarray:
     """Values float32 [T] in the unit of the task's rewards: V of each state, or Q of the state and the action.
 
-    ``policy`` chose each ``action`` [T, A] in ``obs`` [T, O]; its normaliser of observations is taken, and ``values``
+    ``policy`` chose each ``action`` [T, A] in ``obs`` [T, O]; its normalizer of observations is taken, and ``values``
     were published beside it. A KeyError, ValueError or WeightsError if the arrays do not fit.
     """
     kind, scale = values.meta["values"], np.float32(values.meta["scale"])

@@ -21,7 +21,7 @@ from spreeze.workers.torch_devices import out_of_memory
 
 _MAX = torch.finfo(torch.float32).max
 _COUNTED = 1024
-"""Newest rows that a normaliser counts each time: a small copy, however many environments there are."""
+"""Newest rows that a normalizer counts each time: a small copy, however many environments there are."""
 
 
 class DeviceReplay:

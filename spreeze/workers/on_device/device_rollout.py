@@ -50,7 +50,7 @@ class DeviceRollout:
 def advantages(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, over: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Value targets and generalised advantage estimates [T, N], as ``losses.advantages``; ``over`` ends an episode."""
+    """Value targets and generalized advantage estimates [T, N], as ``losses.advantages``; ``over`` ends an episode."""
     delta = reward + gamma * next_value.masked_fill(terminated, 0.0) - value
     carried = gamma * lam * (~over).float()
     for t in range(len(delta) - 2, -1, -1):

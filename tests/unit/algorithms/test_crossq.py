@@ -1,4 +1,4 @@
-"""Critics with batch normalisation: the joint pass against autograd and by hand, the actor's view, state, refusals."""
+"""Critics with batch normalization: the joint pass against autograd and by hand, the actor's view, state, refusals."""
 
 import numpy as np
 import pytest

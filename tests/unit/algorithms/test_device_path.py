@@ -30,14 +30,14 @@ CASES = [
     ("sac", {"activation": "gelu"}, {}, 135), ("sac", {"activation": "tanh"}, {}, 115),
     ("sac", {}, {"num_actions": 4}, 87), ("sac", {}, {"num_actions": 4, "masked": True}, 93),
     ("sac", {}, {"num_actions": 4, "num_continuous": 3}, 140),
-    ("dqn", {}, {"num_actions": 4}, 40), ("dqn", {"duelling": True}, {"num_actions": 4, "masked": True}, 47),
+    ("dqn", {}, {"num_actions": 4}, 40), ("dqn", {"dueling": True}, {"num_actions": 4, "masked": True}, 47),
     ("qmix", {}, {"num_actions": 3, "team": TEAM}, 170),
 ]  # fmt: skip
 
 
 @pytest.fixture
 def no_values(monkeypatch):
-    """Generators and the fused optimiser, which the device without values does not have."""
+    """Generators and the fused optimizer, which the device without values does not have."""
     processor = torch.Generator
 
     class Generator(processor):
@@ -177,7 +177,7 @@ def test_a_vector_on_a_gpu_is_taken_in_parts_that_fill_one_launch(length, parts)
 def test_weight_gradients_by_the_way_of_a_gpu_are_those_of_a_processor(rows):
     generator = torch.Generator().manual_seed(1)
     parameters = new_parameters((5, 16, 16, 1), 2, torch.device("cpu"))
-    parameters.initialise(generator)
+    parameters.initialize(generator)
     x = torch.randn(1, rows, 5, generator=generator).expand(2, -1, -1)
     found = []
     for on_gpu in (False, True):

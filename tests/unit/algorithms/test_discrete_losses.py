@@ -24,7 +24,7 @@ from spreeze.types import RowLayout
 OBS, K, B, GAMMA, ALPHA = 4, 3, 9, 0.9, 0.3
 HIDDEN = (8, 7)
 VARIANTS = {
-    "dqn": {}, "dqn plain": {"double": False}, "dqn duelling": {"duelling": True},
+    "dqn": {}, "dqn plain": {"double": False}, "dqn dueling": {"dueling": True},
     "dqn hard": {"tau": 1.0, "target_interval": 3}, "sac": {},
 }  # fmt: skip
 NAMES = sorted(VARIANTS)
@@ -84,7 +84,7 @@ def test_huber_gradient_is_the_derivative_of_huber_s_loss_by_hand():
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_gradient_is_that_of_its_loss_to_its_target(double, dueling, threshold):
-    config = DQNConfig(hidden_sizes=HIDDEN, double=double, duelling=dueling, huber=threshold, max_grad_norm=1e9)
+    config = DQNConfig(hidden_sizes=HIDDEN, double=double, dueling=dueling, huber=threshold, max_grad_norm=1e9)
     dqn, batch = exact(create, "dqn", OBS, 1, config, 5, num_actions=K), batch_of()
     dqn.critics.target.flat.mul_(-0.8)  # online and target choose different actions
     obs, next_obs, action = batch.obs.numpy(), batch.next_obs.numpy(), batch.action.numpy()[:, 0].astype(int)
@@ -110,7 +110,7 @@ def test_dqn_gradient_is_that_of_its_loss_to_its_target(double, dueling, thresho
 
 
 def test_dqn_gradient_equals_autograd():
-    dqn, batch = made("dqn duelling", huber=1.0, max_grad_norm=1e9), batch_of(3)
+    dqn, batch = made("dqn dueling", huber=1.0, max_grad_norm=1e9), batch_of(3)
     flat = dqn.critics.online.flat.clone().requires_grad_()
     net = type(dqn.critics.online)(flat, dqn.critics.online.sizes, 1)
     hidden = batch.obs
@@ -129,8 +129,8 @@ def test_dqn_gradient_equals_autograd():
     torch.testing.assert_close(dqn.critics.gradient.flat, own, rtol=1e-9, atol=1e-12)
 
 
-def test_duelling_streams_stay_apart_and_the_published_head_gives_the_same_values():
-    dqn, half = made("dqn duelling", dtype=torch.float32), HIDDEN[-1]
+def test_dueling_streams_stay_apart_and_the_published_head_gives_the_same_values():
+    dqn, half = made("dqn dueling", dtype=torch.float32), HIDDEN[-1]
     for seed in range(4):
         dqn.update(batch_of(seed, dtype=np.float32))
     head = dqn.critics.online.head_weight[0]
@@ -320,7 +320,7 @@ def test_numpy_policy_acts_as_the_network(variant):
     obs = np.random.default_rng(0).normal(size=(16, OBS)).astype(np.float32)
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     net = algorithm.actor.online if variant == "sac" else algorithm.critics.online
-    expected = q_of(net, obs, dueling=variant == "dqn duelling")[0]
+    expected = q_of(net, obs, dueling=variant == "dqn dueling")[0]
     np.testing.assert_array_equal(policy.act(obs, ())[0][:, 0], expected.argmax(1))
 
 

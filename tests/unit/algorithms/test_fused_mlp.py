@@ -1,4 +1,4 @@
-"""Hand-derived forward and backward passes against autograd, and initialisation."""
+"""Hand-derived forward and backward passes against autograd, and initialization."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ CASES = [((5, 8, 7, 1), 2), ((5, 8, 7, 1), 1), ((3, 16, 6), 1), ((4, 8, 8, 8, 2)
 
 def made(sizes, stack, dtype=torch.float64):
     parameters = new_parameters(sizes, stack, CPU, dtype)
-    parameters.initialise(torch.Generator().manual_seed(3))
+    parameters.initialize(torch.Generator().manual_seed(3))
     return parameters
 
 
@@ -133,7 +133,7 @@ TORCH = {"relu": torch.relu, "tanh": torch.tanh, "silu": functional.silu, "elu":
 
 def made_of(layers, sizes, stack, dtype=torch.float64):
     parameters = new_parameters(sizes, stack, CPU, dtype, layers)
-    parameters.initialise(torch.Generator().manual_seed(3))
+    parameters.initialize(torch.Generator().manual_seed(3))
     parameters.flat.mul_(2.0)
     return parameters
 

@@ -83,7 +83,7 @@ def test_two_encoders_have_the_gradient_of_autograd_in_float64():
     sizes = (inputs.features("impala_small"), 5, 4)
     networks = ConvParameters.zeros(inputs, "impala_small", sizes, torch.device("cpu"))
     networks = ConvParameters(networks.flat.double(), inputs, "impala_small", sizes)
-    networks.initialise(torch.Generator().manual_seed(0))
+    networks.initialize(torch.Generator().manual_seed(0))
     obs, weights = observations(rng), torch.from_numpy(rng.standard_normal((ROWS, 4)))
     leaves = networks.leaves()
     found = torch.autograd.grad((networks.forward(obs, leaves) * weights).sum(), [t for pair in leaves for t in pair])

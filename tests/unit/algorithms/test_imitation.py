@@ -1,4 +1,4 @@
-"""Behaviour cloning in the actor's gradient: its formula by autograd, its phases, and a policy that it copies."""
+"""Behavior cloning in the actor's gradient: its formula by autograd, its phases, and a policy that it copies."""
 
 import numpy as np
 import pytest

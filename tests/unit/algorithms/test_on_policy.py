@@ -235,11 +235,11 @@ def test_with_one_step_delayed_ppo_and_delayed_a2c_take_the_same_gradient():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["gaussian", "categorical", "images", "normalised"])
+@pytest.mark.parametrize("kind", ["gaussian", "categorical", "images", "normalized"])
 def test_a_published_policy_draws_with_the_log_probabilities_of_the_network(name, kind):
     frames = FRAMES if kind == "images" else None
     spec = task(discrete=kind in ("categorical", "images"), actions=3, frames=frames)
-    algorithm = learner(name, spec, hidden_sizes=(16, 8), normalize_obs=kind == "normalised")
+    algorithm = learner(name, spec, hidden_sizes=(16, 8), normalize_obs=kind == "normalized")
     rng = np.random.default_rng(1)
     for _ in range(2):
         algorithm.learn(rollout(algorithm, spec, rng), None)
@@ -403,7 +403,7 @@ def test_the_step_size_falls_with_the_share_of_the_run_that_is_over_to_a_tenth(n
     made = learner(name, spec, "on-policy", lr=0.02, lr_schedule=schedule, hidden_sizes=(4,))
     for progress, rate in zip((0.25, 1.0), rates, strict=True):
         made.learn(rollout(made, spec, np.random.default_rng(0)), progress)
-        assert made.optimiser.lr == pytest.approx(rate)
+        assert made.optimizer.lr == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -156,7 +156,7 @@ SEVERAL = dataclasses.replace(task(obs_dim=3 + 5), action=Choices((3, 2)), actio
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 def test_an_update_from_a_rollout_of_the_present_policy_has_ratios_of_one(name, correction, spec):
     settings = {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": L}
-    # With "delayed" the data are of a policy and a normaliser before the present ones.
+    # With "delayed" the data are of a policy and a normalizer before the present ones.
     algorithm = learner(name, spec, correction, normalize_obs=correction != "delayed", **settings)
     for seed in range(3):
         batch = recurrent_rollout(algorithm, spec, np.random.default_rng(seed), T, N)

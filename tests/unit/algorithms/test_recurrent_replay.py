@@ -206,7 +206,7 @@ def test_the_priority_of_a_sequence_is_mostly_its_largest_error():
 
 
 VARIANTS = [
-    ("dqn", {}), ("dqn", {"duelling": True}), ("dqn", {"critics": "quantile"}), ("dqn", {"critics": "categorical"}),
+    ("dqn", {}), ("dqn", {"dueling": True}), ("dqn", {"critics": "quantile"}), ("dqn", {"critics": "categorical"}),
     ("dqn", {"noisy": True}), ("sac", {}), ("sac", {"critics": "quantile"}), ("sac", {"actor_layer_norm": True}),
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ KINDS = [
     {"critics": "quantile", "quantiles": 5},
     {"critics": "categorical", "atoms": 7, "v_min": -2.0, "v_max": 3.0},
 ]
-CASES = [kind | {"duelling": dueling, "noisy": noisy} for kind in KINDS for dueling in (False, True)
+CASES = [kind | {"dueling": dueling, "noisy": noisy} for kind in KINDS for dueling in (False, True)
          for noisy in (False, True)]  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -90,7 +90,7 @@ def forward(networks, obs, algorithm, leaves=None):
     out = x @ tensors[-2][0].t() + tensors[-1][0, :, 0]
     outputs = {"mean": 1, "quantile": config.quantiles, "categorical": config.atoms}[config.critics]
     out = out.view(len(obs), -1, outputs)
-    return out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if config.duelling else out
+    return out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if config.dueling else out
 
 
 def loss_of(algorithm, out, out_next, action_next, batch):
@@ -143,7 +143,7 @@ def test_gradients_are_those_of_autograd_in_float64(changes, double):
     loss = loss_of(algorithm, forward(None, batch.obs, algorithm, leaves), following, best, batch)
     expected = torch.autograd.grad(loss, leaves)
     for found, value, leaf in zip(critics._gradient.views(), expected, leaves, strict=True):
-        shown = value if not changes["duelling"] or leaf is not leaves[-2] else value * critics._dueling.mask
+        shown = value if not changes["dueling"] or leaf is not leaves[-2] else value * critics._dueling.mask
         torch.testing.assert_close(found, shown, rtol=1e-9, atol=1e-12)
     if changes["noisy"]:
         noise = critics.online._noise.flat
@@ -198,7 +198,7 @@ def test_noise_explores_by_row_and_evaluation_has_none():
 
 def test_noise_is_factorised_and_begins_at_its_scale():
     networks = NoisyNetworks(lambda: new_parameters((50, 40, 3), 1, CPU), 0.5)
-    networks.initialise(torch.Generator().manual_seed(1))
+    networks.initialize(torch.Generator().manual_seed(1))
     assert networks.deviations.weights[0].unique().tolist() == pytest.approx([0.5 / 50**0.5])
     assert networks.deviations.head_bias.unique().tolist() == pytest.approx([0.5 / 40**0.5])
     generator = torch.Generator().manual_seed(2)

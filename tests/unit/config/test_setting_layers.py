@@ -371,7 +371,7 @@ def test_hindsight_is_the_default_where_a_reward_comes_only_at_a_goal(algo, aske
         ("ppo", {"replay": {"her": "future"}}, Choices((2,)), False),
     ],
 )
-def test_sac_td3_and_hindsight_normalise_observations_unless_it_is_set(algo, asked, action, expected):
+def test_sac_td3_and_hindsight_normalize_observations_unless_it_is_set(algo, asked, action, expected):
     spec = EnvSpec(
         env_id="T-v0", import_module=None, obs_dim=7, action=action, max_episode_steps=50, reward_threshold=None
     )

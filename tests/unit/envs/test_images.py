@@ -231,7 +231,7 @@ def by_torch(values, obs, dueling):
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_on_images_steps_down_the_gradient_that_autograd_finds(dueling, double):
-    config = DQNConfig(hidden_sizes=(16,), cnn="impala_small", duelling=dueling, double=double, lr=1e-3, huber=1.0)
+    config = DQNConfig(hidden_sizes=(16,), cnn="impala_small", dueling=dueling, double=double, lr=1e-3, huber=1.0)
     dqn = DQN(0, 3, config, seed=0, frames=frame_spec())
     batch, values = image_batch(np.random.default_rng(0)), dqn.critics
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_dqn_on_images_steps_down_the_gradient_that_autograd_finds(dueling, doub
 
 @pytest.mark.parametrize("dueling", [False, True])
 def test_a_published_image_policy_acts_as_the_learner_s_network(dueling):
-    dqn = DQN(0, 3, DQNConfig(hidden_sizes=(16,), duelling=dueling), seed=0, frames=frame_spec())
+    dqn = DQN(0, 3, DQNConfig(hidden_sizes=(16,), dueling=dueling), seed=0, frames=frame_spec())
     policy = Policy.from_weights(dqn.policy_arrays(), dqn.policy_meta())
     obs = image_batch(np.random.default_rng(2), rows=32).obs
     expected = dqn.critics.values(obs)[0].argmax(0)

@@ -85,7 +85,7 @@ def test_a_number_that_is_not_finite_is_refused_by_its_place(spec):
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_what_a_sampler_stores_is_what_the_learner_draws_normalised_but_for_the_images(spec, n_step, stack):
+def test_what_a_sampler_stores_is_what_the_learner_draws_normalized_but_for_the_images(spec, n_step, stack):
     layout = RowLayout.of(spec, n_step)
     ring = stack.enter_context(closing(ReplayRing.create(RingSpec(layout, 1, 300))))
     sampling = TransitionCollector(

@@ -176,7 +176,7 @@ def test_rounding_leads_to_no_forbidden_last_action():
     assert np.isfinite(log_prob).all()
 
 
-def test_the_normaliser_leaves_the_mask_as_it_is():
+def test_the_normalizer_leaves_the_mask_as_it_is():
     normalizer, rng = Normalizer(3, 2), np.random.default_rng(0)
     rows = np.concatenate((rng.normal(5.0, 2.0, (100, 1)), rng.integers(0, 2, (100, 2))), 1).astype(np.float32)
     before = rows.copy()

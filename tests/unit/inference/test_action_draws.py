@@ -12,7 +12,7 @@ from spreeze.inference import policy
 from spreeze.inference.policy import TILE, Policy, places_agree
 
 
-def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation="tanh", normalised=False):
+def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation="tanh", normalized=False):
     rng = np.random.default_rng(seed)
     sizes = (obs_dim, *hidden, actions)
     arrays, names = {}, [*(str(index) for index in range(len(hidden))), None]
@@ -22,7 +22,7 @@ def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation
         arrays[bias] = rng.standard_normal(fan_out).astype(np.float32)
     size = "action_dim" if kind == "gaussian" else "num_actions"
     arrays["log_std"] = rng.uniform(-1.0, 0.5, actions).astype(np.float32)
-    if normalised:
+    if normalized:
         arrays |= {"obs_mean": rng.standard_normal(obs_dim).astype(np.float32), "obs_std": np.full(obs_dim, 0.7, "f4")}
     meta = {"policy": kind, "obs_dim": obs_dim, size: actions, "hidden_sizes": list(hidden), "activation": activation}
     return Policy.from_weights(arrays, meta), arrays
@@ -91,14 +91,14 @@ def test_an_action_of_no_probability_is_never_drawn_whatever_the_noise():
     obs_dim=st.sampled_from([1, 3, 4, 17, 28, 65]),
     hidden=st.sampled_from([(64, 64), (33,), (256, 256), (7, 5)]),
     actions=st.sampled_from([2, 3, 6, 17]),
-    normalised=st.booleans(),
+    normalized=st.booleans(),
     activation=st.sampled_from(["tanh", "relu"]),
 )
 def test_a_row_has_the_same_bits_at_every_place_and_in_any_company(
-    kind, seed, rows, obs_dim, hidden, actions, normalised, activation
+    kind, seed, rows, obs_dim, hidden, actions, normalized, activation
 ):
     policy, _ = policy_of(
-        kind, obs_dim=obs_dim, hidden=hidden, actions=actions, normalised=normalised, activation=activation
+        kind, obs_dim=obs_dim, hidden=hidden, actions=actions, normalized=normalized, activation=activation
     )
     rng = np.random.default_rng(seed)
     obs, noise = inputs(rng, rows, obs_dim, policy)

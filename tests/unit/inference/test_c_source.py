@@ -23,7 +23,7 @@ from test_export import (
     actions_of,
     exported,
     made,
-    normalised,
+    normalized,
 )
 from test_export import pendulum as pendulum  # a fixture
 
@@ -59,7 +59,7 @@ def test_a_header_acts_as_the_policy_and_gives_the_compiler_nothing_to_warn_of(k
     name, spec = KINDS[kind]
     arrays, meta = made(name, spec, **({"critics": "categorical"} if kind == "distribution" else {}))
     if spec.vector_dim:
-        arrays = normalised(arrays, spec.vector_dim, spec.mask_dim)
+        arrays = normalized(arrays, spec.vector_dim, spec.mask_dim)
     check, text = compared(arrays, meta, spec, tmp_path, count=20 if spec.frames else 1000)
     assert check.difference <= (1e-5 if spec.box else 0)
     assert not check.wrong
@@ -73,14 +73,14 @@ def test_every_activation_is_computed_without_a_library(tmp_path):
     for activation in ACTIVATIONS:
         arrays, meta = made("sac", VECTOR, activation=activation, actor_layer_norm=activation == "elu")
         arrays |= {name: rng.normal(size=arrays[name].shape).astype(np.float32) for name in ("b0", "b1")}
-        assert compared(normalised(arrays, 5), meta, VECTOR, tmp_path)[0].difference <= 1e-5
+        assert compared(normalized(arrays, 5), meta, VECTOR, tmp_path)[0].difference <= 1e-5
 
 
 @needs_compiler
 def test_eight_bits_take_a_third_of_the_file_and_a_hundredth_of_the_range(tmp_path):
     arrays, meta = made("td3", VECTOR, hidden_sizes=(64, 64))
-    exact, text = compared(normalised(arrays, 5), meta, VECTOR, tmp_path)
-    rounded, short = compared(normalised(arrays, 5), meta, VECTOR, tmp_path, "c-int8")
+    exact, text = compared(normalized(arrays, 5), meta, VECTOR, tmp_path)
+    rounded, short = compared(normalized(arrays, 5), meta, VECTOR, tmp_path, "c-int8")
     assert exact.difference < 1e-5 < rounded.difference < 0.03
     assert len(short) < len(text) / 2.5
 

@@ -102,7 +102,7 @@ def made(name, spec, **settings):
     return algorithm.policy_arrays(), meta | {"env": dataclasses.asdict(spec), "algo": name}
 
 
-def normalised(arrays, obs_dim, mask_dim=0):
+def normalized(arrays, obs_dim, mask_dim=0):
     mean, std = np.arange(obs_dim, dtype=np.float32), np.linspace(0.01, 9.0, obs_dim, dtype=np.float32)
     mean[obs_dim - mask_dim :], std[obs_dim - mask_dim :] = 0.0, 1.0
     return arrays | {"obs_mean": mean, "obs_std": std}
@@ -132,7 +132,7 @@ def test_every_kind_of_policy_and_every_activation_has_its_operations():
     assert export._CODECS.keys() == {row.name for row in POLICY_FORMATS}
 
 
-RAINBOW = {"critics": "categorical", "noisy": True, "duelling": True}
+RAINBOW = {"critics": "categorical", "noisy": True, "dueling": True}
 """DQN whose files hold the mean of each action's distribution, without noise."""
 
 
@@ -145,7 +145,7 @@ def test_every_algorithm_acts_the_same_in_every_format(name, kind, settings, tmp
     spec = TASKS[kind]
     arrays, meta = made(name, spec, **settings)
     if spec.vector_dim:
-        arrays = normalised(arrays, spec.vector_dim, spec.mask_dim)
+        arrays = normalized(arrays, spec.vector_dim, spec.mask_dim)
     count = 20 if spec.frames else 1000
     found, expected, obs = compare(arrays, meta, spec, tmp_path, count=count)
     assert [check.observations for check in found] == [count] * len(FORMATS)
@@ -174,7 +174,7 @@ def test_every_activation_with_layer_norm_acts_the_same(activation, tmp_path):
     rng = np.random.default_rng(0)
     arrays |= {name: rng.normal(size=arrays[name].shape).astype(np.float32) for name in ("b0", "b1")}
     formats = FORMATS if activation == ACTIVATIONS[-1] else ("onnx", "numpy")
-    compare(normalised(arrays, 5), meta, VECTOR, tmp_path, formats)
+    compare(normalized(arrays, 5), meta, VECTOR, tmp_path, formats)
 
 
 def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
@@ -195,9 +195,9 @@ def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
     assert np.abs(np.asarray(actions, np.float64)).max() <= 0.4
 
 
-def test_observations_of_the_check_lead_beyond_the_clips_of_the_normaliser():
+def test_observations_of_the_check_lead_beyond_the_clips_of_the_normalizer():
     arrays, meta = made("td3", VECTOR)
-    arrays = normalised(arrays, 5)
+    arrays = normalized(arrays, 5)
     obs = export.draw_obs(VECTOR, arrays, 300, seed=1)
     scaled = np.abs(obs - arrays["obs_mean"]) / arrays["obs_std"]
     assert 0.05 < (scaled > OBS_CLIP).mean() < 0.6
@@ -237,7 +237,7 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_policy_with_memory_takes_its_state_and_gives_the_next_in_each_format(kind, spec, tmp_path):
     arrays, meta = made("ppo", spec, recurrent=kind, recurrent_size=7)
-    arrays = normalised(arrays, spec.obs_dim) | {"head_w": 100.0 * arrays["head_w"]}
+    arrays = normalized(arrays, spec.obs_dim) | {"head_w": 100.0 * arrays["head_w"]}
     steps, obs = export.operations(arrays, meta, spec), export.draw_obs(spec, arrays, 1000, seed=1)
     state = export.draw_state(steps, 1000, seed=2)
     drawn, after = Policy.from_weights(arrays, meta).act(obs, state)

@@ -86,7 +86,7 @@ def test_the_actor_may_have_other_layers_than_the_critics(name):
     np.testing.assert_allclose(policy_of(algorithm).act(obs, ())[0], expected, atol=1e-5)
 
 
-def test_normaliser_scales_and_clips_observations():
+def test_normalizer_scales_and_clips_observations():
     algorithm = algorithm_of("sac")
     mean, std = np.arange(OBS, dtype=np.float32), np.full(OBS, 2.0, np.float32)
     obs = np.array([[1.0, 3.0, 1000.0, -1000.0, 4.0, 5.0]], np.float32)

@@ -375,7 +375,7 @@ def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
         assert learning.drop_gpu_replay() == ("is mirrored" in words)
 
 
-def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
+def test_batches_of_a_mirror_are_normalized_as_those_of_the_host(monkeypatch):
     taken = []
     with filled() as ring:
         learning = learning_of(ring, normalize_obs=True)
@@ -530,7 +530,7 @@ def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(gr
         assert all(np.array_equal(value, newest[name]) for name, value in learning.exploring_policy()[0].items())
 
 
-@pytest.mark.parametrize(("name", "changes"), [*CASES, ("dqn", {"duelling": True})])
+@pytest.mark.parametrize(("name", "changes"), [*CASES, ("dqn", {"dueling": True})])
 def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(name, changes):
     def learner(policy_average=0.0):
         config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)

@@ -15,7 +15,7 @@ from spreeze.errors import ConfigError
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import RowLayout
-from spreeze.workers.collectors.goal_collector import GoalCollector, GoalEpisode, Relabelling
+from spreeze.workers.collectors.goal_collector import GoalCollector, GoalEpisode, Relabeling
 
 S = gymnasium.spaces
 GAMMA = 0.5
@@ -69,8 +69,8 @@ def _episode(task):
 
 def _rows(task, goals, *, future, n_step=1):
     layout = RowLayout.of(task.spec, n_step)
-    relabelling = Relabelling(task.spec, layout, goals, GAMMA, future=future)
-    return relabelling.rows(_episode(task), GoalRewards(task), np.random.default_rng(0))
+    relabeling = Relabeling(task.spec, layout, goals, GAMMA, future=future)
+    return relabeling.rows(_episode(task), GoalRewards(task), np.random.default_rng(0))
 
 
 def test_final_gives_each_transition_the_goal_that_the_episode_achieved_last():

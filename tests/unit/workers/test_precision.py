@@ -62,7 +62,7 @@ def test_large_float32_matmuls_go_to_onednn_only_where_it_does_not_round(monkeyp
         assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
 
 
-def test_rounding_to_bfloat16_is_recognised(monkeypatch):
+def test_rounding_to_bfloat16_is_recognized(monkeypatch):
     assert not torch_devices._matmuls_round()
     one_rounds = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: one_rounds(a.bfloat16().float(), b))
@@ -115,7 +115,7 @@ def passed(precision, dtype):
         generator = torch.Generator().manual_seed(3)
         parameters = new_parameters((22, 256, 256, 1), 2, CPU)
         gradient = new_parameters(parameters.sizes, 2, CPU, dtype)
-        parameters.initialise(generator)
+        parameters.initialize(generator)
         x = torch.randn(1, ROWS, 22, generator=generator).expand(2, -1, -1).to(dtype)
         used = new_parameters(parameters.sizes, 2, CPU, dtype)
         used.flat.copy_(parameters.flat)

@@ -51,7 +51,7 @@ class Stream:
 
 
 def taken(ring, env):
-    """The sequences of one environment: the first is recognised by observations below 100."""
+    """The sequences of one environment: the first is recognized by observations below 100."""
     batch = LAYOUT.split_sequences(ring.rows[: ring.total_committed()], 0.99)
     mine = (batch.obs[:, 2, 0] >= 100.0) == bool(env)
     return [type(batch)(*(part[row] if isinstance(part, np.ndarray) else part for part in batch)) for row in
@@ -103,7 +103,7 @@ def test_a_step_that_failed_leaves_the_observation_before_it():
         np.testing.assert_array_equal(other.valid[2:], [1, 1, 1])
 
 
-def test_a_reader_draws_whole_rows_and_a_normaliser_counts_each_step_once():
+def test_a_reader_draws_whole_rows_and_a_normalizer_counts_each_step_once():
     with ring_of(LAYOUT) as ring:
         stream = Stream(ring)
         for _ in range(12):

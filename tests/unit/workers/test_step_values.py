@@ -53,7 +53,7 @@ def test_q_of_the_chosen_action_where_the_policy_is_made_of_values():
     np.testing.assert_allclose(found(algorithm, spec, action), expected, rtol=2e-4, atol=2e-5)
 
 
-def test_v_of_an_algorithm_that_learns_from_rollouts_with_its_normaliser():
+def test_v_of_an_algorithm_that_learns_from_rollouts_with_its_normalizer():
     spec = spec_of(Box((-1.0,) * ACT, (1.0,) * ACT))
     algorithm = create_on_policy("ppo", spec, SECTIONS["ppo"](), 1, correction="on-policy")
     mean, std = np.full(OBS, 0.5, np.float32), np.full(OBS, 2.0, np.float32)
