@@ -13,7 +13,7 @@ from spreeze.transport.gossip import Gossip
 from spreeze.transport.mixing import as_float32, as_float64
 
 if TYPE_CHECKING:
-    from spreeze.workers.replay_trainer import ReplayTrainer
+    from spreeze.workers.replay_statistics import ReplayStatistics
 
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
@@ -82,7 +82,7 @@ class PeerAverage:
         interval: int,
         *,
         joins: bool = False,
-        statistics: ReplayTrainer | None = None,
+        statistics: ReplayStatistics | None = None,
     ) -> None:
         """A learner that ``joins`` a running group first takes the mean of the others alone."""
         self._algorithm, self._gossip, self._joins = algorithm, gossip, joins

@@ -93,9 +93,8 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         if (gossip := self._open_gossip(epoch)) is not None:
             returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.hosts is not None and self._job.hosts.joined)
-            self._peers = PeerAverage(
-                self.trainer.algorithm, gossip, self._job.learner.average_interval, joins=joins, statistics=self.trainer
-            )
+            interval, statistics = self._job.learner.average_interval, self.trainer.statistics
+            self._peers = PeerAverage(self.trainer.algorithm, gossip, interval, joins=joins, statistics=statistics)
         super().restore(checkpoint, epoch)
         self._epoch = epoch
         self._resumed = self.trainer.updates > 0
@@ -237,7 +236,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
     def _count_returns(self) -> None:
         slots = self._context.status.slots
         sampled = [np.asarray(slots(row)[_RETURNS]) for row in self._job.sampler_status_rows]
-        self.trainer.update_return_scale(sum(sampled, start=np.asarray(self._job.returns)))
+        self.trainer.statistics.update_returns(sum(sampled, start=np.asarray(self._job.returns)))
 
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""

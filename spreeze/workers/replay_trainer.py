@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from spreeze.algorithms import create
 from spreeze.algorithms.algorithm import LazySnapshot
@@ -24,43 +23,31 @@ from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
-from spreeze.inference.normalizer import (
-    OBS_CLIP,
-    REWARD_CLIP,
-    Normalizer,
-    ReturnMoments,
-    averaged_statistics,
-    set_averaged_statistics,
-)
+from spreeze.inference.normalizer import Normalizer, ReturnMoments
 from spreeze.inference.policy import with_exploring
 from spreeze.metrics.table import TABLE
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.weights import sha256_of
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
+from spreeze.workers.compiled_updates import compile_updates
 from spreeze.workers.gpu_replay import (
     AnyGpuReplay,
     CudaGraph,
     DeviceStream,
     GraphedUpdates,
-    Staging,
     fitted_gpu_replay,
     reason_against,
 )
 from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.parameter_averages import PolicyAverage
+from spreeze.workers.replay_statistics import DeviceNormalizer, ReplayStatistics
 from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cached, resolve_device
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
-_MIN_NEW_ROWS = 256
-"""New rows that the normalizer waits for: adding this many takes no longer than adding a few."""
-_RAW_CLIP = 1e15
-"""Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 _AVERAGE = "policy_average"
 _MIN_BATCH = 32
-_PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
-"""Parts of an update that ``torch.compile`` fuses; the optimizers between them are one kernel each already."""
 
 
 class ReplayTrainer:
@@ -126,20 +113,19 @@ class ReplayTrainer:
         self._graphed: GraphedUpdates | None = None
         self._recording_failed = False
         """After a failed recording the allocator treats the graph as unfinished, so ``empty_cache`` would fail."""
-        self._device_normalizer: DeviceNormalizer | None = None
         # Rewards that are signs have one size in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
-        self.returns = ReturnMoments() if scales else None
-        """Moments of the returns that samplers collected; None where rewards are not scaled."""
-        self._returns_counted = np.zeros(3)
-        """Sums of this session that are in ``returns``."""
-        self._session, self._rows_counted = session, list(loaded_rows)
-        self._reward_clip = np.float32(REWARD_CLIP if scales else _RAW_CLIP)
+        self.statistics = ReplayStatistics(
+            layout,
+            Normalizer(spec.vector_dim, spec.mask_dim) if normalize_obs else None,
+            ReturnMoments() if scales else None,
+            session=session,
+            loaded_rows=loaded_rows,
+        )
         self.set_batch_size(learner.batch_size)
         gpus = {device for device in (self._device, self._actor_device) if device.type == "cuda"}
         # A waiting host yields its core: samplers need it.
         self._copied = {gpu: torch.cuda.Event(blocking=True) for gpu in gpus}  # type: ignore[no-untyped-call]
-        self.normalizer = Normalizer(spec.vector_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._progress = self._rollbacks = 0
         if learner.gpu_replay and self._device.type == "cuda":
@@ -149,7 +135,7 @@ class ReplayTrainer:
         self._has_batch = False
         self._refreshed_s = -1.0
         if learner.compile:
-            self._fuse()
+            self._compile()
 
     def set_parallel(self, parallel: Parallel | None) -> None:
         """Splits updates over two threads, or over one, from now on."""
@@ -203,40 +189,15 @@ class ReplayTrainer:
             make_graph=make_graph if graphs else None,
             on_failure=self._note_failed_recording,
         )
-        self._device_normalizer = DeviceNormalizer(self._layout, self._device, DeviceStream(self._device))
-        self._renew_device_normalizer()
+        self.statistics.copy_to(DeviceNormalizer(self._layout, self._device, DeviceStream(self._device)))
 
-    def _fuse(self) -> None:
-        """Compiles the parts of an update by a few updates on zeros, which leave the state as it was.
-
-        Compiling takes up to a minute, so it comes before the run starts. Where it fails (no Triton, no C++ compiler),
-        the update stays as it is, and a note says why.
-        """
-        algorithm: Any = self.algorithm
-        compiler: Any = torch.compiler
-        arrays, state = algorithm.state_arrays(), algorithm.state_json()
-        plain = {"draw_noise": algorithm.draw_noise, "_actor_update_due": algorithm._actor_update_due}
-        try:
-            if self._frame_shape is not None:
-                raise NotImplementedError("images have kernels of cuDNN")
-            for name, function in plain.items():
-                setattr(algorithm, name, compiler.disable(function))
-            for adam in algorithm._optimizers:
-                adam.step = compiler.disable(adam.step)
-            for name in _PARTS:
-                setattr(algorithm, name, torch.compile(getattr(algorithm, name), dynamic=False))
-            for _ in range(max(3, min(algorithm.period, 16) + 1)):
-                self._update_with(torch.zeros(self._rows.shape, device=self._device))
-        except Exception as error:  # the compiler raises many kinds; the update itself has run in tests
-            for name in (*plain, *_PARTS):
-                vars(algorithm).pop(name, None)
-            for adam in algorithm._optimizers:
-                vars(adam).pop("step", None)
-            self.notes.append("updates are not compiled: " + " ".join(str(error).split())[:200])
-        else:
-            self.notes.append("updates are compiled by torch.compile")
-        algorithm.load_state_arrays(arrays)
-        algorithm.load_state_json(state)
+    def _compile(self) -> None:
+        """Compiles the update, without images, whose kernels are cuDNN's; a note says what came of it."""
+        if self._frame_shape is not None:
+            self.notes.append("updates are not compiled: images have kernels of cuDNN")
+            return
+        rows = torch.zeros(self._rows.shape, device=self._device)
+        self.notes.append(compile_updates(self.algorithm, lambda: self._update_with(rows.clone())))
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._has_batch = False
 
@@ -254,7 +215,8 @@ class ReplayTrainer:
         """Frees GPU replay; batches come from the host from now on. False if there is none."""
         if self._graphed is None or not self.has_gpu_replay:
             return False
-        graphed, self._graphed, self._device_normalizer = self._graphed, None, None
+        graphed, self._graphed = self._graphed, None
+        self.statistics.copy_to(None)
         graphed.gpu_replay.synchronize()
         self.algorithm.set_parallel(None)
         return True
@@ -294,8 +256,11 @@ class ReplayTrainer:
         self._frames: torch.Tensor | None = None
         self._actor_obs: torch.Tensor | None = None
         self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
+        self._rewards_np = self._rows_np
         self._rows = torch.empty((self.batch_rows, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
+        is_whole = self._layout.sequence is not None
+        self._rewards_np = self._rows_np[:, self._layout.sequence_rewards if is_whole else self._layout.reward]
         if self._prioritised is not None:
             self._weight = torch.ones(self.batch_rows, pin_memory=pinned)
         if self._frame_shape is not None:
@@ -313,51 +278,8 @@ class ReplayTrainer:
             self._reader.refresh()
         else:
             self._graphed.gpu_replay.pull()
-        if self.normalizer is not None and self._update_normalizer(self.normalizer):
-            self._renew_device_normalizer()
+        self.statistics.update_obs(self._reader)
         self._refreshed_s = perf_counter()
-
-    def _update_normalizer(self, normalizer: Normalizer) -> bool:
-        """Adds rows that are new in replay to the normalizer, each once; False while there are few."""
-        self._rows_counted += [0] * (len(self._reader.ends) - len(self._rows_counted))
-        waiting = (sum(self._reader.ends) - sum(self._rows_counted)) * self._layout.env_steps_per_row
-        if waiting < _MIN_NEW_ROWS and normalizer.count:
-            return False
-        for shard, begin in enumerate(self._rows_counted):
-            obs, self._rows_counted[shard] = self._reader.newer(shard, begin, self._layout.normalized_columns)
-            if len(obs := self._layout.counted(obs)):
-                normalizer.update(obs)
-        return waiting > 0
-
-    def update_return_scale(self, sums: np.ndarray) -> None:
-        """``sums``: count, sum and sum of squares of this session's discounted returns."""
-        count, total, squares = (sums - self._returns_counted).tolist()
-        if self.returns is None or count <= 0.0:
-            return
-        m2 = squares - total**2 / count
-        if not m2 > -1e-6 * squares:
-            return  # a sampler was just writing them
-        self.returns.merge(count, total / count, max(m2, 0.0))
-        self._returns_counted = np.array(sums)
-        self._renew_device_normalizer()
-
-    @property
-    def return_scale(self) -> float:
-        """Divisor of rewards [return]; 1 where they are not scaled."""
-        return 1.0 if self.returns is None else self.returns.scale
-
-    def averaged_statistics(self) -> np.ndarray:
-        """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
-        return averaged_statistics((self.normalizer, self.returns))
-
-    def set_averaged_statistics(self, values: np.ndarray) -> None:
-        """Replaces the statistics by the mean over several learners."""
-        set_averaged_statistics((self.normalizer, self.returns), values)
-        self._renew_device_normalizer()
-
-    def _renew_device_normalizer(self) -> None:
-        if self._device_normalizer is not None:
-            self._device_normalizer.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
 
     def update(self, max_updates: int | None = None) -> int:
         """Takes one gradient step, or several with a graph; returns how many (``max_updates`` None: no limit)."""
@@ -373,10 +295,10 @@ class ReplayTrainer:
             exponent = self._importance_exponent
             exponent += (1.0 - exponent) * self._progress / 1000.0
             self._weight.numpy()[:] = self._prioritised.importance_weights(exponent)
-        self._scale_rewards()
-        if self.normalizer is not None:
+        self.statistics.scale_rewards(self._rewards_np)
+        if self.statistics.normalizer is not None:
             for obs in self._layout.observations(self._rows_np, self._frames_np):
-                self.normalizer.apply(obs)
+                self.statistics.normalizer.apply(obs)
         batch, actor_batch = self._batch(), self._actor_batch()
         self.gather_s += perf_counter() - start
         self._has_batch = True
@@ -417,8 +339,8 @@ class ReplayTrainer:
     def _update_with(self, rows: torch.Tensor) -> None:
         """Runs one update with rows of GPU replay, without the host."""
         actor_batch = None
-        if self._device_normalizer is not None:
-            self._device_normalizer.apply(rows)
+        if self.statistics.on_device is not None:
+            self.statistics.on_device.apply(rows)
         if self._actor_obs is not None:
             layout = self._layout
             observations = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
@@ -432,20 +354,6 @@ class ReplayTrainer:
         frames = self._frames_np
         frames = frames if frames is None else frames.reshape(*frames.shape[:2], -1)
         return self._reader.sample(self._rng, self._rows_np, frames)
-
-    def _scale_rewards(self) -> None:
-        """Divides the batch's rewards by the scale of returns, and bounds them; one that is not finite becomes 0.
-
-        Earlier versions stored rewards beyond float32; an update with one of them would be skipped.
-        """
-        is_whole, bound = self._layout.sequence is not None, self._reward_clip
-        reward = self._rows_np[:, self._layout.sequence_rewards if is_whole else self._layout.reward]
-        if self.returns is not None:
-            reward *= np.float32(1.0 / self.returns.scale)
-        if reward.max() <= bound and reward.min() >= -bound:
-            return
-        np.nan_to_num(reward, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-        np.clip(reward, -bound, bound, out=reward)
 
     def _batch(self) -> TransitionBatch | SequenceBatch:
         if self._device in self._copied:
@@ -497,7 +405,7 @@ class ReplayTrainer:
             "replay_fill": self._reader.available / self._reader.capacity,
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
-            "return_scale": self.return_scale,
+            "return_scale": self.statistics.return_scale,
             **({"times_back": self._rollbacks} if self._rollbacks else {}),
             **{name: self._in_task_units(name, value) for name, value in self.algorithm.metrics().items()},
         }
@@ -511,7 +419,7 @@ class ReplayTrainer:
     def _in_task_units(self, name: str, value: float) -> float:
         """A metric of the algorithm, which learns returns in units of their deviation."""
         metric = TABLE.get(name)
-        return value if metric is None else value * self.return_scale**metric.return_power
+        return value if metric is None else value * self.statistics.return_scale**metric.return_power
 
     def health(self) -> dict[str, float]:
         """``Algorithm.health`` on the rows of the latest update; empty before the first."""
@@ -538,7 +446,7 @@ class ReplayTrainer:
         return read, self._policy_meta()
 
     def value_snapshot(self) -> LazySnapshot | None:
-        return self.algorithm.value_snapshot(self.return_scale)
+        return self.algorithm.value_snapshot(self.statistics.return_scale)
 
     def exploring_policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The weights that choose the actions of a sampler in the same process."""
@@ -547,7 +455,8 @@ class ReplayTrainer:
         return self.algorithm.policy_arrays() | self._scales(), self._policy_meta()
 
     def _scales(self) -> dict[str, np.ndarray]:
-        return {} if self.normalizer is None else self.normalizer.arrays()
+        normalizer = self.statistics.normalizer
+        return {} if normalizer is None else normalizer.arrays()
 
     def _policy_meta(self) -> dict[str, Any]:
         return {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
@@ -557,12 +466,9 @@ class ReplayTrainer:
             "algorithm": self.algorithm.state_json(),
             "updates": self.updates,
             "draw_rng": self._rng.bit_generator.state,
-            "normalizer": self.normalizer.state() if self.normalizer else None,
-            "returns": self.returns.state() if self.returns else None,
-            "session": self._session,
+            **self.statistics.state(),
             "times_back": self._rollbacks,
             "largest_error": self._prioritised.largest_error if self._prioritised else None,
-            "counted": {"rows": self._rows_counted, "returns": self._returns_counted.tolist()},
         }
         tensors = self.algorithm.state_arrays()
         if self._average is not None:
@@ -589,17 +495,10 @@ class ReplayTrainer:
         self._rng.bit_generator.state = state["draw_rng"]
         if self._graphed is not None:
             self._graphed.gpu_replay.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
-        if self.normalizer is not None and state["normalizer"] is not None:
-            self.normalizer.load_state(state["normalizer"])
-        if self.returns is not None and state.get("returns") is not None:
-            self.returns.load_state(state["returns"])
-        if state.get("session") == self._session:
-            self._rows_counted = [int(rows) for rows in state["counted"]["rows"]]
-            self._returns_counted = np.array(state["counted"]["returns"])
+        self.statistics.load_state(state)
         if self._prioritised is not None:
             self._prioritised.reset_priorities(float(state.get("largest_error") or 1.0))
         self._set_rollbacks(int(state.get("times_back", 0)))
-        self._renew_device_normalizer()
 
     def roll_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays."""
@@ -615,36 +514,3 @@ class ReplayTrainer:
         self.algorithm.anneal(self._progress / 1000.0)
         if self._graphed is not None:
             self._graphed.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant
-
-
-class DeviceNormalizer:
-    """Scales batches as ``Normalizer.apply`` and ``ReplayTrainer`` do on the host."""
-
-    def __init__(self, layout: RowLayout, device: torch.device, stream: DeviceStream) -> None:
-        """``stream`` is that of the updates."""
-        self._columns, self._reward, self._stream = (layout.obs, layout.next_obs), layout.reward, stream
-        size = layout.obs_dim
-        self._staging = Staging((2 * size + 3,), torch.float32, pinned=device.type == "cuda")
-        self._values = torch.zeros(2 * size + 3, device=device)
-        self._mean, self._std = self._values[:size], self._values[size : 2 * size]
-        self._factor, self._low, self._high = self._values[2 * size :]
-        self._normalizes = False
-
-    def renew(self, normalizer: Normalizer | None, factor: float, bound: float) -> None:
-        """Takes over the statistics of observations, if there are any, and the factor and bound of rewards."""
-        self._normalizes = normalizer is not None
-        values, staged = [factor, -bound, bound], self._staging.next()
-        size = len(self._mean)
-        if normalizer is not None:
-            staged.numpy()[:size], staged.numpy()[size : 2 * size] = normalizer.mean, normalizer.std
-        staged.numpy()[2 * size :] = values
-        self._stream.copy(self._values, staged)
-        self._staging.sent(self._stream.mark())
-
-    def apply(self, rows: Tensor) -> None:
-        """Scales rewards, obs and next_obs of rows [B, W] in place, on the device alone."""
-        reward = rows[:, self._reward]
-        reward.mul_(self._factor).nan_to_num_(0.0, 0.0, 0.0).clamp_(self._low, self._high)
-        if self._normalizes:
-            for columns in self._columns:
-                rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-OBS_CLIP, OBS_CLIP)

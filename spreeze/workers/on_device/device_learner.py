@@ -134,7 +134,7 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
         self._rows, trainer, config = replay, self.trainer, job.settings
         trainer.use_gpu_replay(replay, lambda: CudaGraph(device))
         self._actor = DeviceActor(trainer.algorithm, job.envs.seed + 2)
-        returns = None if trainer.returns is None else DiscountedReturns(config.gamma)
+        returns = None if trainer.statistics.returns is None else DiscountedReturns(config.gamma)
         sink = DeviceRows(replay, config.n_step, config.gamma, job.envs.num_envs)
         self._sampling = Sampling(context, job, sink, self._actor, returns, stack)
 
@@ -146,7 +146,7 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
             self._sampling.read_back(updates)  # some steps may have given no row
         if self._rows.inserted != known:
             self._update_statistics()
-            self._actor.scale_by(self.trainer.normalizer)
+            self._actor.scale_by(self.trainer.statistics.normalizer)
         start = perf_counter()
         self.stepping_s = self._sampling.stepping_s
         super().train()

@@ -99,7 +99,7 @@ def test_what_a_sampler_stores_is_what_the_learner_draws_normalized_but_for_the_
     learning = ReplayTrainer(spec, "dqn", config, layout, ReplayReader(ring), learner, seed=0, normalize_obs=True)
     learning.update()
     batch = learning._batch()
-    normalizer = learning.normalizer
+    normalizer = learning.statistics.normalizer
     assert normalizer.count > 120  # each step's newest numbers, and those of resets
     for obs in (batch.obs.numpy(), batch.next_obs.numpy()):
         step = obs[:, -1, 36 * 36].astype(np.float32)  # of the second image

@@ -388,10 +388,10 @@ def test_batches_of_a_mirror_are_normalized_as_those_of_the_host(monkeypatch):
             raw = ring.rows[mirror.logical.numpy()]
             for columns, found in ((LAYOUT.obs, taken[-1].obs), (LAYOUT.next_obs, taken[-1].next_obs)):
                 expected = raw[:, columns].copy()
-                learning.normalizer.apply(expected)
+                learning.statistics.normalizer.apply(expected)
                 np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
             assert np.array_equal(taken[-1].reward.numpy(), raw[:, LAYOUT.reward])
-        assert learning.normalizer.count == ring.total_committed(), "each row once"
+        assert learning.statistics.normalizer.count == ring.total_committed(), "each row once"
 
 
 def absurd(ring, at, reward):
@@ -410,7 +410,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_at_the_draw_and_stay_ra
             )
         monkeypatch.setattr(learning.algorithm, "update", lambda batch, _: taken.append(batch) or (0.0, 0.0))
         stored = ring.rows.copy()
-        learning.update_return_scale(np.array([4.0, 0.0, 100.0]))  # a deviation of 5
+        learning.statistics.update_returns(np.array([4.0, 0.0, 100.0]))  # a deviation of 5
         for _ in range(8):
             learning.refresh()
             learning.update()
@@ -431,7 +431,7 @@ def test_rows_of_absurd_rewards_do_not_stop_learning(reward, scaled, mirrored):
             learning.use_gpu_replay(
                 GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm)
             )
-        learning.update_return_scale(np.array([4.0, 0.0, 100.0]))
+        learning.statistics.update_returns(np.array([4.0, 0.0, 100.0]))
         for _ in range(20):
             learning.refresh()
             learning.update()
@@ -444,7 +444,7 @@ def test_what_is_shown_is_in_the_units_of_the_task_and_the_same_is_learned_whate
         with filled() as ring:
             ring.rows[:, LAYOUT.reward] *= np.float32(factor)
             learning = learning_of(ring)
-            learning.update_return_scale(np.array([4.0, 0.0, 100.0]) * [1.0, factor, factor**2])
+            learning.statistics.update_returns(np.array([4.0, 0.0, 100.0]) * [1.0, factor, factor**2])
             for _ in range(5):
                 learning.update()
             found[factor] = learning.algorithm.policy_parameters[0].clone(), learning.metrics(wait_s=0.0, publish_s=0.0)
@@ -458,7 +458,7 @@ def test_a_trainer_that_is_read_back_learns_on_bit_by_bit_with_its_units(normali
     with filled() as ring:
         options = {"normalize_obs": True, "normalize_returns": normalize_returns, "session": 1.0}
         whole = learning_of(ring, **options)
-        whole.update_return_scale(np.array([4.0, 0.0, 100.0]))
+        whole.statistics.update_returns(np.array([4.0, 0.0, 100.0]))
         for update in range(20):
             if update == 10:
                 tensors, state = whole.state()
@@ -474,16 +474,16 @@ def test_a_trainer_that_is_read_back_learns_on_bit_by_bit_with_its_units(normali
 def test_a_checkpoint_of_this_session_counts_nothing_twice_and_one_of_an_earlier_session_goes_on():
     with filled() as ring:
         first = learning_of(ring, normalize_obs=True, session=1.0)
-        first.update_return_scale(np.array([4.0, 0.0, 100.0]))
+        first.statistics.update_returns(np.array([4.0, 0.0, 100.0]))
         first.refresh()
         tensors, state = first.state()
         for session, returns, rows in ((1.0, 6.0, 400.0), (2.0, 10.0, 800.0)):
             again = learning_of(ring, normalize_obs=True, session=session)
             again.load_state(tensors, json.loads(json.dumps(state)))
-            assert again.return_scale == 5.0
-            again.update_return_scale(np.array([6.0, 0.0, 150.0]))
+            assert again.statistics.return_scale == 5.0
+            again.statistics.update_returns(np.array([6.0, 0.0, 150.0]))
             again.refresh()
-            assert (again.returns.count, again.normalizer.count) == (returns, rows)
+            assert (again.statistics.returns.count, again.statistics.normalizer.count) == (returns, rows)
         loaded = learning_of(ring, normalize_obs=True, session=2.0, loaded_rows=tuple(ring.committed.tolist()))
         loaded.load_state(tensors, state)
         loaded.refresh()
