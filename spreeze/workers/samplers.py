@@ -2,7 +2,7 @@
 
 Replay samplers append to their own shard of the ring, rollout samplers to their own environment columns. In paced
 modes, inference workers answer whichever environments have a pending request (HTS-RL, section 3); without them each
-sampler runs the policy itself.
+sampler runs the policy itself. ``assets/docs/architecture.md`` follows one transition from here to the weights' file.
 """
 
 from __future__ import annotations

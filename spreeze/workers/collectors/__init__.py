@@ -6,4 +6,6 @@ used, and a new environment, reset with the seed of the next episode, collects t
 rows of every environment, and the others are not affected: their actions and noise depend only on their own number,
 episode and step. If the error depends only on an episode's seed and actions, the run repeats bit for bit, with any
 number of inference workers and any deaths.
+
+``assets/docs/architecture.md`` follows one transition through its collector to the weights' file.
 """
