@@ -43,7 +43,7 @@ class ReplayData(GroupData):
         return dataclasses.replace(
             posted,
             inserted=ring.total_committed() * steps // rows,
-            baseline_inserted=baseline if baseline < 0 else baseline * steps // rows,
+            inserted_at_learning_start=baseline if baseline < 0 else baseline * steps // rows,
             sampled=ring.rows_drawn * steps,
         )
 

@@ -223,7 +223,7 @@ class Assembly(contextlib.ExitStack):
             samplers=posted("steps"),
             learner=posted("learns")[0],
             inserted=0,
-            baseline_inserted=0,
+            inserted_at_learning_start=0,
             sampled=0,
             inference_workers=posted("infers"),
             hosts=hosts,

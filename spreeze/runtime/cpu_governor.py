@@ -343,7 +343,7 @@ class GovernorLoop:
         if self._before is None or learners != self._before[1] or len(learners) < len(groups):
             return None
         elapsed_s = now_s - self._before[0]
-        if elapsed_s > _LONGEST_S or any(g.baseline_inserted < 0 or g.learner["updates"] <= 0 for g in groups):
+        if elapsed_s > _LONGEST_S or any(g.inserted_at_learning_start < 0 or g.learner["updates"] <= 0 for g in groups):
             return None
         wanted = [(role_of(name), cores) for name, cores in load.wanted.items()]
         samplers = sum(cores for role, cores in wanted if role is not None and role.pausable)

@@ -22,7 +22,7 @@ class GroupSample:
     samplers: tuple[dict[str, float], ...]
     learner: dict[str, float]
     inserted: int  # transitions written since the ring was made
-    baseline_inserted: int  # value of inserted when learning started; -1 before
+    inserted_at_learning_start: int  # value of inserted when learning started; -1 before
     sampled: int  # transitions drawn since learning started
     inference_workers: tuple[dict[str, float], ...] = ()
     hosts: tuple[dict[str, float], ...] = ()  # other hosts, each with the slots of its samplers together and its own
@@ -177,15 +177,15 @@ def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
 
 def samples_per_insert(groups: _Groups) -> float | None:
     """Transitions drawn / transitions inserted, since learning started; None before."""
-    learning = [group for group in groups if group.baseline_inserted >= 0]
-    inserts = sum(group.inserted - group.baseline_inserted for group in learning)
+    learning = [group for group in groups if group.inserted_at_learning_start >= 0]
+    inserts = sum(group.inserted - group.inserted_at_learning_start for group in learning)
     return sum(group.sampled for group in learning) / inserts if inserts > 0 else None
 
 
 def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | None]:
     """Consumption over production between two readings of learners from replay, and staleness now; None if unknown."""
     both = zip(old, new, strict=True)
-    pairs = [(a, b) for a, b in both if 0 <= a.baseline_inserted == b.baseline_inserted and a.learned]
+    pairs = [(a, b) for a, b in both if 0 <= a.inserted_at_learning_start == b.inserted_at_learning_start and a.learned]
     inserts = sum(after.inserted - before.inserted for before, after in pairs)
     drawn = sum(after.sampled - before.sampled for before, after in pairs)
     stale = [after.learner["batch_size"] / max(after.learner["replay_fill"] * capacity, 1.0) for _, after in pairs]
