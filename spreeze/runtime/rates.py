@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 
@@ -77,6 +77,55 @@ class CounterSample:
 
 
 _Groups = tuple[GroupSample, ...]
+_Worker = tuple[int, str, int]  # group, role, number
+
+_LATE_S = 2.0  # a worker may post so much later than it measured
+
+
+class _MeasuredTimes:
+    """The seconds that workers measure of their own work, less those in which they were suspended.
+
+    A suspended worker (a pause, Ctrl-Z, a sleeping machine) counts the suspension to whatever it was doing. Readings
+    do not count that time, so a worker that has measured more than has passed is known to have been suspended.
+    """
+
+    def __init__(self, table: MetricTable) -> None:
+        self._slots = {role: self._names(table, role) for role in ("sampler", "learner", "inference")}
+        self._latest: dict[_Worker, tuple[float, dict[str, float]]] = {}  # its last change: when, slots
+        self._excluded: dict[_Worker, dict[str, float]] = {}
+
+    @staticmethod
+    def _names(table: MetricTable, role: str) -> tuple[str, ...]:
+        return tuple({slot: None for on_policy in (False, True) for _, slot in table.splits(role, on_policy=on_policy)})
+
+    def corrected(self, reading: CounterSample) -> CounterSample:
+        """The reading without suspensions."""
+        groups = tuple(self._group(reading.t_s, *numbered) for numbered in enumerate(reading.groups))
+        return replace(reading, groups=groups)
+
+    def _group(self, t_s: float, number: int, group: GroupSample) -> GroupSample:
+        def several(role: str, workers: tuple[dict[str, float], ...]) -> tuple[dict[str, float], ...]:
+            return tuple(self._slots_of(t_s, (number, role, index), slots) for index, slots in enumerate(workers))
+
+        return replace(
+            group,
+            samplers=several("sampler", group.samplers),
+            learner=self._slots_of(t_s, (number, "learner", 0), group.learner),
+            inference_workers=several("inference", group.inference_workers),
+        )
+
+    def _slots_of(self, t_s: float, worker: _Worker, slots: dict[str, float]) -> dict[str, float]:
+        times = {name: slots[name] for name in self._slots[worker[1]] if name in slots}
+        changed_s, before = self._latest.setdefault(worker, (t_s, times))
+        if times != before:
+            self._latest[worker] = t_s, times
+            change = {name: value - before.get(name, 0.0) for name, value in times.items()}
+            if sum(change.values()) > t_s - changed_s + _LATE_S:
+                excluded = self._excluded.setdefault(worker, {})
+                excluded.update({name: excluded.get(name, 0.0) + value for name, value in change.items()})
+        if (excluded := self._excluded.get(worker)) is None:
+            return slots
+        return slots | {name: value - excluded.get(name, 0.0) for name, value in times.items()}
 
 
 @dataclass
@@ -95,6 +144,10 @@ class Rates:
     _steady_frames: float = 0.0
     """Update frames since the end of the warmup, each update with the batch size in force."""
     _ended: bool = False
+    _times: _MeasuredTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._times = _MeasuredTimes(self.table)
 
     def end(self) -> None:
         """Excludes later readings from steady-state rates, since the run is being stopped."""
@@ -106,6 +159,7 @@ class Rates:
         With several groups, each metric is that of the whole run, and ``name/1`` that of group 1. Counters, rates and
         times are summed over the groups; other numbers are means over the groups that have them.
         """
+        reading = self._times.corrected(reading)
         self._note(reading)
         first, seconds = self._window[0], reading.t_s - self._window[0].t_s
         metrics = self._metrics(first, reading, slice(None))

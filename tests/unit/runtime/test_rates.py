@@ -71,6 +71,29 @@ def test_shares_are_of_the_time_between_the_readings():
     assert sum(v for k, v in metrics.items() if k.startswith("learner_") and k.endswith("_share")) == pytest.approx(1)
 
 
+def test_a_suspension_counts_to_no_part_of_a_workers_time_neither_now_nor_over_the_run():
+    gauges = Rates(1, warmup_s=0.0)
+
+    def read(t_s, wait_s, critic_s, actor_s):
+        times = {"wait_s": wait_s, "critic_s": critic_s, "actor_s": actor_s}
+        return gauges.read(_reading(t_s, updates=int(10 * t_s), sampled=1, sampler={"wait_s": wait_s}, learner=times))
+
+    read(1.0, 0.5, 0.25, 0.25)
+    read(2.0, 1.0, 0.5, 0.5)
+    live = read(2.5, 1.0, 0.5, 77.0)  # a pause of 76 s, which t_s does not count, during an actor step
+    assert live["learner_actor_share"] == pytest.approx(0.25)
+    live = read(3.5, 1.5, 0.75, 77.25)
+    assert live["learner_actor_share"] == pytest.approx(0.25)
+    assert gauges.steady()["learner_actor_share"] == pytest.approx(0.25)
+
+
+def test_an_update_that_takes_long_is_no_suspension():
+    gauges = Rates(1)
+    for second in range(12):
+        metrics = gauges.read(_reading(float(second), learner={"critic_s": 11.0 if second == 11 else 0.0}))
+    assert metrics["learner_critic_share"] == 1.0
+
+
 def test_shares_are_unknown_when_nothing_happened():
     gauges = Rates(1)
     gauges.read(_reading(0.0))
@@ -128,7 +151,7 @@ def test_episode_means_leave_out_samplers_without_an_episode():
 
 
 def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
-    learner = {"learn_s": 3.0, "wait_s": 1.0, "policy_lag": 1.0}
+    learner = {"learn_s": 0.75, "wait_s": 0.25, "policy_lag": 1.0}
     gauges = Rates(32)
     gauges.read(_reading(0.0, sampled=32, baseline=0))
     metrics = gauges.read(_reading(1.0, (64,), 2, inserted=64, baseline=0, sampled=64, learner=learner))
