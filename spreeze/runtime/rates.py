@@ -123,9 +123,8 @@ class _MeasuredTimes:
             if sum(change.values()) > t_s - changed_s + _LATE_S:
                 excluded = self._excluded.setdefault(worker, {})
                 excluded.update({name: excluded.get(name, 0.0) + value for name, value in change.items()})
-        if (excluded := self._excluded.get(worker)) is None:
-            return slots
-        return slots | {name: value - excluded.get(name, 0.0) for name, value in times.items()}
+        suspended = self._excluded.get(worker, {})
+        return slots | {name: times[name] - seconds for name, seconds in suspended.items()}
 
 
 @dataclass
