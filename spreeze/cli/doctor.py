@@ -17,6 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from spreeze.formatting import clean, number, percent, size
 from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import emit, say
+from spreeze.machine.utilisation import busy_s
 from spreeze.metrics.snapshot import GpuSnapshot
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
 from spreeze.runtime.cluster.ray_nodes import parse_address
@@ -71,6 +73,8 @@ _GPU_BUSY, _GPU_MEMORY_USED = 0.10, 0.25  # a GPU above these fractions of time 
 _UNEVEN = 10.0  # ratio of p99 to median step time above which environments stepped together wait for the slowest
 _SLOW_RESET = 50.0  # ratio of median reset time to median step time above which resets are reported as slow
 _LARGE_OBSERVATION = 1e6
+_LOAD_S = 0.5  # during which the use of the cores is measured
+_BUSY_SHARE = 0.25  # of the cores, above which other programs are reported
 _SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
 """A clock difference or round trip above these, or a bandwidth below, is reported."""
 _PACKAGE_OF = {MUJOCO_ID: "'gymnasium[mujoco]'", FALLBACK_ID: "gymnasium"}
@@ -418,9 +422,20 @@ def check_power(machine: Machine) -> Check:
     return _finding("power", machine.power_source or "no battery reported")
 
 
+def check_load(machine: Machine) -> Check:
+    """Cores that other programs keep busy; called before the other checks, which compute."""
+    cores = machine.cores
+    before_s, start_s = busy_s(cores.ids), time.monotonic()
+    time.sleep(_LOAD_S)
+    busy = min((busy_s(cores.ids) - before_s) / (time.monotonic() - start_s), cores.usable)
+    remedy = "stop other programs: beside them training is slower, and the tuner's measurements are less certain"
+    text = f"{busy:.1f} of {cores.usable:g} cores were busy before these checks"
+    return _finding("other programs", text, remedy if busy > _BUSY_SHARE * cores.usable else None)
+
+
 def check_live_runs(runs_dir: Path) -> Check:
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
-    text = f"{len(alive)} running: {clean(', '.join(alive), 200)}" if alive else "none"
+    text = f"{len(alive)} running: {clean(', '.join(alive), 200)}" if alive else f"none in {clean(runs_dir, 200)}"
     remedy = "a new run would share the cores; stop one with python -m spreeze runs stop NAME"
     return _finding("live runs", text, remedy if alive else None)
 
@@ -428,7 +443,7 @@ def check_live_runs(runs_dir: Path) -> Check:
 def examine(args: argparse.Namespace) -> dict[str, Any]:
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
     replay, machine, runs_dir = ReplayConfig(), read_machine(), Path(args.runs_dir)
-    env_args = tuple(args.env_arg)
+    env_args, load = tuple(args.env_arg), check_load(machine)
     with ThreadPoolExecutor(max_workers=3) as pool:
         jobs = [pool.submit(check_torch, has_gpu=bool(machine.gpus))]
         jobs += [pool.submit(check) for check in (check_default_task, check_encoder)]
@@ -439,7 +454,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         quick = [
             check_cores(machine), check_memory(machine, replay),
             check_gpus(machine), check_device_physics(machine), check_disk(runs_dir), check_sqlite(runs_dir),
-            check_display(), check_power(machine), check_live_runs(runs_dir),
+            check_display(), check_power(machine), load, check_live_runs(runs_dir),
         ]  # fmt: skip
         checks = [check_python(), check_packages(), *(job.result() for job in jobs), *quick]
         environment = None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,7 +24,7 @@ from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import FINAL_EVALUATIONS, final_metric, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MAX_NUMBERS
-from spreeze.metrics.progress import Trend, trend_of
+from spreeze.metrics.progress import Trend, has_risen, trend_of
 from spreeze.metrics.published import published
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
@@ -49,6 +49,10 @@ _TAIL_ROWS = 600
 _LOG_LINES, _EVENTS, _MARKS = 8, 12, 60  # Lines of the log, events in the list, and events that are marked in charts.
 STALE_S = 3.0
 _FALLEN = 0.25  # share of the best return whose loss is reported
+_STUCK = (
+    "The return has not risen since the run began: the policy may be stuck. Look at what it does (Watch); more "
+    "exploration, another algorithm or a reward that guides it may help."
+)
 _NEW_S = 5.0  # age of a timeline or of marks that are sent again, until every page has them
 _RESTARTING = "; restarting "  # in the warning of a worker that has ended and is started again
 _MARK_TEXT = 160  # characters of a mark's sentence
@@ -213,7 +217,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         loads = _loads(reader, newest, live=is_live)
     recent = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     fresh = _fresh(path, run, state, recent, loads)
-    trend, final = _latest_returns(path, str(run.get("nonce")), count)
+    curve = _latest_returns(path, str(run.get("nonce")), count)
     config, parts = read_config(path), data_flow(run)
     left: dict[str, Any] = {name: run.get(name) for name in ("progress", "eta_s")}
     shown = snapshot_of(run, config, fresh, parts, state=state, **left)
@@ -232,9 +236,9 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         "text": {
             **texts(shown, fresh, run, last, path),
             "progress": DASH if not is_live or state == "stopping" else shown.time_left or DASH,
-            "final": DASH if final is None else number(final) + f" of {count}" * (count < FINAL_EVALUATIONS),
+            "final": _mean_of_last(curve.final, count),
             "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
-            "trend": _trend(trend, run, config.get("stop", {}), state, best),
+            "trend": _trend(curve, run, config.get("stop", {}), state, best),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
         },
         "evals": evaluations,
@@ -253,6 +257,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
             latest,
             last,
             best,
+            risen=curve.risen,
             ended=run.get("exit_reason"),
             error=read_summary(path).get("error"),
             won=better_run(path),
@@ -399,25 +404,42 @@ def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bo
 
 
 def _trend(
-    trend: Trend | None, run: Mapping[str, Any], stop: Mapping[str, Any], state: str, best: EvaluationRow | None
+    curve: _Curve, run: Mapping[str, Any], stop: Mapping[str, Any], state: str, best: EvaluationRow | None
 ) -> str:
     """The slope of the latest returns, and while the run lives when they reach its target."""
-    if trend is None:
+    if curve.trend is None:
         return ""
     reference = published(run.get("algo"), run.get("env_id"))
     target = finite_number(stop.get("target_return"))
     if target is None and reference is not None:
         target = reference.value
     reached = -math.inf if best is None else best.return_mean
-    return f"{trend.sentence(target if state in LIVE_STATES else None, reached)}."
+    text = f"{curve.trend.sentence(target if state in LIVE_STATES else None, reached)}."
+    return f"{text} {_STUCK}" if not curve.risen and (target is None or reached < target) else text
+
+
+class _Curve(NamedTuple):
+    """A summary of the latest evaluations of a run."""
+
+    trend: Trend | None
+    final: float | None
+    """Mean of the last ten."""
+    risen: bool
+    """True if the best one is clearly above the first."""
+
+
+def _mean_of_last(final: float | None, count: int) -> str:
+    if final is None:
+        return DASH
+    return number(final) + (f" (mean of {count})" if count < FINAL_EVALUATIONS else "")
 
 
 @lru_cache(16)
-def _latest_returns(path: Path, nonce: str, count: int) -> tuple[Trend | None, float | None]:
-    """The trend and the mean of the last ten after ``count`` evaluations of a run."""
+def _latest_returns(path: Path, nonce: str, count: int) -> _Curve:
+    """A summary after ``count`` evaluations of a run."""
     with MetricsReader(path / "metrics.db").connected() as reader:
         latest = reader.evaluations(max(0, count - _TREND_EVALUATIONS))
-    return trend_of(latest), final_metric(latest)
+    return _Curve(trend_of(latest), final_metric(latest), has_risen(latest))
 
 
 def _samplers(shown: Snapshot) -> str:
@@ -446,6 +468,7 @@ def _note(
     last: EvaluationRow | None,
     best: EvaluationRow | None,
     *,
+    risen: bool,
     ended: str | None,
     error: object,
     won: str | None,
@@ -453,10 +476,13 @@ def _note(
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
-    ``ended`` and ``error`` are the reason for its end, ``won`` the better run of a comparison of algorithms;
-    ``restarting`` is a worker that has ended and is not back yet: the newest rates do not show what limits the run.
+    ``ended`` and ``error`` are the reason for its end, ``won`` the better run of a comparison of algorithms. ``risen``
+    is False while returns are those of the start, from which nothing falls. ``restarting`` is a worker that has ended
+    and is not back yet: the newest rates do not show what limits the run.
     """
     problem = state in ("failed", "crashed", "damaged")
+    if state == "stopping":
+        return {"note": "Stopping: the last evaluation and a checkpoint follow.", "problem": False}
     if not latest:
         text = f"The run ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
         if state in LIVE_STATES:
@@ -473,7 +499,10 @@ def _note(
         text = f"{_why_ended(ended, error)} {'' if side is Side.TUNER else 'Over the whole run: '}{text}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
-    return {"note": text + _fallen(best, last), "problem": problem or side in (Side.OTHERS, Side.EVALUATOR)}
+    return {
+        "note": text + (_fallen(best, last) if risen else ""),
+        "problem": problem or side in (Side.OTHERS, Side.EVALUATOR),
+    }
 
 
 def _why_ended(reason: str | None, error: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import re
 import textwrap
@@ -64,20 +65,27 @@ def fill(values: dict[str, Any]) -> None:
             st.session_state[field(key)] = value
 
 
+_OTHER_TASKS = ("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")  # of every installation of Gymnasium
+_BOX2D = ("LunarLander-v3", "LunarLanderContinuous-v3", "BipedalWalker-v3")
+
+
 @cache
 def tasks() -> list[str]:
-    """Tasks to offer: Pendulum and the default, then those with a profile."""
+    """Tasks to offer: Pendulum and the default, those with a profile, then other well-known ones that are installed."""
     first, others = ["Pendulum-v1", str(default_env_id().value)], list[str]()
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
         others += [name for name in about.get("envs", []) if "*" not in name and name not in first]
+    others += [*_OTHER_TASKS, *(_BOX2D if importlib.util.find_spec("Box2D") else ())]
     return [*first, *dict.fromkeys(others)]
 
 
 def known_task(text: str) -> str:
-    """The offered task for a text in lower case or without a version; else the text itself."""
-    typed = text.lower()
-    return next((task for task in tasks() if typed in (task.lower(), task.lower().rpartition("-v")[0])), text)
+    """The offered task for a text in lower case, without a version, or with which no other begins; else the text."""
+    typed, offered = text.lower(), {task.lower(): task for task in tasks()}
+    begin = [task for lower, task in offered.items() if lower.startswith(typed)]
+    exact = (task for lower, task in offered.items() if typed in (lower, lower.rpartition("-v")[0]))
+    return next(exact, begin[0] if len(begin) == 1 else text)
 
 
 class _CustomEnv(NamedTuple):

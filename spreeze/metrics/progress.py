@@ -111,6 +111,15 @@ _MAX_TREND_POINTS = 200  # Points through which a trend is drawn; more of them a
 _MIN_TREND_S = 30.0  # Training time that a trend covers at least: a slope over seconds says little about a minute.
 
 
+def has_risen(curve: Sequence[EvaluationRow]) -> bool:
+    """True if the best evaluation is clearly above the first one, by the intervals of both."""
+    if not curve:
+        return False
+    first, best = curve[0], max(curve, key=lambda record: record.return_mean)
+    margin = math.hypot(first.half_width or 0.0, best.half_width or 0.0)
+    return best.return_mean - first.return_mean > margin
+
+
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     """True if the returns of a run have risen, and have not risen further in the last third of its time."""
     if not curve or curve[-1].t - curve[0].t < _MIN_S:

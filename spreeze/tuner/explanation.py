@@ -88,7 +88,10 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
     if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:
         return "no single change was better"
     if not runners:
-        return "as configured" if as_configured else "nothing else is possible"
+        if as_configured:
+            return "as configured"
+        varied = any(result.setting.get(knob.name, value) != value for result in search.results)
+        return "other values were measured with other settings only" if varied else "nothing else is possible"
     if as_configured and knob.name in search.learning_values and runners[0][1] > 1.0 + model.TIE:
         why = "other programs were active" if search.busy() else "the gain of others is within the measured spread"
         return f"as configured: {why} ({others})"

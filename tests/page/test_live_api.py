@@ -675,7 +675,7 @@ def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_w
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = live_api.live_response(run, 0.0, 0, "")["text"]
         assert (text["progress"], text["since_best"]) == ("41 %, at most 2:05 left", "1:00")
-        assert text["final"] == "5 of 3"
+        assert text["final"] == "5 (mean of 3)"
         (run / "config.toml").write_text("[stop]\nseconds = 300.0\n")
         assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "41 %, 2:05 left"
         (run / "config.toml").write_text("[stop]\nseconds = 300.0\ntarget_return = 5.0\n")
@@ -783,6 +783,29 @@ def test_the_trend_of_a_live_run_names_its_target_and_that_of_an_ended_one_does_
     assert "400 in 1:" in text
     (run / "run.json").write_text(json.dumps(state))
     assert "400" not in live_api.live_response(run, 0.0, 0, "")["text"]["trend"]
+
+
+@pytest.mark.parametrize(("gain", "stuck"), [(0.0, True), (5.0, False)])
+def test_returns_that_have_never_risen_are_said_and_do_not_fall(run, gain, stuck):
+    state = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(state | {"env_id": "MountainCarContinuous-v0", "algo": "ppo"}))
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(1.0, 1, {"env_steps": 1.0})
+    for k in range(30):
+        value = -0.01 * (k % 3) + (gain if k == 20 else 0.0)
+        writer.evaluation(EvaluationRow(10.0 * k, 1, 1, 1, 0, 10, value, 0.01, 9.0))
+    writer.close()
+    found = live_api.live_response(run, 0.0, 0, "")
+    assert ("has not risen since the run began" in found["text"]["trend"]) is stuck
+    assert ("The latest evaluation fell" in found["note"]) is not stuck
+
+
+def test_a_run_that_is_stopping_says_so_and_nothing_of_its_tuner(run):
+    state = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(state | {"state": "stopping"}))
+    with open(run / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert live_api.live_response(run, 0.0, 0, "")["note"].startswith("Stopping: the last evaluation")
 
 
 def test_the_picture_of_an_ended_run_has_no_age(run):

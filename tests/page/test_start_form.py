@@ -473,3 +473,8 @@ def test_the_form_is_as_it_was_after_a_run(monkeypatch):
 def test_a_task_is_found_in_small_letters_and_without_its_version():
     assert [known_task(text) for text in ("cartpole-v1", "CARTPOLE", "pendulum", "Own-v0", "-v1")] == [
         "CartPole-v1", "CartPole-v1", "Pendulum-v1", "Own-v0", "-v1"]  # fmt: skip
+
+
+def test_a_begun_name_is_taken_where_one_task_begins_so():
+    assert [known_task(text) for text in ("HopperBul", "acro", "mountaincar", "MountainCarC", "Half")] == [
+        "HopperBulletEnv-v0", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Half"]  # fmt: skip

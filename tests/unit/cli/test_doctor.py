@@ -125,6 +125,17 @@ def test_runs_dir_that_cannot_be_written_fails(tmp_path, monkeypatch):
     assert doctor.check_sqlite(tmp_path).status == "fail"
 
 
+@pytest.mark.parametrize(("busy", "status"), [(0.1, "ok"), (0.9, "warn")])
+def test_cores_that_other_programs_keep_busy_are_reported(monkeypatch, busy, status):
+    machine, clock = read_machine(), iter((10.0, 11.0))
+    counted = iter((0.0, busy * machine.cores.usable))
+    monkeypatch.setattr(doctor, "busy_s", lambda ids: next(counted))
+    monkeypatch.setattr(doctor.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(doctor.time, "sleep", lambda seconds: None)
+    found = doctor.check_load(machine)
+    assert (found.status, found.text.partition(" ")[0]) == (status, f"{busy * machine.cores.usable:.1f}")
+
+
 def test_run_that_is_alive_is_named(tmp_path):
     run = tmp_path / "walker"
     run.mkdir()
