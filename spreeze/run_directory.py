@@ -41,14 +41,12 @@ from spreeze.process_identity import same_process
 
 FORMAT = 1
 """Format number of a run directory, in ``run.json``: older versions of Spreeze cannot use one with a higher number."""
-LAUNCHES = ".launches"
-"""Folder beside the runs: records and logs of starts from a page, and the server's tokens."""
+LAUNCHES = ".launches"  # folder beside the runs: records and logs of starts from a page, and the server's tokens
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline", "env-args")
 """Names of files in ``control`` in which a page or a command sends a request to a live run."""
-TIMELINE = "timeline.json"
-"""Trace of worker phases (``runtime.timeline``)."""
+TIMELINE = "timeline.json"  # trace of worker phases (``runtime.timeline``)
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2

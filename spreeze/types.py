@@ -19,22 +19,17 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-Arrays = dict[str, np.ndarray]
-"""Arrays by name, such as the weights of a policy."""
+Arrays = dict[str, np.ndarray]  # arrays by name, such as the weights of a policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureSpec:
     """Layout of an environment's image in its observations."""
 
-    path: tuple[str | int, ...]
-    """Keys of the nested observation that lead to it; empty where it is the observation."""
-    shape: tuple[int, ...]
-    """Its own shape."""
-    order: tuple[int, ...]
-    """Its axes as [..., H, W]: those before are channels, or frames and their channels."""
-    bounds: tuple[float, float] = (0.0, 255.0)
-    """The values that become bytes 0 and 255."""
+    path: tuple[str | int, ...]  # keys of the nested observation that lead to it; empty where it is the observation
+    shape: tuple[int, ...]  # its own shape
+    order: tuple[int, ...]  # its axes as [..., H, W]: those before are channels, or frames and their channels
+    bounds: tuple[float, float] = (0.0, 255.0)  # the values that become bytes 0 and 255
 
     @property
     def rgb(self) -> bool:
@@ -55,24 +50,17 @@ class FrameSpec:
     after the other, then V float32 numbers. Policies take the images of the last k frames and the newest numbers.
     """
 
-    channels: int
-    """C: 1 grey, 3 red, green and blue; any other number as the environment has them."""
-    height: int
-    """H, in pixels."""
-    width: int
-    """W, in pixels."""
-    stack: int
-    """k: frames in one observation."""
-    sign_rewards: bool
-    """True if replay stores only the sign of each reward."""
-    options: dict[str, Any]
-    """Values of the ``image`` settings, from which the same environment can be made again."""
+    channels: int  # C: 1 grey, 3 red, green and blue; any other number as the environment has them
+    height: int  # H, in pixels
+    width: int  # W, in pixels
+    stack: int  # k: frames in one observation
+    sign_rewards: bool  # True if replay stores only the sign of each reward
+    options: dict[str, Any]  # values of the ``image`` settings, from which the same environment can be made again
     source: PictureSpec | None = field(default=None, compare=False)
     """The picture that is shrunk; None with Atari, whose screen is read, and in files of earlier versions."""
     more: tuple[PictureSpec, ...] = ()
     """The other pictures of an observation, which become images of the same height and width."""
-    vector_dim: int = 0
-    """V: numbers beside the images."""
+    vector_dim: int = 0  # V: numbers beside the images
     as_asked: bool = True
     """False where the environment's space alone says which parts are pictures, without ``env.image = true``."""
 
@@ -107,10 +95,8 @@ class FrameSpec:
 class Box:
     """Actions that are vectors of real numbers; policies give them in [-1, 1]."""
 
-    low: tuple[float, ...]
-    """Lower bound of each component, in the environment's unit."""
-    high: tuple[float, ...]
-    """Upper bound of each component, in the environment's unit."""
+    low: tuple[float, ...]  # lower bound of each component, in the environment's unit
+    high: tuple[float, ...]  # upper bound of each component, in the environment's unit
     shape: tuple[int, ...] | None = None
     """The environment's own shape of an action; None in files that do not record it."""
 
@@ -137,12 +123,9 @@ class Choices:
     one choice an agent. Policies give the index of each, 0 .. n - 1.
     """
 
-    nvec: tuple[int, ...]
-    """Number of options of each choice."""
-    start: tuple[int, ...] = ()
-    """The environment's number for option 0 of each choice; given empty: zeros."""
-    shape: tuple[int, ...] = ()
-    """The environment's own shape of an action; empty where it is a single number."""
+    nvec: tuple[int, ...]  # number of options of each choice
+    start: tuple[int, ...] = ()  # the environment's number for option 0 of each choice; given empty: zeros
+    shape: tuple[int, ...] = ()  # the environment's own shape of an action; empty where it is a single number
 
     def __post_init__(self) -> None:
         if not self.start:
@@ -216,15 +199,11 @@ Converter = Callable[[np.ndarray], Any]
 class ActionPart:
     """A Box, Discrete, MultiDiscrete or MultiBinary within a Dict or Tuple."""
 
-    path: tuple[str | int, ...]
-    """Keys that lead to it; within a Tuple, its index."""
-    begin: int
-    """Its first column in the flat action."""
-    shape: tuple[int, ...]
-    """The environment's own shape of it."""
+    path: tuple[str | int, ...]  # keys that lead to it; within a Tuple, its index
+    begin: int  # its first column in the flat action
+    shape: tuple[int, ...]  # the environment's own shape of it
     dtype: str
-    start: tuple[int, ...] | None = None
-    """The environment's number for option 0 of each choice; None of a Box."""
+    start: tuple[int, ...] | None = None  # the environment's number for option 0 of each choice; None of a Box
 
     @property
     def columns(self) -> slice:
@@ -254,10 +233,8 @@ class TeamSpec:
     an agent (A = n), its reward the sum of all agents' rewards.
     """
 
-    actions: tuple[int, ...]
-    """Number of discrete actions of each agent; K of the task is the largest."""
-    obs_dim: int
-    """Length of one agent's observation; shorter ones end in zeros."""
+    actions: tuple[int, ...]  # number of discrete actions of each agent; K of the task is the largest
+    obs_dim: int  # length of one agent's observation; shorter ones end in zeros
     state_dim: int
     """Length of the state of the whole, which only the learner's mixer reads; 0: it reads all observations instead."""
 
@@ -271,48 +248,34 @@ class TeamSpec:
 class GoalSpec:
     """The two goals in the observation of a goal task (Plappert et al. 2018, arXiv 1802.09464)."""
 
-    achieved: tuple[int, int]
-    """First and end column of ``achieved_goal`` in the flat observation."""
-    desired: tuple[int, int]
-    """First and end column of ``desired_goal``; as many as those of ``achieved``."""
-    computes_reward: bool
-    """True if the environment has ``compute_reward``."""
-    sparse: bool = False
-    """True if that gave at most two rewards: one at the goal, one elsewhere."""
+    achieved: tuple[int, int]  # first and end column of ``achieved_goal`` in the flat observation
+    desired: tuple[int, int]  # first and end column of ``desired_goal``; as many as those of ``achieved``
+    computes_reward: bool  # True if the environment has ``compute_reward``
+    sparse: bool = False  # True if that gave at most two rewards: one at the goal, one elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """Static facts about an environment."""
 
-    env_id: str
-    """Gymnasium id without module prefix, for example ``Walker2DBulletEnv-v0``."""
-    import_module: str | None
-    """Module to import before ``gymnasium.make``, so that a child process knows the id."""
+    env_id: str  # Gymnasium id without module prefix, for example ``Walker2DBulletEnv-v0``
+    import_module: str | None  # module to import before ``gymnasium.make``, so that a child process knows the id
     obs_dim: int
     """O: length of the flat float32 observation; where ``action_mask`` is true its last K values are the mask."""
-    action: ActionSpec
-    """The action space as one row: a box, one or several choices, or both."""
-    max_episode_steps: int | None
-    """Env steps after which the environment truncates an episode; None if it never does."""
-    reward_threshold: float | None
-    """Episode return at which the task counts as solved; None if not stated."""
-    plain: bool = False
-    """Use the original Bullet task instead of the equivalent fast one."""
-    args: tuple[str, ...] = ()
-    """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
+    action: ActionSpec  # the action space as one row: a box, one or several choices, or both
+    max_episode_steps: int | None  # env steps after which the environment truncates an episode; None if it never does
+    reward_threshold: float | None  # episode return at which the task counts as solved; None if not stated
+    plain: bool = False  # use the original Bullet task instead of the equivalent fast one
+    args: tuple[str, ...] = ()  # ``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them
     obs_layout: tuple[str, ...] = ()
     """Columns of each part of a nested observation in the flat one; empty for a single Box."""
     obs_shape: tuple[int, ...] | None = None
     """The environment's own shape of a single Box, before it is made flat; None for other observations."""
     frames: FrameSpec | None = None
     """Frames of a task with images: each step gives one, uint8; an observation is the last k. None: vectors."""
-    action_mask: bool = False
-    """True if ``info["action_mask"]`` marks at each step which of the K options are allowed."""
-    team: TeamSpec | None = None
-    """The agents where several act at once; None: a single one."""
-    action_parts: tuple[ActionPart, ...] = ()
-    """The parts of a Dict or Tuple action; empty for other spaces."""
+    action_mask: bool = False  # True if ``info["action_mask"]`` marks at each step which of the K options are allowed
+    team: TeamSpec | None = None  # the agents where several act at once; None: a single one
+    action_parts: tuple[ActionPart, ...] = ()  # the parts of a Dict or Tuple action; empty for other spaces
     goals: GoalSpec | None = None
     """The goals of a task whose observation is a Dict of ``observation``, ``achieved_goal`` and ``desired_goal``."""
 
@@ -438,12 +401,9 @@ class RolloutBatch(NamedTuple):
 class SequenceShape:
     """Sizes of a sequence in replay."""
 
-    length: int
-    """T: slots that are trained on; each slot of a sampler's stream is among these in exactly one sequence."""
-    burn_in: int
-    """b: slots before them; the previous sequence contains them too."""
-    state_dim: int
-    """S: values of the policy's state."""
+    length: int  # T: slots that are trained on; each slot of a sampler's stream is among these in exactly one sequence
+    burn_in: int  # b: slots before them; the previous sequence contains them too
+    state_dim: int  # S: values of the policy's state
 
     @property
     def slots(self) -> int:
@@ -472,12 +432,9 @@ class RowLayout:
     action_dim: int
     n_step: int = 1
     checksum: bool = False
-    frame_bytes: int = 0
-    """F: bytes of one frame; 0 for vector observations."""
-    stack: int = 0
-    """k: frames in one observation; 0 for vector observations."""
-    frame_numbers: int = 0
-    """V: float32 numbers at the end of a frame."""
+    frame_bytes: int = 0  # F: bytes of one frame; 0 for vector observations
+    stack: int = 0  # k: frames in one observation; 0 for vector observations
+    frame_numbers: int = 0  # V: float32 numbers at the end of a frame
     sequence: SequenceShape | None = field(default=None, repr=False)  # keeps replay of earlier versions readable
     """Sizes of the sequences; None: rows are transitions."""
 
@@ -637,12 +594,9 @@ class PolicyFormat(NamedTuple):
 
     name: str
     suffix: str
-    packages: tuple[str, ...]
-    """Packages that writing and checking a file needs, beside NumPy."""
-    runs_on: str
-    """Package that a program with this file needs, as pip knows it."""
-    exact: bool = True
-    """False: weights are rounded, so that actions may differ from the policy's."""
+    packages: tuple[str, ...]  # packages that writing and checking a file needs, beside NumPy
+    runs_on: str  # package that a program with this file needs, as pip knows it
+    exact: bool = True  # False: weights are rounded, so that actions may differ from the policy's
 
 
 POLICY_FORMATS = (

@@ -27,11 +27,9 @@ class Algorithm(ABC):
 
     name: str
     _config: Any
-    updates: int
-    """Updates so far, including skipped ones; a caller that replays recorded updates counts them here."""
+    updates: int  # updates so far, including skipped ones; a caller that replays recorded updates counts them here
 
-    lr_multiplier = 1.0
-    """Factor of the learning rates, in addition to their schedule."""
+    lr_multiplier = 1.0  # factor of the learning rates, in addition to their schedule
 
     def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:
         self.updates = 0

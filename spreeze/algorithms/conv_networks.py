@@ -176,8 +176,7 @@ class ConvActorCritic:
     Members are as in ``on_policy.MlpActorCritic``.
     """
 
-    of_value: Tensor | None = None
-    """None: policy and value share the trunk, so their gradient is clipped as a whole."""
+    of_value: Tensor | None = None  # None: policy and value share the trunk, so their gradient is clipped as a whole
 
     def __init__(self, frames: FrameSpec, cnn: str, spec: ActorCriticSpec) -> None:
         self.inputs = TrunkInputs.of(frames)

@@ -38,10 +38,8 @@ class CrossQConfig(SoftActorCriticConfig):
                 raise ConfigError(f"crossq.{name} = {value}: CrossQ has batch normalization and relu only; remove it")
 
 
-_EPS = 1e-3
-"""Added to variances, as in the authors' code."""
-_MOMENTUM = 0.99
-"""Decay of the running statistics per update, as in the authors' code."""
+_EPS = 1e-3  # added to variances, as in the authors' code
+_MOMENTUM = 0.99  # decay of the running statistics per update, as in the authors' code
 
 
 class _JointPass:

@@ -35,8 +35,7 @@ def create_critics(config: ActorCriticConfig, *arguments: Any) -> Critics:
 class _Distributional(Critics):
     """Base of both kinds; the chunks and threads are those of ``Critics``."""
 
-    _values: Tensor | None = None
-    """[S, B], means of the critics at the latest actions of the current policy."""
+    _values: Tensor | None = None  # [S, B], means of the critics at the latest actions of the current policy
 
     @abstractmethod
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:

@@ -27,14 +27,12 @@ from spreeze.config.algorithms import NetworkRow
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 
-_ALIGN = 16
-"""Float32 values in a cache line; each block of the flat vector starts on one."""
+_ALIGN = 16  # Float32 values in a cache line; each block of the flat vector starts on one
 _ROWS_OF_ONE_MATMUL = 2048
 """Rows from which a GPU computes the weight gradients of stacked networks one by one: 2 x 51 instead of 640 us at
 65,536 rows of 2 x 256 units (H200)."""
 _ROWS_OF_DEAD = 512
-CHUNK_ROWS = 512
-"""Rows per pass on a CPU, so that the output of a layer stays in the cache of the core."""
+CHUNK_ROWS = 512  # rows per pass on a CPU, so that the output of a layer stays in the cache of the core
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ class HiddenLayers:
 
     activation: str = ACTIVATIONS[0]
     layer_norm: bool = False
-    custom: NetworkRow | None = None
-    """Custom network in place of the perceptron (see ``custom_networks``)."""
+    custom: NetworkRow | None = None  # custom network in place of the perceptron (see ``custom_networks``)
 
     @property
     def keeps_preactivations(self) -> bool:

@@ -317,10 +317,8 @@ class Impala(AsyncOnPolicy):
 class Appo(AsyncOnPolicy):
     name = "appo"
     _config: AppoConfig
-    _lr_factor = 1.0
-    """Factor of the scheduled learning rate, adapted to the KL divergence."""
-    _divergences = 0
-    """Number of updates since the last adaptation to the divergence."""
+    _lr_factor = 1.0  # factor of the scheduled learning rate, adapted to the KL divergence
+    _divergences = 0  # number of updates since the last adaptation to the divergence
 
     def __init__(self, spec: EnvSpec, config: AppoConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(spec, config, *arguments, **options)

@@ -91,8 +91,7 @@ class DeviceSplit:
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
 
-_MAX_HEALTH_IMAGES = 128
-"""Number of images of a batch for which hidden units are evaluated."""
+_MAX_HEALTH_IMAGES = 128  # number of images of a batch for which hidden units are evaluated
 
 
 class OffPolicyAlgorithm(Algorithm):
@@ -104,10 +103,8 @@ class OffPolicyAlgorithm(Algorithm):
     _schedule, _lr_end = "constant", 0.1
     encoder: Encoder | None = None
     """Converts images or sequences to features for actor and critics; None if these read observations."""
-    imitation: losses.Imitation | None = None
-    """Behavior cloning in the actor's gradient; None: there is none."""
-    period = 1
-    """Number of updates per actor and target step, such as for a delayed actor."""
+    imitation: losses.Imitation | None = None  # behavior cloning in the actor's gradient; None: there is none
+    period = 1  # number of updates per actor and target step, such as for a delayed actor
 
     def __init__(
         self,
@@ -378,18 +375,14 @@ T = TypeVar("T")
 class CriticNetworks(TrainedNetworks[F]):
     """The critic networks of an algorithm."""
 
-    parallel: Parallel | None = None
-    """Threads or streams that split the work, if any; a change needs new buffers."""
-    _buffers: Any = None
-    """Buffers that depend on the batch size."""
+    parallel: Parallel | None = None  # threads or streams that split the work, if any; a change needs new buffers
+    _buffers: Any = None  # buffers that depend on the batch size
     td_error: Tensor | None = None  # [S, B], of the latest step
     td_target: Tensor | None = None  # [B], of the latest step
-    gives_obs_gradient = False
-    """True if a step computes ``obs_gradient``."""
+    gives_obs_gradient = False  # True if a step computes ``obs_gradient``
     obs_gradient: Tensor | None = None
     """[B, O], derivative of the latest step's loss with respect to the observations, or [B, O + A] to all inputs."""
-    action_value: Tensor | None = None
-    """[B], Q-values of the latest actions of the current policy."""
+    action_value: Tensor | None = None  # [B], Q-values of the latest actions of the current policy
 
     def row_errors(self) -> Tensor:
         """Magnitude of each row's temporal difference [B] in the latest step, averaged over the critics."""

@@ -90,8 +90,7 @@ class OnPolicyAlgorithm(Algorithm):
     """Base class of on-policy algorithms; subclasses implement ``_update``."""
 
     _config: OnPolicyConfig
-    single_step: bool
-    """True if a rollout is one gradient step: then values and gradient share one forward pass."""
+    single_step: bool  # True if a rollout is one gradient step: then values and gradient share one forward pass
 
     def __init__(
         self,

@@ -40,8 +40,7 @@ from spreeze.inference.heads import HALF_LOG_2PI
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec
 
-_MAX_ROWS, _MAX_UNITS = 512, 256
-"""Largest minibatch and layer for which NumPy takes at most four fifths of the time."""
+_MAX_ROWS, _MAX_UNITS = 512, 256  # largest minibatch and layer for which NumPy takes at most four fifths of the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,7 @@ class PPO(OnPolicyAlgorithm):
     name = "ppo"
     single_step = False
     _config: PPOConfig
-    _lr_factor = 1.0
-    """Factor of the scheduled learning rate, adapted to the KL divergence."""
+    _lr_factor = 1.0  # factor of the scheduled learning rate, adapted to the KL divergence
 
     def __init__(self, spec: EnvSpec, config: PPOConfig, *args: Any, **options: Any) -> None:
         super().__init__(spec, config, *args, **options)

@@ -40,8 +40,7 @@ from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import TeamSpec, TransitionBatch
 
-_LONGEST = 2.0
-"""Largest norm of a state that the mixer reads, relative to the usual norm."""
+_LONGEST = 2.0  # largest norm of a state that the mixer reads, relative to the usual norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,12 +36,9 @@ from spreeze.inference.recurrence import CELLS
 from spreeze.types import SequenceBatch, TransitionBatch
 
 _GATES = {"lstm": 4, "gru": 3}
-Gradients = Callable[[Tensor], Sequence[Tensor]]
-"""Maps the gradient [R, H] of a cell's outputs to those of its weights."""
-_MAX_WEIGHT = 0.9
-"""Weight of the largest error in a sequence's priority; the rest is for the mean (R2D2, section 2.3)."""
-_FORGET = 1
-"""Index of the LSTM's forget gate, whose bias is initialized to 1 (Jozefowicz et al. 2015)."""
+Gradients = Callable[[Tensor], Sequence[Tensor]]  # maps the gradient [R, H] of a cell's outputs to those of its weights
+_MAX_WEIGHT = 0.9  # weight of the largest error in a sequence's priority; the rest is for the mean (R2D2, section 2.3)
+_FORGET = 1  # index of the LSTM's forget gate, whose bias is initialized to 1 (Jozefowicz et al. 2015).
 
 
 class Sequences(NamedTuple):
@@ -194,8 +191,7 @@ class RecurrentCell:
 class RecurrentActorCritic(ActorCriticMlp):
     """A cell, and policy and value over its output; members as in ``on_policy.MlpActorCritic``."""
 
-    of_value: Tensor | None = None
-    """None: policy and value share the cell, so their gradient is clipped as a whole."""
+    of_value: Tensor | None = None  # None: policy and value share the cell, so their gradient is clipped as a whole
 
     def __init__(self, obs_dim: int, kind: str, size: int, spec: ActorCriticSpec) -> None:
         """``kind`` is one of ``CELLS``, with ``size`` units."""

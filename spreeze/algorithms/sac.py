@@ -132,13 +132,10 @@ class _SoftActorCritic(ActorCritic):
 
     name = "sac"
     _config: SoftActorCriticConfig
-    _policy: str
-    """Kind of the policy, as in ``inference.heads``."""
-    _action_values: type[DiscreteCritics]
-    """Class of the critics where there is a choice."""
+    _policy: str  # kind of the policy, as in ``inference.heads``
+    _action_values: type[DiscreteCritics]  # class of the critics where there is a choice
     _create_critics = staticmethod(create_critics)
-    _log_alpha_max: float | Tensor | None = None
-    """Upper bound of log alpha; None: no bound."""
+    _log_alpha_max: float | Tensor | None = None  # upper bound of log alpha; None: no bound
 
     def __init__(
         self,

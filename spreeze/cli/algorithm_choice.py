@@ -37,14 +37,10 @@ from spreeze.transport.shared_memory import readable
 from spreeze.tuner.run import cache_dir, cache_key
 from spreeze.types import EnvSpec, RowLayout
 
-_BESIDE = ("crossq", "ppo")
-"""Algorithms that are compared with the default, where they fit."""
-_ROUNDS_S = (60.0, 120.0, 240.0)
-"""Training time of each candidate at the end of a round."""
-_MAX_S, _MIN_S = 300.0, 20.0
-"""Maximum time that all candidates but the best may take, and minimum time of each."""
-_MIN_STEPS = 1_000
-"""Env steps in the first round below which no candidate has learned anything."""
+_BESIDE = ("crossq", "ppo")  # algorithms that are compared with the default, where they fit
+_ROUNDS_S = (60.0, 120.0, 240.0)  # training time of each candidate at the end of a round
+_MAX_S, _MIN_S = 300.0, 20.0  # maximum time that all candidates but the best may take, and minimum time of each
+_MIN_STEPS = 1_000  # env steps in the first round below which no candidate has learned anything
 _CLEARLY = 2.0
 """A candidate is clearly worse if intervals of this many standard errors around the two levels do not overlap."""
 _CLOSING_S, _POLL_S = 60.0, 0.2
@@ -56,10 +52,8 @@ class ComparedAlgorithm:
 
     algo: str
     run: Path
-    seconds: float = 0.0
-    """Training time so far."""
-    level: Level | None = None
-    """The mean of its latest evaluations; None while there is none."""
+    seconds: float = 0.0  # training time so far
+    level: Level | None = None  # the mean of its latest evaluations; None while there is none
     failure: str | None = None
 
     def clearly_below(self, best: Level) -> bool:

@@ -32,8 +32,7 @@ from spreeze.workers.jobs import UpdateTurn
 from spreeze.workers.torch_devices import gpus_of, resolve_device
 
 Row = dict[str, Any]
-OBS_DIM, ACTION_DIM = 22, 6
-"""Sizes of Walker2DBulletEnv-v0."""
+OBS_DIM, ACTION_DIM = 22, 6  # sizes of Walker2DBulletEnv-v0
 BATCHES = (256, 1024, 4096, 8192, 16_384, 32_768, 65_536)
 SMALL_BATCHES = (64, 256)
 _DEADLINE_S, _FUSING_DEADLINE_S = 30.0, 150.0
@@ -43,10 +42,8 @@ _SHORT_S, _LONG_S = 0.05, 0.3  # length of one repeat, small and on a card
 class LaunchKind(NamedTuple):
     """A way to run the kernels of an update."""
 
-    settings: dict[str, Any]
-    """Fields of ``LearnerConfig``."""
-    reason: str = ""
-    """Reason why a CPU does not support it; empty if it does."""
+    settings: dict[str, Any]  # fields of ``LearnerConfig``
+    reason: str = ""  # reason why a CPU does not support it; empty if it does
 
 
 _NO_GRAPHS = "a processor has no graphs"

@@ -50,8 +50,7 @@ from spreeze.runtime.cluster.survey import survey
 from spreeze.types import Choices, RowLayout
 
 Status = Literal["ok", "warn", "fail"]
-CHILD_TIMEOUT_S = 30.0
-"""Time limit of each check that runs in a child process."""
+CHILD_TIMEOUT_S = 30.0  # time limit of each check that runs in a child process
 
 
 @dataclass(frozen=True)

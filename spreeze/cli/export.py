@@ -34,8 +34,7 @@ from spreeze.run_directory import find_run
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import POLICY_FORMATS, ActionPart, Choices, EnvSpec, FrameSpec, PictureSpec, PolicyFormat, nested
 
-OBSERVATIONS = 1000
-"""Number of observations that the check compares."""
+OBSERVATIONS = 1000  # number of observations that the check compares
 _CSV = "csv"
 _OPEN = {
     "onnx": "session = onnxruntime.InferenceSession(file)",

@@ -257,11 +257,9 @@ def _words(flags: dict[str, Any]) -> list[str]:
 class RepeatedRun(NamedTuple):
     """A run to repeat with more seeds."""
 
-    setting: str
-    """Settings in which it differs from the others."""
+    setting: str  # settings in which it differs from the others
     arguments: list[str]
-    seed: int
-    """Its own seed; 0 if unknown."""
+    seed: int  # its own seed; 0 if unknown
 
 
 def repeated_runs(paths: Sequence[Path]) -> list[RepeatedRun]:

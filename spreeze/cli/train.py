@@ -267,18 +267,15 @@ def _tuned_plan(
     return plan
 
 
-_Planned = Callable[[Layer, dict[str, str] | None], RunPlan]
-"""Makes the plan from the tuner's choice and its reasons."""
+_Planned = Callable[[Layer, dict[str, str] | None], RunPlan]  # makes the plan from the tuner's choice and its reasons
 
 
 class _TuningResult:
     """The tuner's record and the resulting plan: known at the start, or set during the run."""
 
     record: dict[str, Any] | None = None
-    plan: RunPlan | None = None
-    """The plan with the settings that were chosen during the run."""
-    on_plan: Callable[[RunPlan, dict[str, Any]], None]
-    """Called with the plan and the record once the tuner has chosen."""
+    plan: RunPlan | None = None  # the plan with the settings that were chosen during the run
+    on_plan: Callable[[RunPlan, dict[str, Any]], None]  # called with the plan and the record once the tuner has chosen
 
     def tuned_plan(self, args: argparse.Namespace, tuning: Tuning, run_dir: RunDir, planned: _Planned) -> RunPlan:
         """The plan with the tuner's choice, or a plan for a run in which it will choose."""

@@ -32,8 +32,7 @@ from spreeze.files import replace_bytes
 from spreeze.machine.output import say
 from spreeze.run_directory import LAUNCHES
 
-SETTING = "SPREEZE_DASHBOARD_TOKEN"
-"""Environment variable; ``off`` lets in everyone who reaches the port."""
+SETTING = "SPREEZE_DASHBOARD_TOKEN"  # environment variable; ``off`` lets in everyone who reaches the port
 _MIN_CHARACTERS = 43
 _FILE = """<!DOCTYPE html>
 <!-- {address} -->

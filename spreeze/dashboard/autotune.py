@@ -37,8 +37,7 @@ from spreeze.tuner.model import FORMULAS, joint_score
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-TUNING_S = 60.0
-"""Longest time that a tuner takes."""
+TUNING_S = 60.0  # longest time that a tuner takes
 _HELP = {
     "spread": st.column_config.TextColumn(
         help="Difference between fastest and slowest repeat, relative to the median; the larger of both rates."

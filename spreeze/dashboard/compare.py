@@ -127,10 +127,8 @@ def _of_task(names: list[str], current: Path | None) -> list[str]:
 
 
 class _Sweep(NamedTuple):
-    runs: list[str]
-    """Names of the finished ones."""
-    varied: Sequence[str] = ()
-    """Settings in which they differ, as ``section.field``."""
+    runs: list[str]  # names of the finished ones
+    varied: Sequence[str] = ()  # settings in which they differ, as ``section.field``
 
 
 def _sweeps() -> dict[str, _Sweep]:

@@ -64,10 +64,8 @@ _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
 _COUNTS = ("stop.env_steps", "stop.updates")
 _COMMAND_S = 120.0
 _MAX_ERROR_TEXT = 300
-FORCE_AFTER_S = 30.0
-"""Time after a stop request from which a page offers to kill the run."""
-COMMAND = (sys.executable, "-m", "spreeze.train")
-"""Starts a run; tests replace it."""
+FORCE_AFTER_S = 30.0  # time after a stop request from which a page offers to kill the run
+COMMAND = (sys.executable, "-m", "spreeze.train")  # starts a run; tests replace it
 SWEEP_COMMAND = (sys.executable, "-m", "spreeze", "sweep")
 
 IMPORT = "SPREEZE_DASHBOARD_IMPORT"
@@ -92,20 +90,14 @@ class Request:
     env_id: str
     mode: str = DECLARED[0].name
     algo: str = RunConfig.algo
-    compares: bool = False
-    """The command compares the algorithms that fit, and continues the best one."""
+    compares: bool = False  # the command compares the algorithms that fit, and continues the best one
     seed: int = RunConfig.seed
     auto: bool = True
-    fresh: bool = False
-    """Let the tuner measure again where it has a result of this machine."""
-    import_module: str | None = None
-    """A module that registers the task; it is never imported in this process."""
-    args: tuple[str, ...] = ()
-    """``KEY=VALUE`` texts for the task's constructor."""
-    profile: str | None = None
-    """Name of a profile in place of the task's own."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """``section.field`` -> its value."""
+    fresh: bool = False  # let the tuner measure again where it has a result of this machine
+    import_module: str | None = None  # a module that registers the task; it is never imported in this process
+    args: tuple[str, ...] = ()  # ``KEY=VALUE`` texts for the task's constructor
+    profile: str | None = None  # name of a profile in place of the task's own
+    settings: Mapping[str, Any] = field(default_factory=dict)  # ``section.field`` -> its value
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` if the command line would reject it."""

@@ -43,8 +43,7 @@ from spreeze.run_directory import (
     state_of,
 )
 
-MAX_BUCKETS = 350
-"""Buckets of a first response; each has mean, minimum and maximum."""
+MAX_BUCKETS = 350  # buckets of a first response; each has mean, minimum and maximum
 _TAIL_ROWS = 600
 _LOG_LINES, _EVENTS, _MARKS = 8, 12, 60  # Lines of the log, events in the list, and events that are marked in charts.
 STALE_S = 3.0
@@ -422,10 +421,8 @@ class _Curve(NamedTuple):
     """A summary of the latest evaluations of a run."""
 
     trend: Trend | None
-    final: float | None
-    """Mean of the last ten."""
-    risen: bool
-    """True if the best one is clearly above the first."""
+    final: float | None  # mean of the last ten
+    risen: bool  # True if the best one is clearly above the first
 
 
 def _mean_of_last(final: float | None, count: int) -> str:

@@ -40,8 +40,7 @@ COLOURS = {
 """State -> colour of its dot."""
 _MAX_ROWS = 200
 _KEY = "run"
-COMPARED = "compare_runs"
-"""Key of the names of the runs that the Compare page shows."""
+COMPARED = "compare_runs"  # key of the names of the runs that the Compare page shows
 _STYLE = """<style>
 .stMainBlockContainer { padding: 3.5rem 2rem 3rem; }
 /* Streamlit's own message about a lost server would cover ours, which says more: a run goes on without its page. */

@@ -45,10 +45,8 @@ _TUNER_HELP = (
 )
 _KEPT: dict[str, Any] = {"persist_state": "session"}  # options of a field whose value outlives a visit to another page
 _OPEN = "start_open"
-COMPARE = "compare"
-"""Choice in place of an algorithm: the command compares those that fit."""
-FRESH = "start_fresh"
-"""Key of the field that lets the tuner measure again."""
+COMPARE = "compare"  # choice in place of an algorithm: the command compares those that fit
+FRESH = "start_fresh"  # key of the field that lets the tuner measure again
 
 
 def field(key: str) -> str:
@@ -93,8 +91,7 @@ class _CustomEnv(NamedTuple):
 
     module: str | None = None
     args: tuple[str, ...] = ()
-    blocked: str | None = None
-    """Reason why it must not be probed yet."""
+    blocked: str | None = None  # reason why it must not be probed yet
 
 
 @lru_cache(50)
@@ -434,8 +431,7 @@ class SweepPlan(NamedTuple):
     """The runs that the form requests."""
 
     seeds: int = 1
-    lines: tuple[str, ...] = ()
-    """``section.field=value,value`` of each setting that is varied."""
+    lines: tuple[str, ...] = ()  # ``section.field=value,value`` of each setting that is varied
 
     @property
     def several(self) -> bool:

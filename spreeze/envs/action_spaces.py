@@ -12,8 +12,7 @@ import numpy as np
 from spreeze.errors import EnvironmentError_
 from spreeze.types import ActionPart, ActionSpec, Box, Choices, EnvSpec, Mixed
 
-_MAX_OPTIONS = 4096
-"""Maximum number of options of all choices: a policy has one output per option."""
+_MAX_OPTIONS = 4096  # maximum number of options of all choices: a policy has one output per option
 _LONGEST_HOLD, _HOLD_EXPONENT, _MAX_HELD = 64, 1.5, 2
 """Longest hold of a random action [env steps], exponent of the distribution of lengths, and the largest number of
 action components for which actions are held."""

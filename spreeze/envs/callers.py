@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 _MAIN = "__main__"
 _LAMBDA = "<lambda>"
 _AT_TOP = "write def make_env(): return ... at the top of the script or of a module, and give env=make_env"
-_FIT = re.compile(r"^[\w.-]+$")
-"""Names of scripts that can be part of an environment's id."""
+_FIT = re.compile(r"^[\w.-]+$")  # names of scripts that can be part of an environment's id
 
 
 def called_by(task: Task) -> tuple[Task, dict[str, Any]]:

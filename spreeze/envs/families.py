@@ -50,8 +50,7 @@ class Family(NamedTuple):
     own_args: tuple[str, ...] | None = None
     """Arguments that only its engine takes, for names that are Gymnasium's: a single environment, for evaluation,
     pictures and probes, is then Gymnasium's own. None: it is a vector of one."""
-    package: str = ""
-    """Package that a program without Spreeze has to install for its tasks."""
+    package: str = ""  # package that a program without Spreeze has to install for its tasks
 
 
 def envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from spreeze.envs.task import Task
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
-_GOALS = 6
-"""Number of drawn goals whose pairs show whether rewards are sparse."""
-_PROVED_ROWS = 4
-"""Rows of the first batch whose results must equal those of single calls."""
+_GOALS = 6  # number of drawn goals whose pairs show whether rewards are sparse
+_PROVED_ROWS = 4  # rows of the first batch whose results must equal those of single calls
 
 
 def goals_of(env: gymnasium.Env[Any, Any]) -> GoalSpec | None:

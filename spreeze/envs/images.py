@@ -26,8 +26,7 @@ from spreeze.envs.scalars import array_like
 from spreeze.errors import BadTransition
 from spreeze.types import FrameSpec, PictureSpec
 
-_GREY = np.array([0.299, 0.587, 0.114], np.float32)
-"""Luma of red, green and blue (ITU-R BT.601)."""
+_GREY = np.array([0.299, 0.587, 0.114], np.float32)  # luma of red, green and blue (ITU-R BT.601)
 _TRIAL_FRAMES = 60
 
 

@@ -24,12 +24,10 @@ _KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
 _EXPECTED = frozenset({MASK, f"_{MASK}", "final_observation", "final_obs", "final_info", "terminal_observation"})
 """Known entries that are not numbers, which are ignored silently."""
 _UNFIT = re.compile(r"[^\w./\-]+")
-STEPS = 512
-"""Steps whose numbers are summed until the next report."""
+STEPS = 512  # steps whose numbers are summed until the next report
 _LONGEST_NAME, _MAX_REFUSED = 60, 8
 
-Sums = dict[str, list[float]]
-"""name -> [sum, count]"""
+Sums = dict[str, list[float]]  # name -> [sum, count]
 
 
 class InfoNumbers:

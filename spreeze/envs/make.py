@@ -39,24 +39,18 @@ if TYPE_CHECKING:
 class EnvOptions(TypedDict, total=False):
     """Options for making an environment, besides its id, module and render mode."""
 
-    plain: bool
-    """Takes pybullet-envs-gymnasium's own environment for its ids."""
-    args: tuple[str, ...]
-    """``key=value`` texts for the environment's constructor (``parse_args``)."""
-    image: dict[str, Any] | None
-    """Values of the image part of the configuration; its defaults if None."""
-    picture: bool | None
-    """True: it observes pictures, which become frames; False: numbers; None: its space decides."""
+    plain: bool  # takes pybullet-envs-gymnasium's own environment for its ids
+    args: tuple[str, ...]  # ``key=value`` texts for the environment's constructor (``parse_args``)
+    image: dict[str, Any] | None  # values of the image part of the configuration; its defaults if None
+    picture: bool | None  # True: it observes pictures, which become frames; False: numbers; None: its space decides
 
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
 _FAST_MODULE = "spreeze.envs.bullet"
 _IMAGE_MODULE, _MASK_MODULE = "spreeze.envs.images", "spreeze.envs.masks"
 _ATARI_PREFIX = "ALE/"
-_PLANE = 0
-"""MuJoCo's ``mjGEOM_PLANE``."""
-_SHADOW_PIXELS = 1024
-"""Side of MuJoCo's shadow map, 4,096 in its models."""
+_PLANE = 0  # MuJoCo's ``mjGEOM_PLANE``
+_SHADOW_PIXELS = 1024  # side of MuJoCo's shadow map, 4,096 in its models
 BULLET_IDS = tuple(
     f"{name}BulletEnv-v0"
     for name in (
@@ -66,8 +60,7 @@ BULLET_IDS = tuple(
 )  # fmt: skip
 """Ids that ``pybullet_envs_gymnasium`` 0.6 registers."""
 
-MUJOCO_ID, FALLBACK_ID = "Walker2d-v5", "Pendulum-v1"
-"""The default task without Bullet, and without MuJoCo either."""
+MUJOCO_ID, FALLBACK_ID = "Walker2d-v5", "Pendulum-v1"  # the default task without Bullet, and without MuJoCo either
 OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.small_tasks"}
 """Our own environments that need no ``--import`` -> the module that registers each."""
 PACKAGES = {

@@ -22,14 +22,11 @@ from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
 from spreeze.types import ActionPart, Choices
 
-MASK = "action_mask"
-"""Key of the mask in the info, as in Gymnasium's Taxi-v3."""
-MAX_ONE_HOT = 65_536
-"""Maximum number of values of a one-hot leaf: each is a column of every replay row."""
+MASK = "action_mask"  # key of the mask in the info, as in Gymnasium's Taxi-v3
+MAX_ONE_HOT = 65_536  # maximum number of values of a one-hot leaf: each is a column of every replay row
 
 Path = tuple[str | int, ...]
-Writer = Callable[[Any, np.ndarray], None]
-"""Writes one leaf of an observation into its part of the vector."""
+Writer = Callable[[Any, np.ndarray], None]  # writes one leaf of an observation into its part of the vector
 
 
 class LeafError(Exception):

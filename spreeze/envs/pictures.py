@@ -16,8 +16,7 @@ from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvironmentError_
 from spreeze.types import EnvSpec, PictureSpec
 
-MIN_SIDE = 36
-"""Minimum height and width of bytes that count as a picture: a board or a map of cells is smaller."""
+MIN_SIDE = 36  # minimum height and width of bytes that count as a picture: a board or a map of cells is smaller
 _MAX_OF_UNIT = 1.5
 """Largest value of floats in 0 .. 1, with some overshoot by interpolation; in 0 .. 255 such pictures would be black."""
 

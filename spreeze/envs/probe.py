@@ -56,22 +56,17 @@ from spreeze.machine.processes import (
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.types import EnvSpec, rebuild
 
-START_S: float = SamplingConfig().start_deadline_s
-"""Default time limit to construct and reset an environment."""
-TIMED_STEPS = 2000
-"""Number of timed steps; fewer if they take more than 1.5 s."""
+START_S: float = SamplingConfig().start_deadline_s  # default time limit to construct and reset an environment
+TIMED_STEPS = 2000  # number of timed steps; fewer if they take more than 1.5 s
 _TIMING_S = 1.5
-_MIN_RUNNING = 0.01
-"""Minimum fraction of a step's time in which it runs."""
+_MIN_RUNNING = 0.01  # minimum fraction of a step's time in which it runs
 _SIMULATORS = ("mujoco", "envpool", "ale_py", "pybullet", "Box2D", "dm_control")
 """Modules that step environments of other packages."""
 _MAX_IDS = 200
 _GRACE_S = 5.0
 _POLL_S = 0.1
-_STACK_S = 0.3
-"""Time for a late child to write its stack before it is killed [s]."""
-_FIRST_NOTICE_S, _NOTICE_S = 5.0, 20.0
-"""Time of the first notice about a slow start, and the interval of the next ones."""
+_STACK_S = 0.3  # time for a late child to write its stack before it is killed [s]
+_FIRST_NOTICE_S, _NOTICE_S = 5.0, 20.0  # time of the first notice about a slow start, and the interval of the next ones
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 """Minimum time limit for a second environment to start; none is tried if the first took longer than the other value."""
 _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
@@ -99,16 +94,12 @@ class Probe:
     spec: EnvSpec
     step_us_median: float | None
     """Median time of one env step with random actions, without its waiting time for a core; None if not timed."""
-    step_cv: float | None
-    """Standard deviation of the step time over its mean; None if not timed."""
-    memory_bytes: int
-    """Resident memory that the first environment of a process adds, with the processes that it starts."""
-    notes: tuple[str, ...] = ()
-    """Remarks for the user on how it is made and observed."""
+    step_cv: float | None  # standard deviation of the step time over its mean; None if not timed
+    memory_bytes: int  # resident memory that the first environment of a process adds, with the processes that it starts
+    notes: tuple[str, ...] = ()  # remarks for the user on how it is made and observed
     step_cpu_share: float = 1.0
     """CPU time over time of a step, including the simulator's other processes; 1 if it does not wait by itself."""
-    start_s: float = 0.0
-    """Time that making and resetting the environment took, without the import of its module."""
+    start_s: float = 0.0  # time that making and resetting the environment took, without the import of its module
     further_env_bytes: int | None = None
     """Resident memory that one more environment of the process adds; None if none was made."""
     alone: str | None = None
@@ -122,18 +113,15 @@ class Probe:
 class Waiting(TypedDict, total=False):
     """Options for waiting for a child, and for trying a second environment."""
 
-    interrupted: Callable[[], bool]
-    """Called ten times a second; True ends the wait."""
-    on_wait: Callable[[str], object]
-    """Called with a line of text now and then during a slow start."""
+    interrupted: Callable[[], bool]  # called ten times a second; True ends the wait
+    on_wait: Callable[[str], object]  # called with a line of text now and then during a slow start
     second: bool
     """Also tries whether two environments can exist at a time, and measures the memory of the second; skipped where
     that is known, or where time or memory do not suffice."""
 
 
 class ProbeOptions(EnvOptions, Waiting, total=False):
-    deadline_s: float
-    """Time after which the child is killed; default ``START_S``."""
+    deadline_s: float  # time after which the child is killed; default ``START_S``
 
 
 Tries = Literal["time", "check", "draw", "ids"]
@@ -145,15 +133,11 @@ class ProbeJob:
     """Job of a child, which its parent sends as JSON."""
 
     what: Tries
-    task: dict[str, Any]
-    """Arguments of ``make_task``."""
+    task: dict[str, Any]  # arguments of ``make_task``
     steps: int = 0
-    second: bool = False
-    """See ``Waiting``."""
-    limit_s: float = START_S + _GRACE_S
-    """Time after which the child ends itself."""
-    folder: str = ""
-    """The folder to which it writes its results."""
+    second: bool = False  # see ``Waiting``
+    limit_s: float = START_S + _GRACE_S  # time after which the child ends itself
+    folder: str = ""  # the folder to which it writes its results
 
 
 def probe_env(
@@ -555,20 +539,16 @@ def _text_of(error: Exception, limit: int = 300) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkup:
-    steps_per_s: float
-    """Env steps/s of one core with random actions, resets included."""
+    steps_per_s: float  # env steps/s of one core with random actions, resets included
     step_us_p50: float
     step_us_p99: float
     step_us_max: float
     reset_us_median: float
     further_env_bytes: int | None
     """Resident memory that one more environment of a process adds; None if there can be only one."""
-    alone: str | None
-    """Why only one can exist at a time; None: several can."""
-    largest_observation: float
-    """Largest magnitude in the vectors observed; 0 with pictures."""
-    notes: tuple[str, ...]
-    """Findings of Gymnasium's checker, in plain language."""
+    alone: str | None  # why only one can exist at a time; None: several can
+    largest_observation: float  # largest magnitude in the vectors observed; 0 with pictures
+    notes: tuple[str, ...]  # findings of Gymnasium's checker, in plain language
 
 
 def check_up(arguments: dict[str, Any]) -> Checkup:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-"""Largest value that can be stored."""
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # largest value that can be stored
 
 
 def element_of(value: Any) -> Any:

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 _FLOAT32 = np.dtype(np.float32)
 """NumPy has a single object for it, and ``is`` takes a tenth of the time of a comparison."""
-CHANGED_ARGS = "env_args.json"
-"""File of a run directory with all changed ``key=value`` texts."""
-_REWARD_TYPES = frozenset({float, int, np.float64, np.float32})
-"""Types of nearly all rewards."""
+CHANGED_ARGS = "env_args.json"  # file of a run directory with all changed ``key=value`` texts
+_REWARD_TYPES = frozenset({float, int, np.float64, np.float32})  # types of nearly all rewards
 _MIN = -FLOAT32_MAX
 
 

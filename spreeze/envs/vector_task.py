@@ -23,24 +23,18 @@ from spreeze.types import Choices, EnvSpec
 if TYPE_CHECKING:
     import gymnasium
 
-AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")
-"""Gymnasium's names of the autoreset modes."""
+AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's names of the autoreset modes
 
 
 @dataclass
 class VectorStep:
-    valid: np.ndarray
-    """bool [N]: False where the step only started an episode, and its action was ignored."""
+    valid: np.ndarray  # bool [N]: False where the step only started an episode, and its action was ignored
     next_obs: np.ndarray
     """float32 [N, O]: the true next observation, for an ended episode its last one; masks belong to the same states."""
-    reward: np.ndarray
-    """float32 [N]."""
-    terminated: np.ndarray
-    """bool [N]."""
-    truncated: np.ndarray
-    """bool [N]."""
-    obs: np.ndarray
-    """float32 [N, O]: observations for the next actions."""
+    reward: np.ndarray  # float32 [N]
+    terminated: np.ndarray  # bool [N]
+    truncated: np.ndarray  # bool [N]
+    obs: np.ndarray  # float32 [N, O]: observations for the next actions
 
 
 class VectorTask:

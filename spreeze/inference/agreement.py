@@ -11,8 +11,7 @@ from spreeze.inference import export
 from spreeze.inference.policy import State
 from spreeze.types import Choices, EnvSpec
 
-TOLERANCE = 1e-5
-"""Largest difference of a continuous action from our policy's, in halves of its range."""
+TOLERANCE = 1e-5  # largest difference of a continuous action from our policy's, in halves of its range
 
 
 class Agreement(NamedTuple):
@@ -21,10 +20,8 @@ class Agreement(NamedTuple):
     observations: int
     difference: float
     """Largest difference of an action, in halves of its range; discrete: number of actions that differ."""
-    ties: int
-    """Observations left out, since two actions are equally good up to rounding."""
-    wrong: int = 0
-    """Observations for which the exported policy chose another option."""
+    ties: int  # observations left out, since two actions are equally good up to rounding
+    wrong: int = 0  # observations for which the exported policy chose another option
 
 
 def check(

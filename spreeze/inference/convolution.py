@@ -40,8 +40,7 @@ class ConvLayer(NamedTuple):
     layer: Convolution
     inputs: int
     height: int
-    width: int
-    """Width of the output."""
+    width: int  # width of the output
 
 
 def conv_layers(name: str, channels: int, height: int, width: int) -> list[ConvLayer]:
@@ -63,10 +62,8 @@ def features(conv: list[ConvLayer]) -> int:
 class TrunkInputs(NamedTuple):
     """Inputs of the network: images, each with its own trunk, and numbers, which bypass the trunks."""
 
-    images: tuple[tuple[int, int, int], ...]
-    """[k C, H, W] of each image over the last k frames."""
-    vector_dim: int = 0
-    """V: number of numeric inputs, only the newest of each."""
+    images: tuple[tuple[int, int, int], ...]  # [k C, H, W] of each image over the last k frames
+    vector_dim: int = 0  # V: number of numeric inputs, only the newest of each
 
     @classmethod
     def of(cls, frames: FrameSpec) -> TrunkInputs:

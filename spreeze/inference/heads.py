@@ -12,8 +12,7 @@ import numpy as np
 from spreeze.errors import WeightsError
 from spreeze.types import Arrays, Choices
 
-FORBIDDEN = -math.inf
-"""Output for an action that the mask forbids: never the largest, with probability 0."""
+FORBIDDEN = -math.inf  # output for an action that the mask forbids: never the largest, with probability 0
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 """Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
 
@@ -47,8 +46,7 @@ class Head(ABC):
 class SamplingHead(Head):
     """A head that also takes noise from the caller."""
 
-    noise_dim: int
-    """Z: noise values per action."""
+    noise_dim: int  # Z: noise values per action
 
     @abstractmethod
     def sample(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,15 +15,12 @@ import numpy as np
 
 from spreeze.errors import WeightsError
 
-OBS_CLIP = 10.0
-"""Bound of a normalized observation."""
+OBS_CLIP = 10.0  # bound of a normalized observation
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _LOW, _HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
-REWARD_CLIP = 10.0
-"""Bound of a scaled reward, as in OpenAI's baselines."""
+REWARD_CLIP = 10.0  # bound of a scaled reward, as in OpenAI's baselines
 _LARGEST, _JUDGED = 3, 10
-_STEPS = 64
-"""Number of rewards whose returns are computed by one matmul."""
+_STEPS = 64  # number of rewards whose returns are computed by one matmul
 _MIN_FRACTION = 1e-9
 """Fraction of the mean square below which a variance is rounding error, so that all returns count as equal."""
 SPIKE, SPIKES = 1000.0, 0.1

@@ -21,21 +21,18 @@ from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.recurrence import Cell
 from spreeze.types import Arrays
 
-TILE = 8
-"""Rows of one matmul in ``sample``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
+TILE = 8  # rows of one matmul in ``sample``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters
 
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
 """Activation functions; ``gelu`` is the tanh approximation (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
-NORM_EPS = 1e-5
-"""Added to the variance in layer normalization, as by default in torch.nn."""
+NORM_EPS = 1e-5  # added to the variance in layer normalization, as by default in torch.nn
 
 State = tuple[np.ndarray, ...]
 """Arrays [N, ...] that a policy keeps between the steps of N episodes; empty before their first step, and always for a
 policy without memory. A recurrent policy has one, [N, S]."""
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError)
 """Errors that malformed metadata and shapes can cause."""
-_EXPLORING = "explore."
-"""Prefix of the names of the newest weights in a file with an averaged policy."""
+_EXPLORING = "explore."  # prefix of the names of the newest weights in a file with an averaged policy
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ZERO, _HALF = np.array(0.0, np.float32), np.array(0.5, np.float32)

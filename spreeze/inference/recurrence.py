@@ -15,8 +15,7 @@ from spreeze.types import Arrays
 
 CELLS = {"lstm": 2, "gru": 1}
 """Kinds of cells (Hochreiter and Schmidhuber 1997; Cho et al. 2014, arXiv 1406.1078), and the parts of their state."""
-_GATES = {"lstm": "ifgo", "gru": "rzn"}
-"""Order of the gates in torch's weights, H columns for each."""
+_GATES = {"lstm": "ifgo", "gru": "rzn"}  # order of the gates in torch's weights, H columns for each
 _HALF = np.array(0.5, np.float32)
 
 

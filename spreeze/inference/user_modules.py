@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-_importing: list[str] = []
-"""Modules and scripts that are being imported, innermost last."""
+_importing: list[str] = []  # modules and scripts that are being imported, innermost last
 
 
 class TrainingReached(BaseException):

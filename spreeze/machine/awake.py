@@ -68,5 +68,4 @@ class AwakeClock:
             thread.join()
 
 
-AWAKE = AwakeClock()
-"""The clock of this process."""
+AWAKE = AwakeClock()  # the clock of this process

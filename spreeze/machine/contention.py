@@ -97,14 +97,11 @@ class CpuContention:
     """Use of the cores since the previous sample, in cores (seconds of CPU time per second)."""
 
     usable_cores: float
-    external_cpu_cores: float
-    """Usable cores kept busy by programs that belong neither to this run nor to a sibling."""
+    external_cpu_cores: float  # usable cores kept busy by programs that belong neither to this run nor to a sibling
     sibling_cores: float = 0.0
     """Cores kept busy by this user's other runs, tuners and the page, and by programs of low priority."""
-    ran: dict[str, float]
-    """Per worker, the cores that it used."""
-    wanted: dict[str, float]
-    """Per worker, the cores that it used or waited for; children and threads included."""
+    ran: dict[str, float]  # per worker, the cores that it used
+    wanted: dict[str, float]  # per worker, the cores that it used or waited for; children and threads included
 
 
 _Threads = dict[int, tuple[float, float]]  # thread id -> seconds (ran, waited).

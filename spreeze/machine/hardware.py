@@ -52,8 +52,7 @@ class Machine:
     cpu_model: str | None
     cores: CoreFacts
     memory: MemoryFacts
-    shared_memory_free_bytes: int | None
-    """Free space of ``/dev/shm``; nameless memory is not limited by it."""
+    shared_memory_free_bytes: int | None  # free space of ``/dev/shm``; nameless memory is not limited by it
     power_source: PowerSource | None
     gpus: tuple[GpuFacts, ...]
     gpu_reason: str

@@ -114,8 +114,7 @@ class Log(NamedTuple):
         return last_words(self.path, self.since)
 
 
-MAX_BYTES = 8 * 2**20
-"""Size of a log at most; then its older half is dropped."""
+MAX_BYTES = 8 * 2**20  # size of a log at most; then its older half is dropped
 _IN_MEMORY_BYTES = 2**20  # Size up to which moved output stays in memory.
 _PIECE_BYTES, _TAIL_BYTES = 2**20, 2**14
 _PAUSE_S, _BUSY_PAUSE_S, _JOIN_S = 0.2, 0.01, 2.0

@@ -30,23 +30,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that request the end of a process."""
-DEATH_S = 10.0
-"""Time for a process to die after SIGKILL; freeing much memory takes a while."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that request the end of a process
+DEATH_S = 10.0  # time for a process to die after SIGKILL; freeing much memory takes a while
 OWN_PREFIX = "spreeze-"
 PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early", "probe", "watcher"))
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement, the
 watcher."""
 _LONGEST_NAME_BYTES = 15
-LOW_PRIORITY = 10
-"""Nice value at and above which a program counts as a batch job, which leaves the cores to all others."""
+LOW_PRIORITY = 10  # nice value at and above which a program counts as a batch job, which leaves the cores to all others
 _AUTOGROUP = Path("/proc/self/autogroup")
 _AUTOGROUP_TRIES, _AUTOGROUP_PAUSE_S = 50, 0.05
 """Linux accepts ten such changes a second from all unprivileged processes together."""
 _PR_SET_PDEATHSIG = 1
-MARK = "SPREEZE_RUN"
-"""Environment variable with the run's nonce."""
+MARK = "SPREEZE_RUN"  # environment variable with the run's nonce
 _RLIMIT_LOCKS = 10
 ENDS_WITH = "SPREEZE_ENDS_WITH"
 """Environment variable with the pid of the caller, whose end acts on a training like Ctrl-C (``spreeze.api``)."""

@@ -13,16 +13,14 @@ from typing import NamedTuple
 from spreeze.formatting import number, percent
 from spreeze.metrics.snapshot import Snapshot
 
-WAITS = 0.10
-"""Share of time above which a side counts as waiting; less is within the noise of two-second windows."""
+WAITS = 0.10  # share of time above which a side counts as waiting; less is within the noise of two-second windows
 CPU_FULL = 0.85
 _BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
 _HEAVY_CORES = 0.5  # load of other programs that is named with any bottleneck: it lowers the rates
 _WORTH_CORES = 0.25  # external load whose end would noticeably raise the rates
 _NOTHING_MOVES = 0.9  # Share of time that both sides wait where neither does anything.
 GPU_IDLE = 0.50
-POWER_IDLE = 0.40
-"""Share of its power limit below which a GPU whose kernels run all the time has little to compute."""
+POWER_IDLE = 0.40  # share of its power limit below which a GPU whose kernels run all the time has little to compute
 _AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as having reached it
 
 

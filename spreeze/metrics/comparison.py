@@ -39,8 +39,7 @@ FINAL_EVALUATIONS = 10
 LONG_ENOUGH = "without runs less than half as long as the longest of their group, unless a target return ended them"
 HELD = 5
 """A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
-WORST_OF = 20
-"""Number of latest evaluations, whose worst one shows how far a policy falls back."""
+WORST_OF = 20  # number of latest evaluations, whose worst one shows how far a policy falls back
 TIMES = {
     "first at target": ("first_s", "one evaluation"),
     "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
@@ -52,10 +51,8 @@ TIMES = {
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     policies: int = FINAL_EVALUATIONS
-    targets: tuple[float, ...] = ()
-    """Scores of the required-time metric."""
-    limit_s: float | None = None
-    """Wall time of the final-time metric; None: for each task, the end of its fastest run."""
+    targets: tuple[float, ...] = ()  # scores of the required-time metric
+    limit_s: float | None = None  # wall time of the final-time metric; None: for each task, the end of its fastest run
     resamples: int = RESAMPLES
     level: float = LEVEL
     robust: bool = False
@@ -73,8 +70,7 @@ class Rules:
 
 MIN_RUNS = 3
 _MAX_NAME, _NAMED = 100, 3
-MAX_SEEDS = 50
-"""Most additional seeds that are advised."""
+MAX_SEEDS = 50  # most additional seeds that are advised
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,7 @@ class RunGroup:
     env: str
     algo: str
     mode: str
-    variant: str = ""
-    """Settings in which it differs from the other groups, as ``section.field=value``."""
+    variant: str = ""  # settings in which it differs from the other groups, as ``section.field=value``
 
     @property
     def label(self) -> str:
@@ -104,8 +99,7 @@ class Curve:
     """``section.field`` -> its value in the run's configuration, as text."""
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)
     """``section.field`` -> where its value came from: default, profile, tuner, user."""
-    ended_at: float | None = None
-    """Target return that ended the run."""
+    ended_at: float | None = None  # target return that ended the run
 
 
 @dataclass(frozen=True)
@@ -126,19 +120,14 @@ class RunReport:
     group: RunGroup
     seed: int | None
     end_s: float
-    cut_short: bool
-    """It is less than half as long as the longest of its group, and did not end at its target return."""
-    policies: int
-    """Evaluated policies behind the final metric; fewer than requested in a short run."""
+    cut_short: bool  # it is less than half as long as the longest of its group, and did not end at its target return
+    policies: int  # evaluated policies behind the final metric; fewer than requested in a short run
     final: float | None
     final_time: float | None
     limit_s: float
-    required_s: tuple[float | None, ...]
-    """One for each target."""
-    first_s: tuple[float | None, ...]
-    """Time of the first evaluation at each target, which may be luck."""
-    held_s: tuple[float | None, ...]
-    """Time from which the mean of ``HELD`` consecutive evaluations is at each target."""
+    required_s: tuple[float | None, ...]  # one for each target
+    first_s: tuple[float | None, ...]  # time of the first evaluation at each target, which may be luck
+    held_s: tuple[float | None, ...]  # time from which the mean of ``HELD`` consecutive evaluations is at each target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +136,14 @@ class GroupReport:
 
     group: RunGroup
     runs: int
-    final: Spread | None
-    """Without runs that are cut short."""
+    final: Spread | None  # without runs that are cut short
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
     """None unless all seeds reached the target: the mean of the others would be biased."""
     first_s: tuple[Spread | None, ...]
     held_s: tuple[Spread | None, ...]
     """Times of the first evaluation at each target and of holding it; None unless all seeds reached it."""
-    reached: tuple[int, ...]
-    """Runs that have the required time of each target."""
+    reached: tuple[int, ...]  # runs that have the required time of each target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +152,9 @@ class PairReport:
 
     group: RunGroup
     against: RunGroup
-    seeds: int
-    """Number of common seeds."""
-    final: Spread | None
-    """Difference of the final metrics."""
-    final_time: Spread | None
-    """Difference of the final-time metrics."""
+    seeds: int  # number of common seeds
+    final: Spread | None  # difference of the final metrics
+    final_time: Spread | None  # difference of the final-time metrics
     required_ratio: tuple[Spread | None, ...]
     """Required time divided by that of ``against``; None if a seed of either has not reached the target."""
     improvement: Spread | None
@@ -187,14 +171,11 @@ class Standing(NamedTuple):
     best: Spread
     next_best: Spread
     limit_s: float
-    improvement: Spread | None
-    """Probability that a run of the first is the better one."""
-    paired: bool
-    """True if both have the same seeds, so that its interval is over pairs of these."""
+    improvement: Spread | None  # probability that a run of the first is the better one
+    paired: bool  # True if both have the same seeds, so that its interval is over pairs of these
     seeds_needed: int | None
     """Seeds of each needed to tell them apart, if difference and spread are as observed; None if unknown."""
-    apart: bool
-    """True if their intervals do not overlap."""
+    apart: bool  # True if their intervals do not overlap
 
     @property
     def more(self) -> int | None:
@@ -718,10 +699,8 @@ def _remarks(report: Report) -> list[str]:
 # --- curves over several runs ---
 
 _BAND_RESAMPLES = 1000
-SMOOTHING = 3
-"""Evaluations of one run that are averaged (a median would hide a collapse)."""
-Line = tuple[np.ndarray, np.ndarray]
-"""Horizontal positions and values of one run, float64 [K]."""
+SMOOTHING = 3  # evaluations of one run that are averaged (a median would hide a collapse)
+Line = tuple[np.ndarray, np.ndarray]  # horizontal positions and values of one run, float64 [K]
 
 
 class Band(NamedTuple):
@@ -731,8 +710,7 @@ class Band(NamedTuple):
     centre: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    runs: np.ndarray
-    """Number of runs that reach each point."""
+    runs: np.ndarray  # number of runs that reach each point
 
 
 def _not_overwritten(x: np.ndarray) -> np.ndarray:

@@ -94,8 +94,7 @@ class Effect(NamedTuple):
 
     settings: tuple[str, ...]
     """Its name; several names if these settings always changed together, so that their effects cannot be separated."""
-    share: float
-    """Share of the variance between runs that its values explain (eta squared), 0 to 1."""
+    share: float  # share of the variance between runs that its values explain (eta squared), 0 to 1
     values: dict[str, list[float]]
     """Value -> the results of the runs that have it; values of several settings are joined by a comma."""
 

@@ -16,8 +16,7 @@ from spreeze.metrics.recorded_episodes import can_fall
 SETTLED_UPDATES = 20_000
 """Updates after which values are judged: 1 / (tau (1 - gamma)) with tau = 0.005 and gamma = 0.99, in which an error of
 a value falls to about a third. Values start at 0."""
-MAX_BIAS = 0.5
-"""Bias of a value as a share of the return's size."""
+MAX_BIAS = 0.5  # bias of a value as a share of the return's size
 MAX_AT_BOUND = 0.8
 LARGEST_UPDATE, MIN_UPDATE = 5e-2, 1e-7
 MAX_DEAD = 0.9
@@ -32,12 +31,10 @@ class Health(StrEnum):
 
 class Judgement(NamedTuple):
     label: str
-    value: str
-    """The number with its unit; a dash if it is unknown."""
+    value: str  # the number with its unit; a dash if it is unknown
     level: Health
     sentence: str
-    metric: str
-    """The metric whose chart shows more."""
+    metric: str  # the metric whose chart shows more
 
 
 def judgements(values: Mapping[str, float], env_id: object = None, gamma: float | None = None) -> list[Judgement]:

@@ -77,8 +77,7 @@ _SUMMARY = (
 
 class _Run(NamedTuple):
     path: Path
-    state: Mapping[str, Any]
-    """``run.json``, with the state as it is now."""
+    state: Mapping[str, Any]  # ``run.json``, with the state as it is now
     summary: Mapping[str, Any]
     curve: Curve | None
 

@@ -7,15 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-MAX_NUMBERS = 32
-"""Number of names that become metrics: the first ones of a run."""
+MAX_NUMBERS = 32  # number of names that become metrics: the first ones of a run
 SUCCESS = "is_success"
-INFO = "info"
-"""Name of the metric whose parts these numbers are."""
-EPISODES = 100
-"""Number of latest episodes to average."""
-WINDOW_S = 1.0
-"""Time over which steps are averaged."""
+INFO = "info"  # name of the metric whose parts these numbers are
+EPISODES = 100  # number of latest episodes to average
+WINDOW_S = 1.0  # time over which steps are averaged
 
 
 class InfoMeans:

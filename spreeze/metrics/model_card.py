@@ -18,8 +18,7 @@ from spreeze.metrics.html_report import ticks
 from spreeze.metrics.published import SOURCE, Published, published
 from spreeze.run_directory import read_run
 
-CLIP = "replay.mp4"
-"""The hub plays a file of this name beside the model's page."""
+CLIP = "replay.mp4"  # the hub plays a file of this name beside the model's page
 CURVE = "return.png"
 _WIDTH, _HEIGHT = 800, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 20, 30, 40

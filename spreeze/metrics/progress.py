@@ -25,8 +25,7 @@ from spreeze.metrics.published import ZOO, Published, published
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow
 
-FIRST = 5
-"""Number of first evaluations, whose mean is the level at which a run starts."""
+FIRST = 5  # number of first evaluations, whose mean is the level at which a run starts
 _LOW_LEVELS = 10  # Consecutive low levels that count as a fall.
 _FALLEN_SHARE = 0.5  # Share of the gain below which the return has fallen; the latest returns are then no plateau.
 _CLEARLY = 3.0  # Standard errors that a gain has to exceed.
@@ -38,8 +37,7 @@ class Level(NamedTuple):
     """Mean return of some evaluations."""
 
     mean: float
-    error: float
-    """Standard error of the mean."""
+    error: float  # standard error of the mean
     t: float
 
 
@@ -170,14 +168,11 @@ def robust_slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
 class Trend(NamedTuple):
     """A line through the latest returns."""
 
-    per_s: float
-    """Its slope [return/s]."""
+    per_s: float  # its slope [return/s]
     low: float
-    high: float
-    """The slope's 95 % interval [return/s]."""
+    high: float  # the slope's 95 % interval [return/s]
     span_s: float
-    level: float
-    """The return at which the line ends."""
+    level: float  # the return at which the line ends
 
     def sentence(self, target: float | None = None, best: float = -math.inf) -> str:
         """The slope in words, and when the line reaches ``target`` if the ``best`` return so far has not."""
@@ -219,8 +214,7 @@ class Ending:
 
     target: Published | None
     budget_s: float
-    _judged: int = field(default=0, init=False)
-    """Number of evaluations judged so far."""
+    _judged: int = field(default=0, init=False)  # number of evaluations judged so far
 
     @property
     def sentence(self) -> str:

@@ -29,15 +29,12 @@ from spreeze.run_directory import finite_number
 FOLDER = "episodes"
 FORMAT = 1
 KINDS = ("best", "median", "worst")
-FRAMES, UNFINISHED = ".frames", ".drawing"
-"""Suffixes of files of pictures: complete, and still being drawn."""
-MAX_FRAME_BYTES = 64_000_000
-"""Length of one episode's pictures."""
+FRAMES, UNFINISHED = ".frames", ".drawing"  # suffixes of files of pictures: complete, and still being drawn
+MAX_FRAME_BYTES = 64_000_000  # length of one episode's pictures
 _MAX_BYTES = 128_000_000
 _NAME = re.compile(r"e(\d{1,13})-(\d{1,16})-(\d{1,16})-(\d{1,4})")
 _FRAME = struct.Struct("<II")
-NOTE = 2**32 - 1
-"""Replaces a frame's env step if its bytes are a sentence on the pictures."""
+NOTE = 2**32 - 1  # replaces a frame's env step if its bytes are a sentence on the pictures
 _AT_BOUND = 0.01  # An action is at its bound within this share of the range.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError)
 """Errors of reading a file that is no recording."""
@@ -75,14 +72,11 @@ class RecordedEpisode:
     episode_return: float
     terminated: bool
     success: bool | None
-    reward: np.ndarray
-    """float64 [T]"""
-    action: np.ndarray
-    """float32 [T, A], as the environment took them."""
+    reward: np.ndarray  # float64 [T]
+    action: np.ndarray  # float32 [T, A], as the environment took them
     obs: np.ndarray
     """float32 [T + 1, O]: after the reset and each env step; the first columns of a wide one, none of an image."""
-    info: np.ndarray
-    """float32 [T, K], NaN where a step lacks the number."""
+    info: np.ndarray  # float32 [T, K], NaN where a step lacks the number
     value: np.ndarray
     """float32 [T], the critic's value of the state that each action was chosen in; empty where unknown."""
     kinds: tuple[str, ...] = ()

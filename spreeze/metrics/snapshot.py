@@ -52,12 +52,9 @@ class Snapshot:
     algo: str
     lag: int | None = None
     """On-policy algorithms: rollouts between the policy that collects and the one that learns; None: off-policy."""
-    serial: bool = False
-    """One process does everything, one thing at a time."""
-    on_device: bool = False
-    """Its learner steps the environments, on its device."""
-    asynchronous: bool = False
-    """The learner does not pace the samplers: ``lag`` is its minimum."""
+    serial: bool = False  # one process does everything, one thing at a time
+    on_device: bool = False  # its learner steps the environments, on its device
+    asynchronous: bool = False  # the learner does not pace the samplers: ``lag`` is its minimum
     state: str = "starting"
     wall_s: float | None = None
 
@@ -77,8 +74,7 @@ class Snapshot:
     eval_return: float | None = None
     eval_best: float | None = None
     eval_final: float | None = None
-    eval_returns: tuple[float, ...] = ()
-    """Evaluations so far, oldest first, for the sparkline."""
+    eval_returns: tuple[float, ...] = ()  # evaluations so far, oldest first, for the sparkline
     episode_return: float | None = None
 
     cpu_use: float | None = None
@@ -86,43 +82,30 @@ class Snapshot:
     memory_used_bytes: float | None = None
     memory_total_bytes: float | None = None
     gpus: tuple[GpuSnapshot, ...] = ()
-    learner_device: str | None = None
-    """``cpu`` or ``cuda:N``."""
+    learner_device: str | None = None  # ``cpu`` or ``cuda:N``
 
     sampler_shares: dict[str, float] = field(default_factory=dict)
     """Time split of the samplers, by parts (policy, env, write, wait)."""
     learner_shares: dict[str, float] = field(default_factory=dict)
     """Time split of the learner, by parts (wait, gather, critic, actor, learn, publish)."""
     bottleneck: str | None = None
-    more: tuple[tuple[str, float], ...] = ()
-    """Other metrics that the terminal shows according to the table, by name."""
+    more: tuple[tuple[str, float], ...] = ()  # other metrics that the terminal shows according to the table, by name
 
     samplers_alive: int | None = None
     samplers_wanted: int | None = None
-    samplers_active: float | None = None
-    """Samplers that the governor lets work."""
-    external_cpu_cores: float | None = None
-    """Usable cores that other programs keep busy."""
-    sibling_cpu_cores: float | None = None
-    """Usable cores that the user's other runs keep busy."""
-    leave_free: float = 0.0
-    """Share of the usable cores that the user leaves to other programs."""
+    samplers_active: float | None = None  # samplers that the governor lets work
+    external_cpu_cores: float | None = None  # usable cores that other programs keep busy
+    sibling_cpu_cores: float | None = None  # usable cores that the user's other runs keep busy
+    leave_free: float = 0.0  # share of the usable cores that the user leaves to other programs
     restarts: int = 0
-    unevaluated: bool = False
-    """The run should stop at a return, but the evaluator keeps failing."""
-    tuner_measures: bool = False
-    """The tuner has not chosen yet, and measures while the run trains."""
-    env_errors: int | None = None
-    """Errors and bad transitions of environments so far; each costs an episode."""
-    progress: float | None = None
-    """Share of the nearest stop condition, 0 to 1; None without one."""
+    unevaluated: bool = False  # the run should stop at a return, but the evaluator keeps failing
+    tuner_measures: bool = False  # the tuner has not chosen yet, and measures while the run trains
+    env_errors: int | None = None  # errors and bad transitions of environments so far; each costs an episode
+    progress: float | None = None  # share of the nearest stop condition, 0 to 1; None without one
     eta_s: float | None = None
-    may_end_earlier: bool = False
-    """A return may end it before ``progress`` is 1."""
-    first_error: tuple[str, str] | None = None
-    """(process name, text) of the first exception in any worker."""
-    events: tuple[str, ...] = ()
-    """Latest events, oldest first."""
+    may_end_earlier: bool = False  # a return may end it before ``progress`` is 1
+    first_error: tuple[str, str] | None = None  # (process name, text) of the first exception in any worker
+    events: tuple[str, ...] = ()  # latest events, oldest first
 
     @property
     def time_left(self) -> str | None:

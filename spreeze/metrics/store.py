@@ -24,16 +24,13 @@ from spreeze.errors import RunError, refuse_newer
 from spreeze.formatting import clean
 from spreeze.metrics import student_quantile
 
-FORMAT = 1
-"""Format number of ``metrics.db``, in its ``user_version``."""
+FORMAT = 1  # format number of ``metrics.db``, in its ``user_version``
 RAW_S = 3600.0
 TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), ("rollup_60s", 60.0, math.inf))
 """(table, bucket width in s, how long it is kept in s), finest first."""
 
-MAX_SERIES = 4096
-"""Series whose values a sample can hold; others would be points."""
-US = 1e6
-"""Microseconds in a second."""
+MAX_SERIES = 4096  # series whose values a sample can hold; others would be points
+US = 1e6  # microseconds in a second
 _NAN = struct.pack("<d", math.nan)
 _NORMAL = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
@@ -81,8 +78,7 @@ _MAX_ROWS = 500_000
 _SLICE_ROWS = 1000
 _MAX_RAW_BYTES = 200_000_000
 
-Query = Callable[..., list[tuple[Any, ...]]]
-"""SQL and its arguments -> all rows."""
+Query = Callable[..., list[tuple[Any, ...]]]  # SQL and its arguments -> all rows
 
 
 class RawValues:

@@ -21,10 +21,8 @@ ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; its gauges arrive as messages, everything else through slots."""
 EVALUATION = "evaluation"
 """Writer of numbers that come with an evaluation's record and are stored at the time of its weights."""
-GROUPS = ("Task", "Speed", "Machine", "Balance", "Learning")
-"""Groups of charts on the Live page, from top to bottom."""
-RETURN = "Return"
-"""The chart of returns, which the page draws separately."""
+GROUPS = ("Task", "Speed", "Machine", "Balance", "Learning")  # groups of charts on the Live page, from top to bottom
+RETURN = "Return"  # the chart of returns, which the page draws separately
 
 
 class Kind(Enum):
@@ -51,23 +49,19 @@ class Chart(NamedTuple):
     key: str
     title: str
     group: str
-    unit: str = ""
-    """The unit as shown; empty: the unit of the metric."""
-    scale: float = 1.0
-    """Factor from stored to shown values."""
+    unit: str = ""  # the unit as shown; empty: the unit of the metric
+    scale: float = 1.0  # factor from stored to shown values
 
 
 class Metric(NamedTuple):
     name: str
     unit: str
     meaning: str
-    writer: str
-    """A role, ``supervisor``, ``algorithm`` or ``evaluation``."""
+    writer: str  # a role, ``supervisor``, ``algorithm`` or ``evaluation``
     kind: Kind = Kind.GAUGE
     slot: str | None = None
     """Its source as ``role.slot``; None: the same name at the writer, or no source if that is the supervisor."""
-    per_s_of: str | None = None
-    """The counter of a rate; None: the supervisor computes the rate in another way."""
+    per_s_of: str | None = None  # the counter of a rate; None: the supervisor computes the rate in another way
     needs: Needs = Needs.NOTHING
     parts: str = ""
     """The name of one part, if each has its own series, ``name/part``. In a run with several learners, other metrics
@@ -75,12 +69,9 @@ class Metric(NamedTuple):
     in_terminal: bool = False
     """True if the terminal shows it: as a field of ``Snapshot`` or, without such a field, by its name."""
     chart: Chart | None = None
-    cumulative: bool = False
-    """True if a restarted worker continues from the value in its slot; always so for shares."""
-    label: str = ""
-    """Its name in a box of the Live page's pipeline; empty: ``name`` with spaces."""
-    per_learner: bool = False
-    """True if terminal and page show it for each of several learners, and for each other host."""
+    cumulative: bool = False  # True if a restarted worker continues from the value in its slot; always so for shares
+    label: str = ""  # its name in a box of the Live page's pipeline; empty: ``name`` with spaces
+    per_learner: bool = False  # True if terminal and page show it for each of several learners, and for each other host
     return_power: int = 0
     """Power of the unit of returns in its value, such as 2 of a squared error. Algorithms from replay learn returns in
     units of their deviation; the value is multiplied by that to this power, which gives units of the task."""
@@ -131,12 +122,10 @@ class Metric(NamedTuple):
 class InternalSlot(NamedTuple):
     """A number that a worker posts for other processes only, and that is not recorded."""
 
-    slot: str
-    """``role.slot``"""
+    slot: str  # ``role.slot``
     unit: str
     meaning: str
-    cumulative: bool = False
-    """As in ``Metric``."""
+    cumulative: bool = False  # as in ``Metric``
 
 
 # fmt: off

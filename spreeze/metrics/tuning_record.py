@@ -15,10 +15,8 @@ from spreeze.formatting import DASH, clean, number, percent
 from spreeze.metrics import spread
 from spreeze.run_directory import finite_number, read_run
 
-PROGRESS = "tune-progress.jsonl"
-"""Rows of a running tuner; ``tune.json`` has them all at the end."""
-ALGORITHMS = "algorithms.json"
-"""Algorithms that were compared on the task, in the runs of all of them."""
+PROGRESS = "tune-progress.jsonl"  # rows of a running tuner; ``tune.json`` has them all at the end
+ALGORITHMS = "algorithms.json"  # algorithms that were compared on the task, in the runs of all of them
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
 _MAX = 1e18  # larger numbers are not plausible and count as unknown
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
@@ -31,16 +29,12 @@ _OFTEN_ALIKE = ("learner.device", "learner.precision")
 class MeasuredRow:
     """One measured setting; None is unknown."""
 
-    stage: str
-    """``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection."""
-    setting: dict[str, Any]
-    """``section.field`` -> value."""
+    stage: str  # ``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection
+    setting: dict[str, Any]  # ``section.field`` -> value
     updates_per_s: float | None = None
     env_steps_per_s: float | None = None
-    spread: float | None = None
-    """Range of the repeats as a share of their median, the larger one of the two rates."""
-    cpu_share: float | None = None
-    """Share of the usable cores that the run kept busy."""
+    spread: float | None = None  # range of the repeats as a share of their median, the larger one of the two rates
+    cpu_share: float | None = None  # share of the usable cores that the run kept busy
     score: float | None = None
     failure: str | None = None
 

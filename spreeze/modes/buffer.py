@@ -17,8 +17,7 @@ from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import BufferLearnerJob, BufferSamplerJob
 
-_POLICIES = 3
-"""Versions of the policy in shared memory: while one is written or read, a newer one may be written."""
+_POLICIES = 3  # versions of the policy in shared memory: while one is written or read, a newer one may be written
 
 
 class BufferData(GroupData):

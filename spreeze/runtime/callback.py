@@ -30,8 +30,7 @@ from spreeze.run_directory import send_request
 
 CHANGEABLE = ("env.args", "tuning.leave_free")
 MAX_TEXT = 900
-DECLARED = "CALLBACKS"
-"""Name by which a module of ``--import`` lists its callbacks."""
+DECLARED = "CALLBACKS"  # name by which a module of ``--import`` lists its callbacks
 
 
 class Logger:
@@ -60,11 +59,9 @@ class BaseCallback:
     run_dir: Path
     env_id: str
     algo: str
-    settings: dict[str, Any]
-    """``section.field`` -> value."""
+    settings: dict[str, Any]  # ``section.field`` -> value
     logger: Logger
-    num_timesteps: int = 0
-    """Env steps of the run so far."""
+    num_timesteps: int = 0  # env steps of the run so far
 
     def on_training_start(self) -> bool | None:
         """Called first; all attributes are set."""

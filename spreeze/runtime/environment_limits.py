@@ -16,8 +16,7 @@ _LEARNER_BYTES, _PROCESS_BYTES = 450_000_000, 80_000_000
 """Memory of a learner, and of a process with an environment, the environment excluded."""
 _KEPT_SHARE = 0.9  # Share of the free memory that a plan may take.
 _SMALL_SHARE = 0.25  # Share of the free memory below which environments are small, and nothing is changed for them.
-_PATIENCE_S = 40.0
-"""Longest planned start of a sampler's environments, one after the other, if they are slow to start."""
+_PATIENCE_S = 40.0  # longest planned start of a sampler's environments, one after the other, if they are slow to start
 _SLOW_START_S = 5.0
 
 
@@ -26,8 +25,7 @@ class Counts(NamedTuple):
 
     samplers: int
     per_sampler: int
-    max_envs: int
-    """Environments of the evaluator at a time; 0: it has none."""
+    max_envs: int  # environments of the evaluator at a time; 0: it has none
     pictures: bool
 
 

@@ -23,8 +23,7 @@ _STUCK_S, _LONGEST_S = 1.5, 5.0
 """Time from the second Ctrl-C until this process ends by force: if it is stuck, and in any case."""
 _SAME_POSITION_S = 1.0  # The main thread is stuck if its position has not changed for this long.
 _LAST_WORDS_S = 0.5
-AT_ONCE = 130
-"""Exit code after a second Ctrl-C."""
+AT_ONCE = 130  # exit code after a second Ctrl-C
 
 
 class Interrupts:

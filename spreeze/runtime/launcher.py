@@ -151,8 +151,7 @@ def messages_in(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 class Launcher:
     """Starts each worker in a fresh interpreter."""
 
-    silent_s: float | None = None
-    """Time after which this process counts as hung; None: never."""
+    silent_s: float | None = None  # time after which this process counts as hung; None: never
 
     def supervised(self, run_dir: Path, nonce: str) -> contextlib.AbstractContextManager[None]:
         """A context for as long as workers run; ``nonce`` is the run's."""

@@ -35,10 +35,8 @@ from spreeze.runtime.launcher import begin_log, messages_in, open_log, start_pro
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 
-OPEN_S = 120.0
-"""Longest time without an answer until a sink is open: imports, a database, a login."""
-SILENT_S = 60.0
-"""Longest time without an answer afterwards."""
+OPEN_S = 120.0  # longest time without an answer until a sink is open: imports, a database, a login
+SILENT_S = 60.0  # longest time without an answer afterwards
 CLOSE_S = 10.0
 """Patience at the end of the run, where the run waits for it; three times that if the sink is not open yet."""
 _LONGEST_CLOSE_S = 60.0

@@ -25,8 +25,7 @@ from spreeze.formatting import clean
 from spreeze.runtime import socket_process
 from spreeze.runtime.socket_process import Send, TakeRow
 
-NICE = 15
-"""Niceness, equal to the visualizer's: the imports take seconds of a core."""
+NICE = 15  # niceness, equal to the visualizer's: the imports take seconds of a core
 _CLIP_LOOK_S = 5.0
 _MAX_CLIP_BYTES = 20_000_000
 _MAX_EVENTS = 500  # Most events of one session, in a sink that rewrites them all at each one.
@@ -41,13 +40,10 @@ class Opening(NamedTuple):
 
     sink: str
     run_dir: str
-    project: str
-    """Project of Weights & Biases and of trackio, experiment of MLflow."""
+    project: str  # project of Weights & Biases and of trackio, experiment of MLflow
     settings: dict[str, Any]
-    facts: dict[str, str]
-    """Machine, versions and the like, as text."""
-    known: dict[str, str]
-    """Values that the sink stored in an earlier session of the run."""
+    facts: dict[str, str]  # machine, versions and the like, as text
+    known: dict[str, str]  # values that the sink stored in an earlier session of the run
 
     @property
     def path(self) -> Path:
@@ -57,12 +53,9 @@ class Opening(NamedTuple):
 class Moment(NamedTuple):
     """When something happened."""
 
-    at_s: float
-    """Seconds since 1970."""
-    wall_s: float
-    """Seconds since the run started, without pauses."""
-    step: int
-    """Env steps."""
+    at_s: float  # seconds since 1970
+    wall_s: float  # seconds since the run started, without pauses
+    step: int  # env steps
 
 
 class MetricSink(Protocol):

@@ -43,8 +43,7 @@ _WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.d
 
 class TunerChoice(NamedTuple):
     samplers: int
-    plan: RunPlan | None = None
-    """The plan for which all workers have to start again; None: the choice is in force."""
+    plan: RunPlan | None = None  # the plan for which all workers have to start again; None: the choice is in force
 
 
 class RunTuner(Protocol):

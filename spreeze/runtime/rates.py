@@ -140,8 +140,7 @@ class Rates:
     learning_began_s: float | None = None
     _steady: CounterSample | None = None
     _last: CounterSample | None = None
-    _steady_frames: float = 0.0
-    """Update frames since the end of the warmup, each update with the batch size in force."""
+    _steady_frames: float = 0.0  # update frames since the end of the warmup, each update with the batch size in force
     _ended: bool = False
     _times: _MeasuredTimes = field(init=False)
 

@@ -15,8 +15,7 @@ from spreeze.machine.processes import end_with_parent, ignore_ending_signals
 Send = Callable[..., None]
 """Sends fields to the supervisor: ``event`` = (level, text); of a sink ``known`` = names and ids that it gets back when
 the run is resumed."""
-TakeRow = Callable[[dict[str, Any]], None]
-"""Takes a row; the last one has ``end``."""
+TakeRow = Callable[[dict[str, Any]], None]  # takes a row; the last one has ``end``
 
 
 def run(

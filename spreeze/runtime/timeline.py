@@ -15,8 +15,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import Phase
 
 LENGTH_S = 0.25
-FIRST_S = 10.0
-"""Learning time [s] after which the first one is recorded without a request."""
+FIRST_S = 10.0  # learning time [s] after which the first one is recorded without a request
 _MAX_PARTS = 400  # Parts of one worker that are kept: the latest.
 
 

@@ -26,8 +26,7 @@ from spreeze.workers.roles import DEADLINE_S, Phase, deadline_text, deadlines
 
 _STOP_S = 6.0  # Time for an environment to return after a request to stop [s], equal to that of workers.
 _GRACE_S = 2.0  # Time for its code to end after an error was raised in it [s].
-RUN = "run"
-"""Name of the one process, in metrics and of its log."""
+RUN = "run"  # name of the one process, in metrics and of its log
 _MIN_SILENT_S = 30.0
 """Shortest time after which a process counts as hung in code that lets no other thread run: imports take seconds."""
 _MARGIN_S = 5.0  # For the deadline to be met in the usual way before.

@@ -26,8 +26,7 @@ from spreeze.types import Box, Choices, EnvSpec, RowLayout
 
 _MINARI_ID = re.compile(r"^([\w-]+/)*[\w.-]+-v\d+$")
 _MINARI_FILES = ("main_data.hdf5", "data/main_data.hdf5")
-_PART = re.compile(r"^(\d+):(\d+) (.+?) \((.*)\)$")
-"""A line of ``EnvSpec.obs_layout``."""
+_PART = re.compile(r"^(\d+):(\d+) (.+?) \((.*)\)$")  # a line of ``EnvSpec.obs_layout``
 _KEY = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 _NAMES = {
     "observations": ("observations",),
@@ -37,8 +36,7 @@ _NAMES = {
     "truncations": ("truncations", "timeouts"),
 }
 """Array -> its names, of which D4RL has others."""
-ReturnSums = tuple[float, float, float]
-"""Count, sum and sum of squares of discounted returns."""
+ReturnSums = tuple[float, float, float]  # count, sum and sum of squares of discounted returns
 NO_RETURNS: ReturnSums = (0.0, 0.0, 0.0)
 
 

@@ -28,8 +28,7 @@ from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
 from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
 from spreeze.types import Jsonable
 
-SILENT_S = 3.0
-"""Silence after which a learner of another host counts as gone."""
+SILENT_S = 3.0  # silence after which a learner of another host counts as gone
 _HANDLE_VARIABLE = "SPREEZE_GOSSIP"
 """Environment variable by which a run inherits memory for messages from the process that started it."""
 _PARAMETERS = "parameters"
@@ -143,10 +142,8 @@ class GossipHandle(Jsonable):
 
     presence: Handle
     messages: tuple[ParametersHandle, ...]
-    own: tuple[int, ...]
-    """Number of each learner of this host among those of all hosts."""
-    joined: bool = False
-    """True if the others may have learned for a while."""
+    own: tuple[int, ...]  # number of each learner of this host among those of all hosts
+    joined: bool = False  # True if the others may have learned for a while
 
     @property
     def learners(self) -> int:

@@ -33,8 +33,7 @@ from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, nam
 from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
 from spreeze.types import Arrays, Jsonable
 
-NORMS = 256
-"""Updates of which the norms are kept for the bound of Proposition 1."""
+NORMS = 256  # updates of which the norms are kept for the bound of Proposition 1
 _THETA, _STATISTICS = "theta", "statistics"
 _BARRIER_S = 60.0  # Longest wait at the start for learners that are still loading.
 _NEIGHBOUR_S, _OTHERS_S = 5.0, 1.0
@@ -65,10 +64,8 @@ class MixSpec(Jsonable):
     mixing: str
     topology: str
     max_staleness: int | None
-    interval: int
-    """Mixes between two averagings (average)."""
-    rows: tuple[int, ...]
-    """Rows of the learners in the status table."""
+    interval: int  # mixes between two averagings (average)
+    rows: tuple[int, ...]  # rows of the learners in the status table
     memory: MixHandle
     policies: tuple[ParametersHandle, ...] = ()
     """Each learner's policy; empty where this learner does not publish their mean."""
@@ -92,8 +89,7 @@ class MixMemory(NamedTuple):
     """Memory of all learners, owned by the supervisor."""
 
     board: SharedArrays
-    shared_fd: int
-    """The parameters that all share (hogwild)."""
+    shared_fd: int  # the parameters that all share (hogwild)
     messages: tuple[VersionedParameters, ...]
     mixed: tuple[VersionedParameters, ...]
 

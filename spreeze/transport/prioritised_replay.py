@@ -18,8 +18,7 @@ from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, SampledIndices
 
 _FAN_OUT, _MAX_AT_ROOT = 32, 1024
-_MIN_ERROR = 1e-6
-"""Added to each error, so that a row without one is still drawn at times."""
+_MIN_ERROR = 1e-6  # added to each error, so that a row without one is still drawn at times
 
 
 def open_reader(ring: ReplayRing, priority_exponent: float) -> ReplayReader:

@@ -738,8 +738,7 @@ class InferenceMailbox:
         self._fields.close()
 
 
-ROLLOUTS, LEARNER = "rollouts/", "learner/"
-"""Prefixes of the names of a checkpoint's tensors."""
+ROLLOUTS, LEARNER = "rollouts/", "learner/"  # prefixes of the names of a checkpoint's tensors
 
 
 class LearnerMemory(NamedTuple):

@@ -36,11 +36,9 @@ PAGE_BYTES = mmap.PAGESIZE
 class Handle(Jsonable):
     """A channel in a job. Subclasses add further fields that ``attach`` needs."""
 
-    attached_owns: ClassVar[bool] = True
-    """True if what ``attach`` returns closes these descriptors."""
+    attached_owns: ClassVar[bool] = True  # True if what ``attach`` returns closes these descriptors
 
-    fds: tuple[int, ...]
-    """Descriptors, which have the same numbers in the process that inherits them."""
+    fds: tuple[int, ...]  # descriptors, which have the same numbers in the process that inherits them
 
 
 def handles(job: Any) -> Iterator[Handle]:
@@ -230,8 +228,7 @@ class SharedArrays:
         self.block.close()
 
 
-WAIT_S = 0.1
-"""Longest sleep of a worker without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup."""
+WAIT_S = 0.1  # longest sleep of a worker without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup
 _ONE = (1).to_bytes(8, sys.byteorder)  # The increment of an eventfd; a pipe takes any bytes.
 
 

@@ -35,10 +35,8 @@ The supervisor writes them; only ``WEIGHTS_COUNTER`` is written by the group's l
 samplers, counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works
 ``SLOWED_SHARE`` thousandths of it, and the others rest.
 """
-HEARTBEAT, PHASE, PID = 0, 1, 2
-"""Control words of a row, written by its worker."""
-PHASE_BITS = 4
-"""Low bits of an event, which hold the phase; the others hold the monotonic time [ns]."""
+HEARTBEAT, PHASE, PID = 0, 1, 2  # control words of a row, written by its worker
+PHASE_BITS = 4  # low bits of an event, which hold the phase; the others hold the monotonic time [ns]
 
 
 class RetunedSettings(NamedTuple):
@@ -46,8 +44,7 @@ class RetunedSettings(NamedTuple):
 
     batch_size: int
     learner_threads: int
-    samples_per_insert_min: float
-    """Bounds of the rate limiter, per inserted row."""
+    samples_per_insert_min: float  # bounds of the rate limiter, per inserted row
     samples_per_insert_max: float
     kept_per_insert: float = 0.0
     """Samples per insert below which rows of vectors are dropped, so that measurements do not fill replay."""

@@ -31,8 +31,7 @@ from spreeze.errors import WeightsError, refuse_newer
 from spreeze.transport.shared_memory import Handle, nameless_file
 from spreeze.types import Arrays
 
-FORMAT = 1
-"""Format number of a weights file, in its metadata."""
+FORMAT = 1  # format number of a weights file, in its metadata
 LATEST = "LATEST.json"
 _NAME = re.compile(r"^w-(\d{6,})-(\d{12,})\.safetensors$")
 _MAX_BYTES = 1 << 32

@@ -207,10 +207,8 @@ class TunerStop:
 class TunerThread(abc.ABC):
     """Tunes a run in a thread of its supervisor (``runtime.plan.RunTuner``)."""
 
-    begins = ""
-    """Line for the user at the beginning."""
-    _reported_knobs: Collection[str] = ()
-    """Knobs whose changes are reported to the user; empty: all."""
+    begins = ""  # line for the user at the beginning
+    _reported_knobs: Collection[str] = ()  # knobs whose changes are reported to the user; empty: all
 
     def __init__(self, tuning: Tuning, first: Setting, on_record: Callable[[dict[str, Any]], RunPlan]) -> None:
         """``first`` is in force when the run begins.

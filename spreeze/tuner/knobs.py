@@ -44,13 +44,11 @@ from spreeze.tuner.problem import (
     TuningProblem,
 )
 
-HEADROOM = 0.9
-"""Share of free memory that a plan may use: memory use grows after a measurement."""
+HEADROOM = 0.9  # share of free memory that a plan may use: memory use grows after a measurement
 MIN_BATCH = 128
 """Smallest batch for objective ``return``, unless the user or profile sets a smaller one (``assets/figures.md``)."""
 _MIN_FITTED_BATCH = 32
-SHORTEST_INTERVAL = 16
-"""Env steps of a rollout at least: shorter ones cut returns short and swap too often."""
+SHORTEST_INTERVAL = 16  # env steps of a rollout at least: shorter ones cut returns short and swap too often
 _RATIO_STEP = 4.0
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MAX_MEASURED = 8  # Numbers of samplers measured on one machine.

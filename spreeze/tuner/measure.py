@@ -28,8 +28,7 @@ _MAX_GROUPS = 4  # Trials that take turns.
 _CORES_OF_START = 4
 """Cores for each trial that starts at the same time: a start is mostly imports, which keep a core busy per process."""
 _GROUP_START_S = 5.0  # Time to start a group, about.
-_SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
-"""Bounds of the time that starting a group may take: as much as is left."""
+_SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0  # bounds of the time that starting a group may take: as much as is left
 REPEATS = 3
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
 _START_S, _GPU_START_S = 0.2, 6.0

@@ -89,8 +89,7 @@ def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
     return 1 << max(0, math.ceil(math.log2(max(needed, 1.0)) - 1e-9))
 
 
-SUPERVISOR_CORES = 0.03
-"""Cores that the supervisor takes, for two samples of all metrics a second."""
+SUPERVISOR_CORES = 0.03  # cores that the supervisor takes, for two samples of all metrics a second
 
 
 def observer_cores(config: Config) -> float:
@@ -116,12 +115,10 @@ class Scored(NamedTuple):
     score: float
     updates_per_s: float = 0.0
     env_steps_per_s: float = 0.0
-    in_a_run: float = 1.0
-    """Share of these rates that a run keeps beside its observers."""
+    in_a_run: float = 1.0  # share of these rates that a run keeps beside its observers
 
 
-TIE = 0.03
-"""Scores this near to the best one count as equal to it."""
+TIE = 0.03  # scores this near to the best one count as equal to it
 _CPU_ERROR = 1e-6
 _OVER_TARGET = 1e-3
 """Share of its score that a setting over the processor target keeps: it is chosen only if nothing else is left."""
@@ -197,8 +194,7 @@ class Cost(NamedTuple):
     """Time of an update of one kind of learner: ``a`` seconds, and ``b`` more for each row of the batch."""
 
     a: float
-    b: float
-    """0 if only one batch size was measured."""
+    b: float  # 0 if only one batch size was measured
 
     def update_s(self, batch_size: int) -> float:
         return self.a + self.b * batch_size
@@ -227,12 +223,10 @@ class Sharing:
     cores: float
     physical: float
     costs: Mapping[LearnerKind, Cost]
-    busy: Sequence[float]
-    """Busy threads in each measurement, ascending."""
+    busy: Sequence[float]  # busy threads in each measurement, ascending
     learner: Sequence[float]
     """Log of measured updates/s over those of the learner alone at an even share; interpolated between."""
-    sampler: Sequence[float]
-    """Log of one sampler's env steps/s at an even share."""
+    sampler: Sequence[float]  # log of one sampler's env steps/s at an even share
 
     def speed(self, busy: float) -> float:
         """Speed of each of ``busy`` threads, 1 for a thread alone on a core."""

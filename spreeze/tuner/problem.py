@@ -12,8 +12,7 @@ from spreeze.config.modes import DataFlow
 from spreeze.config.schema import TuningConfig
 from spreeze.metrics import median, spread
 
-SCHEMA = 6
-"""Version of the format of ``Search.as_json``."""
+SCHEMA = 6  # version of the format of ``Search.as_json``
 
 DEVICE, PRECISION = "learner.device", "learner.precision"
 BATCH, THREADS = "learner.batch_size", "learner.threads"
@@ -61,11 +60,9 @@ class Setting(dict[str, Any]):
 class TrialResult:
     """Result of one setting in one kind of trial so far; reported as soon as it is complete."""
 
-    trial: str
-    """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
+    trial: str  # ``LEARNER``, ``JOINT`` or ``ROLLOUT``
     setting: Setting
-    updates_per_s: tuple[float, ...] = ()
-    """Every repeat after the warm-up; empty when the candidate failed."""
+    updates_per_s: tuple[float, ...] = ()  # every repeat after the warm-up; empty when the candidate failed
     env_steps_per_s: tuple[float, ...] = ()
     cpu_share: tuple[float, ...] = ()
     """Share of the usable cores that the whole trial kept busy, each repeat; empty if not known."""
@@ -117,8 +114,7 @@ OnResult = Callable[[TrialResult], None]
 class Device:
     """Device that the learner may use."""
 
-    name: str
-    """``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``."""
+    name: str  # ``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``
     memory_bytes: int | None = None
     """Free memory of the device; None for the processor, which has ``TuningProblem.memory_bytes``."""
     precision: str = "float32"
@@ -131,8 +127,7 @@ class Choice:
     value: Any
     reason: str
     pinned: bool = False
-    runners_up: tuple[tuple[Any, float], ...] = ()
-    """(value, score as a share of the chosen one's), best first."""
+    runners_up: tuple[tuple[Any, float], ...] = ()  # (value, score as a share of the chosen one's), best first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +136,8 @@ class MemoryPlan:
 
     capacity: Choice
     envs_per_sampler: Choice
-    samplers: int
-    """Sampler processes that memory allows, at least 1."""
-    batch_size: int
-    """Largest batch that replay allows."""
+    samplers: int  # sampler processes that memory allows, at least 1
+    batch_size: int  # largest batch that replay allows
     limits: tuple[str, ...]
 
 
@@ -152,50 +145,37 @@ class MemoryPlan:
 class TuningProblem:
     """Facts of the machine and the task; configured values, pins and the objective."""
 
-    knobs: tuple[Knob, ...]
-    """Knobs to choose; they decide ties and are varied in this order."""
-    configured: Setting
-    """Value of each knob in defaults, profile and the user's settings; None if not known yet."""
-    pins: frozenset[str] = frozenset()
-    """Knobs that stay as configured: set by the user, or ``kept``."""
-    kept: frozenset[str] = frozenset()
-    """The ``pins`` that the profile protects (``about.keep``)."""
-    resumed: frozenset[str] = frozenset()
-    """The ``pins`` on which the stored data of a resumed run depend."""
+    knobs: tuple[Knob, ...]  # knobs to choose; they decide ties and are varied in this order
+    configured: Setting  # value of each knob in defaults, profile and the user's settings; None if not known yet
+    pins: frozenset[str] = frozenset()  # knobs that stay as configured: set by the user, or ``kept``
+    kept: frozenset[str] = frozenset()  # the ``pins`` that the profile protects (``about.keep``)
+    resumed: frozenset[str] = frozenset()  # the ``pins`` on which the stored data of a resumed run depend
     targets: TuningConfig = field(default_factory=TuningConfig)
-    trial: str = JOINT
-    """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
+    trial: str = JOINT  # the trial in which everything runs, ``JOINT`` or ``ROLLOUT``
     usable_cores: float
-    memory_bytes: int
-    """Main memory that may still be taken."""
-    sampler_bytes: int
-    """Memory of a process that steps environments, with its first one."""
-    env_bytes: int
-    """Memory of each further environment."""
+    memory_bytes: int  # main memory that may still be taken
+    sampler_bytes: int  # memory of a process that steps environments, with its first one
+    env_bytes: int  # memory of each further environment
     learner_bytes: int = 500_000_000
     physical_cores: int | None = None
     shared_memory_bytes: int | None = None
     """Room for replay's memory where that is bounded separately; None if only main memory bounds it."""
-    step_us: float | None = None
-    """Mean or median time of one env step; None if not known."""
+    step_us: float | None = None  # mean or median time of one env step; None if not known
     one_call: bool = False
     """An engine steps all environments of a sampler in one call, whose own cost many of them share."""
     step_cpu_share: float = 1.0
     """Share of a core that stepping an environment takes; less where it waits, for hardware or a server."""
-    row_bytes: int = 1
-    """Size of a transition in replay."""
+    row_bytes: int = 1  # size of a transition in replay
     learning_starts: int = 0
     samplers: int = 1
     """Sampler processes beside the learner that a run without the tuner has, where none are configured."""
     devices: tuple[Device, ...] = (Device(name="cpu"),)
-    paired: bool = True
-    """True if two threads on the CPU share an update as a pair; if not, each matmul."""
+    paired: bool = True  # True if two threads on the CPU share an update as a pair; if not, each matmul
     balanced: bool = False
     """The mode takes as few env steps as the learner can use, so more environments per sampler would only be slower."""
     observer_cores: float = 0.0
     """Cores that evaluator, visualizer and supervisor take in a run where none is free; they are not measured."""
-    memory_plan: MemoryPlan | None = None
-    """Filled in by ``search.tune``, for modes with replay."""
+    memory_plan: MemoryPlan | None = None  # filled in by ``search.tune``, for modes with replay
 
     @property
     def known_memory_plan(self) -> MemoryPlan:
@@ -242,20 +222,15 @@ class Knob:
     gain of 5 %.
     """
 
-    name: str
-    """The setting, ``section.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
+    name: str  # the setting, ``section.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm
     candidates: Callable[[TuningProblem, Setting], Iterable[Any]] = lambda problem, current: ()
     """Values worth trying, the most promising first, from the facts and the values of the other knobs."""
-    trial: str = JOINT
-    """``LEARNER``: measured on the learner alone; ``JOINT``: on all workers; ``FACTS``: not measured."""
+    trial: str = JOINT  # ``LEARNER``: measured on the learner alone; ``JOINT``: on all workers; ``FACTS``: not measured
     fit: Callable[[TuningProblem, Setting], Setting | None] = lambda problem, setting: setting
     """The setting with all values that follow from this knob; None if memory, cores or other knobs forbid it."""
-    text_format: str = ""
-    """Text of a value in a sentence, such as ``{} sampler{s}``; by default name and value."""
-    label: str = ""
-    """``column``, if not the last word of the name."""
-    usual: Any = None
-    """A line of results omits this value."""
+    text_format: str = ""  # text of a value in a sentence, such as ``{} sampler{s}``; by default name and value
+    label: str = ""  # ``column``, if not the last word of the name
+    usual: Any = None  # a line of results omits this value
     where: Callable[[DataFlow], bool] | None = None
     """The data flows in which it is tuned, if a mode names no knobs.
 
@@ -265,12 +240,9 @@ class Knob:
     """Knobs with the lowest value decide ties and are varied first (``knobs.ordered``); equal ones in display order."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
     """Among equal scores the value that minimizes this is taken: by default the configured one, then the least."""
-    remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
-    """Remark on the chosen value."""
-    figures: str = ""
-    """Rates of the choice, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
-    fixed: bool = False
-    """A resumed run keeps its value, since its stored data depend on it."""
+    remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""  # remark on the chosen value
+    figures: str = ""  # rates of the choice, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``
+    fixed: bool = False  # a resumed run keeps its value, since its stored data depend on it
     varied_last: bool = False
     """Varied by its candidates around the choice of the other knobs. Set by ``knobs_of``, not by a row of the table."""
 

@@ -83,8 +83,7 @@ class TunerCallbacks:
 
     say: Callable[[str], None]
     on_result: OnResult = lambda result: None
-    before: Callable[[], None] = lambda: None
-    """Called once, before anything is measured; not if the result is known."""
+    before: Callable[[], None] = lambda: None  # called once, before anything is measured; not if the result is known
 
 
 class Tuning:
@@ -245,8 +244,7 @@ def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[L
 
 # --- validity of a result ---
 
-LOAD, BATTERY, ROWS = "load", "battery", "rows"
-"""Causes that make a result provisional."""
+LOAD, BATTERY, ROWS = "load", "battery", "rows"  # causes that make a result provisional
 
 
 def _is_busy(external_cores: float | None, machine: Machine) -> bool:

@@ -40,8 +40,7 @@ from spreeze.tuner.problem import (
 
 _LEARNER_FRACTION, _SWEEP_FRACTION = 0.45, 0.5
 """Fraction of the budget for learners alone, and fraction of what is left then for the number of samplers."""
-MAX_UPDATE_S = 1.0
-"""A batch whose update takes longer is never chosen."""
+MAX_UPDATE_S = 1.0  # a batch whose update takes longer is never chosen
 _MAX_NEIGHBOURS, _FEW_NEIGHBOURS = 4, 2
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
 """Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
@@ -122,21 +121,15 @@ def is_steady(result: TrialResult) -> bool:
 class Search:
     """Search: results so far, the steps that measure more, and in the end the choice with its reasons."""
 
-    choices: dict[str, Choice]
-    """Choices by name of the knob, in display order."""
+    choices: dict[str, Choice]  # choices by name of the knob, in display order
     chosen: Scored
-    centre: Setting
-    """The choice before other modules' knobs were varied."""
-    sharing: Sharing
-    """The model of modes with replay."""
-    measured = False
-    """True if the chosen setting itself was measured."""
-    cost: Cost | None = None
-    """Cost of an update of the chosen learner; None if fewer than two batches ran."""
+    centre: Setting  # the choice before other modules' knobs were varied
+    sharing: Sharing  # the model of modes with replay
+    measured = False  # True if the chosen setting itself was measured
+    cost: Cost | None = None  # cost of an update of the chosen learner; None if fewer than two batches ran
     paper_batch: int | None = None
     """Batch size by the Spreeze paper's rule; None if the cost of a row is lost in the noise."""
-    fell_back = False
-    """True if the choice is the configured setting, because too little could be measured."""
+    fell_back = False  # True if the choice is the configured setting, because too little could be measured
 
     def __init__(
         self, problem: TuningProblem, measure: Measurer, on_result: OnResult, busy: Callable[[], bool] = lambda: False

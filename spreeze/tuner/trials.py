@@ -62,8 +62,7 @@ class Pace(NamedTuple):
     """Measurement windows of a kind of trial: many short ones, since the speed of a shared machine varies."""
 
     repeats: int
-    settle_s: tuple[float, float]
-    """Least and most time to wait before a window, and length of the window."""
+    settle_s: tuple[float, float]  # least and most time to wait before a window, and length of the window
     window_s: tuple[float, float]
 
     def divided(self, seconds: float, candidates: int) -> tuple[float, float]:
@@ -73,8 +72,7 @@ class Pace(NamedTuple):
         return settle_s, min(self.window_s[1], max(self.window_s[0], each_s - _EDGE_S - settle_s))
 
 
-ROWS, ROWS_BYTES = 100_000, 128_000_000
-"""Most rows and bytes of a trial's replay."""
+ROWS, ROWS_BYTES = 100_000, 128_000_000  # most rows and bytes of a trial's replay
 _ROLLOUTS, _LONGEST_ROLLOUTS_S = 2, 4.0
 """Rollouts after which all workers have been busy, also the length of a window, and the longest time for them in a
 window."""
@@ -93,10 +91,8 @@ class TrialKind(NamedTuple):
     """Updates, or swaps of rollouts where samplers and learner are in step, after which all have been at work."""
     edge_s: float
     """A window starts and ends with an update or a swap if one comes within this time: few are counted exactly."""
-    shares: bool = False
-    """Settings that differ only in the number of samplers share a trial."""
-    learns: bool = True
-    """True if there is a learner; else only samplers, which nothing limits."""
+    shares: bool = False  # settings that differ only in the number of samplers share a trial
+    learns: bool = True  # True if there is a learner; else only samplers, which nothing limits
 
 
 class Stopping(Protocol):
@@ -110,8 +106,7 @@ class Windows(abc.ABC):
     """Measures candidates on workers that run, a window each."""
 
     run: Assembly
-    edge_s: float
-    """A window starts and ends with an update or a swap if one comes within this time."""
+    edge_s: float  # a window starts and ends with an update or a swap if one comes within this time
 
     def __init__(self, usable_cores: float, interrupts: Stopping) -> None:
         self._cores, self._interrupts = usable_cores, interrupts

@@ -24,10 +24,8 @@ from spreeze.files import read_json, replace_bytes, write_json
 from spreeze.metrics import student_quantile
 
 _TEST_EVERY = 8  # evaluations for one test
-_FAR = 4.0
-"""Standard deviations of the returns of either policy."""
-Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408
-"""Quantiles of the normal distribution."""
+_FAR = 4.0  # standard deviations of the returns of either policy
+Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408  # quantiles of the normal distribution
 
 
 class ReturnStats(NamedTuple):

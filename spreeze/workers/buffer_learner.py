@@ -31,8 +31,7 @@ from spreeze.workers.rollout_learner import on_policy_algorithm, progress_of
 from spreeze.workers.torch_devices import open_device
 
 _UPDATES = SLOTS["learner"].index("updates")
-_BROADCAST_S = 0.002
-"""Least time between two policies for the samplers while there is something to learn from."""
+_BROADCAST_S = 0.002  # least time between two policies for the samplers while there is something to learn from
 _RECENT = 64
 
 

@@ -48,8 +48,7 @@ def open_values(folder: Path) -> WeightsStore:
 class WorkerContext:
     """A worker body's view of the run. None of its calls waits for another process."""
 
-    serial = False
-    """True where several workers take turns in one process: none of them may wait."""
+    serial = False  # True where several workers take turns in one process: none of them may wait
 
     def __init__(
         self,

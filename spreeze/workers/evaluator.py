@@ -82,8 +82,7 @@ environment reports success, ``metrics`` by their names in the table, and:
 T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
-MIN_EPISODES = 10
-"""Fewest episodes whose lower bound alone can reach a target return."""
+MIN_EPISODES = 10  # fewest episodes whose lower bound alone can reach a target return
 CONFIRMING_EPISODES, MAX_CONFIRMING = 20, 100
 """Episodes of a round of the evaluation that confirms a target return, and of all rounds together."""
 _FIRST, _RETEST, _CONFIRM = range(3)  # purposes of an evaluation: each plays seeds of its own

@@ -27,15 +27,11 @@ from spreeze.types import RowLayout
 from spreeze.workers.on_device.device_replay import DeviceReplay
 
 _CHUNK_ROWS = 4096
-_FRACTION = 0.8
-"""Fraction of a device's free memory that GPU replay may take; updates need the rest."""
-_MIN_BATCHES = 16
-"""GPU replay of fewer batches than this is not worth its memory."""
-_LONGEST_PERIOD = 16
-"""Longest period of Python decisions that a graph may hold, in updates."""
+_FRACTION = 0.8  # fraction of a device's free memory that GPU replay may take; updates need the rest
+_MIN_BATCHES = 16  # GPU replay of fewer batches than this is not worth its memory
+_LONGEST_PERIOD = 16  # longest period of Python decisions that a graph may hold, in updates
 _SINGLES = 3
-_MAX_IN_FLIGHT = 2
-"""Launches in flight at once: the device never waits for the host, and the host is never far ahead."""
+_MAX_IN_FLIGHT = 2  # launches in flight at once: the device never waits for the host, and the host is never far ahead
 
 
 def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) -> int:
@@ -46,8 +42,7 @@ def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) ->
 class GpuReplay:
     """The newest rows of every shard on a device."""
 
-    is_copy = True
-    """The learner can do without it: all rows are in shared memory as well."""
+    is_copy = True  # the learner can do without it: all rows are in shared memory as well
 
     def __init__(
         self,
@@ -177,8 +172,7 @@ class GpuReplay:
         return self._reader.lag_and_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
 
 
-AnyGpuReplay = GpuReplay | DeviceReplay
-"""Replay from which batches are drawn on the device alone."""
+AnyGpuReplay = GpuReplay | DeviceReplay  # replay from which batches are drawn on the device alone
 
 
 def _pieces(begin: int, end: int, capacity: int) -> list[tuple[int, int, int]]:

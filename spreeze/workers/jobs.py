@@ -39,20 +39,16 @@ class BaseLearnerJob(Job):
     learner: LearnerConfig
     seed: int
     normalize_obs: bool
-    stop: StopConfig
-    """When the run ends; env steps are those of the whole run."""
+    stop: StopConfig  # when the run ends; env steps are those of the whole run
     session_started_s: float
     """Monotonic time at which this session started; ``previous_...`` are totals of earlier sessions."""
     previous_wall_s: float
     previous_env_steps: int = 0
-    session: float
-    """Number by which checkpoints recognize this session."""
+    session: float  # number by which checkpoints recognize this session
     publishes_values: bool = False
     """True if the values of its networks are published beside its policy, for recorded episodes."""
-    publish_updates: int | None = None
-    """Updates between two publications; None: by the clock."""
-    wakeup: WakeupHandle | None = None
-    """Wakeup by which samplers signal new rows or rollouts; None: it polls."""
+    publish_updates: int | None = None  # updates between two publications; None: by the clock
+    wakeup: WakeupHandle | None = None  # wakeup by which samplers signal new rows or rollouts; None: it polls
     sampler_wakeups: tuple[WakeupHandle, ...] = ()
     """Wakeups by which it signals drawn batches or a swap to its samplers; empty: they poll."""
 
@@ -75,12 +71,10 @@ class BaseReplayJob(BaseLearnerJob):
     """One for each group's learner; empty: this learner averages with none, or also with those of ``hosts``."""
     hosts: GossipHandle | None = None
     """Messages of the learners of all hosts, to average with them; None: only this host has learners."""
-    loaded_rows: tuple[int, ...] = ()
-    """Rows of each shard that came from an earlier session; empty: none."""
+    loaded_rows: tuple[int, ...] = ()  # rows of each shard that came from an earlier session; empty: none
     returns: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Count, sum and sum of squares of the demonstrations' returns, which are new to the learner."""
-    offline: bool = False
-    """True if there are no samplers."""
+    offline: bool = False  # True if there are no samplers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +92,8 @@ class DeviceEnvs(Jsonable):
     seed: int
     nan_policy: str
     row: int
-    steps: int = 0
-    """T: env steps of each environment in a rollout; 0 with replay."""
-    capacity: int = 0
-    """Rows of replay; 0 with rollouts."""
+    steps: int = 0  # T: env steps of each environment in a rollout; 0 with replay
+    capacity: int = 0  # rows of replay; 0 with rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +121,7 @@ class OnPolicyLearnerJob(BaseRolloutJob):
     entry_point = "spreeze.workers.rollout_learner:learn_from_rollouts"
 
     correction: str
-    lag: int
-    """Rollouts between the policy that collects and the one that is learned from its data."""
+    lag: int  # rollouts between the policy that collects and the one that is learned from its data
     rollouts: RolloutsHandle
     weights_channel: ParametersHandle
     states: ParametersHandle
@@ -154,11 +145,9 @@ class EvaluatorJob(Job):
     spec: EnvSpec
     config: EvaluationConfig
     has_free_core: bool
-    groups: int = 1
-    """Number of learners; their weights are evaluated in turn."""
+    groups: int = 1  # number of learners; their weights are evaluated in turn
     target_return: float | None = None
-    max_envs: int | None = None
-    """Maximum number of environments at a time; None: as many as suit the task."""
+    max_envs: int | None = None  # maximum number of environments at a time; None: as many as suit the task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,13 +170,10 @@ class SamplerJob(AnySamplerJob):
     gamma: float
     limiter: RateLimiter
     replay: RingHandle
-    her: str = "off"
-    """Goals that are added, as ``ReplayConfig.her``."""
-    rows_per_step: int = 1
-    """Rows of one env step, at most: its transition, and those with other goals."""
+    her: str = "off"  # goals that are added, as ``ReplayConfig.her``
+    rows_per_step: int = 1  # rows of one env step, at most: its transition, and those with other goals
     loaded_rows: int = 0
-    stream: int | None = None
-    """Number that, with the seed, determines its random numbers; None: its index."""
+    stream: int | None = None  # number that, with the seed, determines its random numbers; None: its index
     weights_channel: ParametersHandle | None = None
     wakeup: WakeupHandle | None = None
     learner_wakeup: WakeupHandle | None = None
@@ -198,10 +184,8 @@ class RolloutWorkerJob(Job):
     entry_point = "spreeze.workers.samplers:run_inference_worker"
 
     index: int
-    num_envs: int
-    """M: environments of each sampler."""
-    num_inference_workers: int
-    """0: the samplers compute their own actions."""
+    num_envs: int  # M: environments of each sampler
+    num_inference_workers: int  # 0: the samplers compute their own actions
     rollouts: RolloutsHandle
     mailbox: MailboxHandle
     weights_channel: ParametersHandle
@@ -242,21 +226,18 @@ class HostJob(Jsonable):
     """Facts of the run that a host needs."""
 
     spec: EnvSpec
-    layout: RowLayout
-    """Layout of a row; the host derives it as well, and they have to be equal."""
+    layout: RowLayout  # layout of a row; the host derives it as well, and they have to be equal
     n_step: int
     gamma: float
     nan_policy: str
     seed: int
     envs_per_sampler: int
-    samplers: int | None = None
-    """None: the choice of the host's tuner, or one per usable core."""
+    samplers: int | None = None  # None: the choice of the host's tuner, or one per usable core
     step_deadline_s: float = 30.0
     start_deadline_s: float = 120.0
     memory_limit_bytes: int | None = None
     her: str = "off"
-    rows_per_step: int = 1
-    """Both as in ``SamplerJob``."""
+    rows_per_step: int = 1  # both as in ``SamplerJob``
     gives_way: bool = False
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
@@ -269,12 +250,10 @@ class BridgeJob(Job):
     address: str
     run_dir: str
     replay: RingHandle
-    first_shard: int
-    """First of the shards that are this process's own; the last one of the ring is its last."""
+    first_shard: int  # first of the shards that are this process's own; the last one of the ring is its last
     limiter: RateLimiter
     host: HostJob
-    host_rows: tuple[int, ...]
-    """Rows of the status table, one for each host that there may be."""
+    host_rows: tuple[int, ...]  # rows of the status table, one for each host that there may be
     learner_wakeup: WakeupHandle | None = None
 
 
@@ -295,8 +274,7 @@ class UpdateProbeJob(Jsonable):
     algorithm: dict[str, Any]
     normalize_obs: bool
     rows: int
-    memory_cap_bytes: int
-    """A measurement that takes more private memory than this is ended."""
+    memory_cap_bytes: int  # a measurement that takes more private memory than this is ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,5 +284,4 @@ class UpdateTurn(Jsonable):
     repeats: int
     repeat_s: float
     deadline_s: float
-    kept: bool
-    """True if the device's process is kept for the next measurement, instead of a fresh one each time."""
+    kept: bool  # True if the device's process is kept for the next measurement, instead of a fresh one each time

@@ -37,8 +37,7 @@ _POLL_S = 0.0005
 _POST_S = 0.25
 _VALUES_S = 5.0  # least time between two publications of values
 _HEALTH_S = 5.0  # least time between two computations of ``health``
-FIRST_CHECKPOINT_S = 5.0
-"""Time from the first update to the first checkpoint, unless the interval is shorter [s]."""
+FIRST_CHECKPOINT_S = 5.0  # time from the first update to the first checkpoint, unless the interval is shorter [s]
 _MAX_SKIPPED_IN_A_ROW = 20
 _LAST_WEIGHTS_S = 5.0  # longest wait for the disk to take the last weights of a run
 
@@ -48,17 +47,14 @@ class UpdateLoop(ABC):
 
     trainer: ReplayTrainer | OnPolicyTrainer | RestoredRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
-    began = True
-    """False until there is enough data to start."""
+    began = True  # False until there is enough data to start
     ends_by_env_steps = True
     """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
-    publishes = True
-    """False if another learner publishes the weights that are evaluated."""
+    publishes = True  # False if another learner publishes the weights that are evaluated
     rollback_enabled = False
     stepping_s = 0.0
     """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
-    broadcast_s = 0.0
-    """Time spent sending weights to samplers that do not read the published ones (mode serial) [s]."""
+    broadcast_s = 0.0  # time spent sending weights to samplers that do not read the published ones (mode serial) [s]
 
     def __init__(self, context: WorkerContext, job: BaseLearnerJob) -> None:
         self._context, self._job = context, job

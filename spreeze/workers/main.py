@@ -37,8 +37,7 @@ from spreeze.workers.context import WorkerContext, write_error
 from spreeze.workers.jobs import Job, LearnerJob
 from spreeze.workers.roles import ROLES, Address, Phase
 
-MAX_FDS = 250
-"""Descriptors that one message can carry (Linux: 253)."""
+MAX_FDS = 250  # descriptors that one message can carry (Linux: 253)
 
 
 def main(argv: list[str]) -> int:

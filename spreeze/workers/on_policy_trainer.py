@@ -28,11 +28,9 @@ from spreeze.transport.rollouts import LEARNER, ROLLOUTS, LearnerMemory, Rollout
 from spreeze.transport.weights import VersionedParameters, Weights, sha256_of
 from spreeze.types import Arrays, RolloutBatch
 
-Progress = Callable[[int], float]
-"""Env steps of a learner -> share of the run that is over."""
+Progress = Callable[[int], float]  # env steps of a learner -> share of the run that is over
 FINGERPRINTS = "fingerprints.jsonl"
-_AVERAGE = "policy_average/"
-"""Prefix of the averaged weights' names among the arrays of a learner's state."""
+_AVERAGE = "policy_average/"  # prefix of the averaged weights' names among the arrays of a learner's state
 _MAX_SKIPPED_ROLLOUTS = 5
 
 
@@ -45,8 +43,7 @@ class RolloutTrainer(Generic[OnPolicy]):
     algorithm: OnPolicy
     batch_size: int
     learn_s: float
-    _lag: int = 0
-    """Rollouts between the policy that collected and the one that learns."""
+    _lag: int = 0  # rollouts between the policy that collected and the one that learns
 
     def health(self) -> dict[str, float]:
         return self.algorithm.health()

@@ -31,8 +31,7 @@ from spreeze.workers.torch_devices import malloc_trim, open_device
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
 _PACE_S = 20.0
-_MIN_BACKUPS_PER_S = 2.0
-"""Target backups a second, below which values may need minutes to be of the right size."""
+_MIN_BACKUPS_PER_S = 2.0  # target backups a second, below which values may need minutes to be of the right size
 
 
 def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]:

@@ -21,8 +21,7 @@ from spreeze.types import RowLayout
 from spreeze.workers.gpu_replay import DeviceStream, Staging
 from spreeze.workers.on_device.device_replay import DeviceReplay
 
-_MIN_NEW_ROWS = 256
-"""New rows that the normalizer waits for: adding this many takes no longer than adding a few."""
+_MIN_NEW_ROWS = 256  # new rows that the normalizer waits for: adding this many takes no longer than adding a few
 _RAW_CLIP = 1e15
 """Bound of rewards that are not scaled: the square of a larger one, summed over weights, is beyond float32."""
 

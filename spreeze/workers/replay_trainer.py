@@ -44,8 +44,7 @@ from spreeze.workers.parameter_averages import PolicyAverage
 from spreeze.workers.replay_statistics import DeviceNormalizer, ReplayStatistics
 from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cached, resolve_device
 
-_REFRESH_S = 0.005
-"""Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
+_REFRESH_S = 0.005  # age at which the reader's windows are refreshed; older windows only miss the newest rows
 _AVERAGE = "policy_average"
 _MIN_BATCH = 32
 

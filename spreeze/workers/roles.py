@@ -56,11 +56,9 @@ def deadline_text(phase: Phase, deadline_s: float) -> str:
 class RestartLimit:
     """Limit of restarts of a role."""
 
-    failures: int
-    """After this many failures within the window the worker rests for ``quarantine_s``, or is given up."""
+    failures: int  # after this many failures within the window the worker rests for ``quarantine_s``, or is given up
     window_s: float
-    quarantine_s: float | None
-    """None: no further restart."""
+    quarantine_s: float | None  # None: no further restart
     first_delay_s: float = 0.0
     backoff_s: float = 0.5
     max_delay_s: float = 30.0
@@ -81,16 +79,13 @@ class Role:
     name: str
     limit: RestartLimit
     on_loss: FailurePolicy
-    label: str = ""
-    """Name of its workers, whose slots they have; empty: as the role."""
-    several: bool = False
-    """True if a group can have several; their names end in a number."""
+    label: str = ""  # name of its workers, whose slots they have; empty: as the role
+    several: bool = False  # True if a group can have several; their names end in a number
     nice: int = 0
     """Above 0 only where no other worker waits for it: a worker that others wait for, at a lower priority than theirs,
     would stop them as soon as any program wants its core. At nice 5 a process gets a quarter of a core that it shares
     with one other, at 15 a thirtieth."""
-    oom_score: int = 0
-    """When memory runs out, Linux kills the process with the highest score first."""
+    oom_score: int = 0  # when memory runs out, Linux kills the process with the highest score first
     has_envs: bool = False
     steps: bool = False
     may_end: bool = False
@@ -101,8 +96,7 @@ class Role:
     The run ends when all such workers have finished. Their imports are slow, so a process may start them before the job
     is known.
     """
-    pausable: bool = False
-    """The governor may pause it while other programs need its core."""
+    pausable: bool = False  # the governor may pause it while other programs need its core
 
     @property
     def slots(self) -> str:
@@ -120,8 +114,7 @@ class Address:
 
     role: str
     group: int = 0
-    index: int = 0
-    """Among the workers of its role in its group."""
+    index: int = 0  # among the workers of its role in its group
 
     @property
     def name(self) -> str:

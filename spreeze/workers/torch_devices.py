@@ -18,8 +18,7 @@ from spreeze.errors import ConfigError
 from spreeze.machine.hardware import check_precision, mkl_lacks_avx512, named_devices
 from spreeze.types import EnvSpec
 
-_TF32_CAPABILITY = 8
-"""Ampere: first compute capability with TF32."""
+_TF32_CAPABILITY = 8  # Ampere: first compute capability with TF32
 _MIN_FOR_ONEDNN = 2**22
 """Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 64 with
 256 units, or 256 with 128."""

@@ -32,13 +32,10 @@ _CLOSING_S = 60.0  # time of an interrupted run for its checkpoint and last eval
 
 @dataclass
 class SweepRun:
-    setting: str
-    """``section.field=value ...``; empty if nothing is varied."""
+    setting: str  # ``section.field=value ...``; empty if nothing is varied
     seed: int
-    arguments: list[str]
-    """Flags of ``spreeze.train`` without the run's name and directory."""
-    stem: str
-    """Name of the first attempt; later ones end in ``-again2``, ``-again3``."""
+    arguments: list[str]  # flags of ``spreeze.train`` without the run's name and directory
+    stem: str  # name of the first attempt; later ones end in ``-again2``, ``-again3``
     attempts: int = 0
     state: str = "waiting"
     """``waiting``, ``running``, ``finished``, ``interrupted``, ``failed``, or of a search ``pruned``."""

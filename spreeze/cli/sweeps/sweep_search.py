@@ -56,25 +56,18 @@ if TYPE_CHECKING:
 
 
 TRIALS = 20
-_PARTS = 10
-"""Parts of a run after which its return is compared with those of the other trials."""
-_WINDOW = 0.2
-"""Fraction of a run, at its end, whose evaluations count."""
-_WARMUP_PARTS, _WARMUP_TRIALS = 4, 4
-"""Parts of each run, and trials, in which none is ended."""
+_PARTS = 10  # parts of a run after which its return is compared with those of the other trials
+_WINDOW = 0.2  # fraction of a run, at its end, whose evaluations count
+_WARMUP_PARTS, _WARMUP_TRIALS = 4, 4  # parts of each run, and trials, in which none is ended
 _RANDOM_TRIALS = 10
 _LOOK_S = 0.5
-_MAX_FAILURES = 3
-"""Failed trials without a finished one after which the search ends: its settings do not work."""
+_MAX_FAILURES = 3  # failed trials without a finished one after which the search ends: its settings do not work
 _IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
-_UNBORN_S = 60.0
-"""Age from which a trial without a process is that of one that was killed."""
+_UNBORN_S = 60.0  # age from which a trial without a process is that of one that was killed
 _USUAL = ("actor_lr", "critic_lr", "alpha_lr", "lr", "gamma", "tau", "gae_lambda", "clip", "entropy_coef")
 """Settings of an algorithm that are searched where none is named."""
-_FACTOR, _WHOLE_FACTOR = 10.0, 4
-"""A range reaches from a value divided by it to that value times it."""
-_DECADE = 10.0
-"""Ratio of the ends of a range from which it is searched by its logarithm."""
+_FACTOR, _WHOLE_FACTOR = 10.0, 4  # a range reaches from a value divided by it to that value times it
+_DECADE = 10.0  # ratio of the ends of a range from which it is searched by its logarithm
 
 
 @dataclass
@@ -84,10 +77,8 @@ class _Trial:
     asked: optuna.trial.Trial
     runs: list[SweepRun]
     child: RunProcess
-    finals: list[float] = field(default_factory=list)
-    """Returns of the seeds that are done."""
-    told: int = 0
-    """Parts of the runs, over all seeds, that the pruner has heard of."""
+    finals: list[float] = field(default_factory=list)  # returns of the seeds that are done
+    told: int = 0  # parts of the runs, over all seeds, that the pruner has heard of
     pruned: str | None = None
 
 
@@ -472,8 +463,7 @@ class Axis:
     key: str
     low: float = 0.0
     high: float = 0.0
-    whole: bool = False
-    """Only integers."""
+    whole: bool = False  # only integers
     choices: tuple[str, ...] = ()
 
     @property

@@ -21,8 +21,7 @@ import numpy as np
 
 PLAIN_MODULE = "pybullet_envs_gymnasium"
 PREFIX = "spreeze/"
-PROVEN = {"pybullet": "3.2.7", "pybullet-envs-gymnasium": "0.6.0"}
-"""Versions for which equality was proven."""
+PROVEN = {"pybullet": "3.2.7", "pybullet-envs-gymnasium": "0.6.0"}  # versions for which equality was proven
 
 _EPISODES: dict[str, tuple[int, float | None]] = {
     "Walker2D": (1000, 2500.0),

@@ -20,12 +20,9 @@ import numpy as np
 _SOLVER_ITERATIONS = 5
 _CONTACT_ERP = 0.9
 _GAIN = 0.1
-_LINK_BYTES = 768
-"""Size of Bullet's ``UrdfLink`` in the wheels for Linux."""
-_CHUNK_BYTES = _LINK_BYTES + 16
-"""Size of its chunk in glibc's heap."""
-_LINKS = 256
-"""More than any of the models has."""
+_LINK_BYTES = 768  # size of Bullet's ``UrdfLink`` in the wheels for Linux
+_CHUNK_BYTES = _LINK_BYTES + 16  # size of its chunk in glibc's heap
+_LINKS = 256  # more than any of the models has
 _APART_BYTES = 24
 
 
@@ -35,10 +32,8 @@ class BulletJoint:
 
     body: int
     index: int
-    lower: float
-    """Lower limit in rad or m."""
-    upper: float
-    """Upper limit in rad or m; below the lower one where there is no limit."""
+    lower: float  # lower limit in rad or m
+    upper: float  # upper limit in rad or m; below the lower one where there is no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +50,12 @@ class Model:
 
     joints: dict[str, BulletJoint]
     parts: dict[str, BulletLink]
-    root: BulletLink | None
-    """The part with the root's name."""
+    root: BulletLink | None  # the part with the root's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Physics:
-    gravity: float
-    """Downwards, m/s^2."""
+    gravity: float  # downwards, m/s^2
     substep_s: float
     substeps: int
 

@@ -19,10 +19,8 @@ from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, c
 Vector = tuple[float, float, float]
 
 PHYSICS = Physics(gravity=9.8, substep_s=0.0165 / 4, substeps=4)
-TARGET_X_M = 1e3
-"""The robot runs towards a point one kilometre away."""
-_HEAD = 8
-"""Components of the observation before the joints."""
+TARGET_X_M = 1e3  # the robot runs towards a point one kilometre away
+_HEAD = 8  # components of the observation before the joints
 _LOWEST, _HIGHEST = np.float32(-5.0), np.float32(5.0)
 _AT_LIMIT = np.float32(0.99)
 _LIMIT_COST = -0.1
@@ -193,24 +191,16 @@ Alive = Callable[[Any, float, Sequence[float]], float]
 class Robot:
     file: str
     obs_dim: int
-    power: float
-    """Torque at full action, over ``motor_power``."""
-    feet: tuple[str, ...]
-    """Parts whose contact with the ground is observed."""
+    power: float  # torque at full action, over ``motor_power``
+    feet: tuple[str, ...]  # parts whose contact with the ground is observed
     alive: Alive
-    motor_power: tuple[tuple[str, float], ...] = ()
-    """Joints whose motor differs from ``default_power``."""
+    motor_power: tuple[tuple[str, float], ...] = ()  # joints whose motor differs from ``default_power``
     default_power: float = 100.0
-    motors: tuple[str, ...] | None = None
-    """Joints in the order of the action; None: in the model's order."""
-    single_torque: bool = False
-    """Torques are computed in the action's own precision."""
-    start_height: float | None = None
-    """Origin of the observed height [m]; None: the height at reset."""
-    electricity_cost: float = -2.0
-    """Reward per mean of |action x joint speed|."""
-    stall_cost: float = -0.1
-    """Reward per mean of squared action."""
+    motors: tuple[str, ...] | None = None  # joints in the order of the action; None: in the model's order
+    single_torque: bool = False  # torques are computed in the action's own precision
+    start_height: float | None = None  # origin of the observed height [m]; None: the height at reset
+    electricity_cost: float = -2.0  # reward per mean of |action x joint speed|
+    stall_cost: float = -0.1  # reward per mean of squared action
     ends_fallen: bool = True
 
 

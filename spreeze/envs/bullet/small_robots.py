@@ -16,8 +16,7 @@ from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, c
 _STEP_S = 0.0165
 _FALLEN_RAD = 0.2
 _HANGING_RAD = 3.1415
-_TIP_M = 0.3
-"""From the middle of the second pole to its tip."""
+_TIP_M = 0.3  # from the middle of the second pole to its tip
 _REACHER_TORQUE = 0.05
 _TARGET_M = 0.27
 _ARM_RAD = 3.14

@@ -22,16 +22,11 @@ from spreeze.inference.lazy_torch import Tensor, torch
 
 
 class _Kind(NamedTuple):
-    hidden: int
-    """Number of leading positions that are not observed."""
-    height: int
-    """Index of the height among the positions."""
-    gaussian: bool
-    """True: initial velocities are drawn from a Gaussian; False: uniformly."""
-    fastest: float | None = None
-    """Bound of observed velocities."""
-    forces: bool = False
-    """True: contact forces are part of observation and reward."""
+    hidden: int  # number of leading positions that are not observed
+    height: int  # index of the height among the positions
+    gaussian: bool  # True: initial velocities are drawn from a Gaussian; False: uniformly
+    fastest: float | None = None  # bound of observed velocities
+    forces: bool = False  # True: contact forces are part of observation and reward
 
 
 _KINDS = {

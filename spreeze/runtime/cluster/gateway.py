@@ -17,8 +17,7 @@ from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify, verif
 from spreeze.transport.gossip import seal_messages, unseal_messages
 from spreeze.workers.jobs import HostJob
 
-PULL, CONTROL = "pull", "control"
-"""Groups of methods, each with a thread of its own."""
+PULL, CONTROL = "pull", "control"  # groups of methods, each with a thread of its own
 GROUPS = {PULL: 1, CONTROL: 1}
 LINGER_S = 0.1
 """Default time that a pull waits for a chunk to reach its least size; also the longest wait for a first row."""

@@ -60,8 +60,7 @@ _UNREQUESTED_S = 8.0
 its run is paused. They start again at the next request."""
 
 _TURN_S, _AGAIN_S = 0.2, 3.0
-_END_S = 1.0
-"""For the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long."""
+_END_S = 1.0  # for the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long
 _MAX_FAILURES, _WINDOW_S = 4, 120.0
 
 
@@ -257,10 +256,8 @@ def host_checks(task: dict[str, Any]) -> dict[str, Any]:
 class HostRunJob(Jsonable):
     """Job of another host that has a run of its own."""
 
-    arguments: tuple[str, ...]
-    """Arguments of ``python -m spreeze.train``: the task, the algorithm, and the run to join."""
-    number: int
-    """Number of its learner among those of all hosts, of which there are ``learners``."""
+    arguments: tuple[str, ...]  # arguments of ``python -m spreeze.train``: the task, the algorithm, and the run to join
+    number: int  # number of its learner among those of all hosts, of which there are ``learners``
     learners: int
     version: str
 

@@ -50,10 +50,8 @@ _QUIET = {
 class ClusterAddress(NamedTuple):
     """The address of the other hosts."""
 
-    text: str
-    """Address of a Ray cluster: ``HOST:PORT`` or ``auto``."""
-    local: int = 0
-    """Hosts to simulate on this machine; 0: a real cluster."""
+    text: str  # address of a Ray cluster: ``HOST:PORT`` or ``auto``
+    local: int = 0  # hosts to simulate on this machine; 0: a real cluster
 
 
 def parse_address(text: str) -> ClusterAddress:

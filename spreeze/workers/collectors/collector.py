@@ -27,17 +27,13 @@ _ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH = map(
 )
 _TRANSITIONS_REJECTED, _ENV_ERRORS = map(_SLOT, ("transitions_rejected", "env_errors"))
 _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = map(_SLOT, ("policy_s", "env_s", "write_s", "wait_s"))
-_RETURNS = _SLOT("returns")
-"""Slot of the number of returns; their sum and sum of squares follow it."""
-_MAX_ERRORS, _WINDOW_STEPS = 20, 1000
-"""This many errors within this many env steps end the process."""
-SLOW_S = 1.0
-"""Time of a step of all environments [s] above which each environment has its own heartbeat."""
+_RETURNS = _SLOT("returns")  # slot of the number of returns; their sum and sum of squares follow it
+_MAX_ERRORS, _WINDOW_STEPS = 20, 1000  # this many errors within this many env steps end the process
+SLOW_S = 1.0  # time of a step of all environments [s] above which each environment has its own heartbeat
 
 OnError = Callable[[str, Exception, int], None]
 """Called to report an error: where it happened, the error, and the number of errors so far."""
-OnProgress = Callable[[Phase], None]
-"""Called before something that may take long, as a heartbeat."""
+OnProgress = Callable[[Phase], None]  # called before something that may take long, as a heartbeat
 
 
 def ignored(*_: object) -> None:
@@ -58,8 +54,7 @@ class SamplerStats:
     env_s: float = 0.0
     write_s: float = 0.0
     wait_s: float = 0.0
-    returns: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Count, sum and sum of squares of discounted returns."""
+    returns: tuple[float, float, float] = (0.0, 0.0, 0.0)  # count, sum and sum of squares of discounted returns
     _posted: tuple[float, float, float] | None = None
 
     def post(self, slots: np.ndarray, base: Sequence[float]) -> None:

@@ -24,8 +24,7 @@ from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 
-_STREAM = 17
-"""Separates the draws of goals from other draws with the same seeds."""
+_STREAM = 17  # separates the draws of goals from other draws with the same seeds
 
 
 class GoalEpisode:

@@ -20,8 +20,7 @@ from spreeze.workers.roles import Phase
 if TYPE_CHECKING:
     from spreeze.workers.samplers import NewestPolicy
 
-_BLOCK_STEPS = 32
-"""Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
+_BLOCK_STEPS = 32  # steps whose noise is drawn at once: setting up a generator takes some ten microseconds
 
 
 class RolloutPolicy:

@@ -26,8 +26,7 @@ _ALL = slice(None)
 class TransitionCollector(Collector):
     """N environments stepped together; with ``make_vector`` as one, where an error ends all episodes."""
 
-    rows_per_step = 1
-    """Most rows that one env step writes."""
+    rows_per_step = 1  # most rows that one env step writes
 
     def __init__(
         self,

@@ -45,10 +45,8 @@ from spreeze.workers.episodes.lockstep import EnvStep, Episode, new_task
 
 MAX_OBS = 64
 _MAX_INFO, _MAX_NAME = 16, 60
-_MAX_HELD_BYTES = 64_000_000
-"""Memory for the numbers of one evaluation; further episodes are not recorded."""
-_DRAWING_SHARE = 0.2
-"""Share of an evaluation's time for pictures where they cannot be drawn later."""
+_MAX_HELD_BYTES = 64_000_000  # memory for the numbers of one evaluation; further episodes are not recorded
+_DRAWING_SHARE = 0.2  # share of an evaluation's time for pictures where they cannot be drawn later
 _TRIED_STEPS, _TRIED_S = 200, 2.0
 _LARGEST = 1e30
 _KINDS = (bool, int, float, np.bool_, np.integer, np.floating)

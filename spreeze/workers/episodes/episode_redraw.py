@@ -43,15 +43,13 @@ from spreeze.workers.episodes.lockstep import new_task
 
 _SIDE = 400
 _QUALITY = 75
-_MAX_FRAMES = 600
-"""Most pictures of one episode; a longer episode has more env steps per picture."""
+_MAX_FRAMES = 600  # most pictures of one episode; a longer episode has more env steps per picture
 _LONGEST_S = 300.0
 _URGENT_S = 10.0
 """Time at normal priority, while a viewer waits. At low priority, beside a run that uses all cores, two to four env
 steps a second would be drawn."""
 _LONGEST_WAIT_S = 120.0
-_TOLERANCE = 1e-6
-"""Relative difference up to which a number counts as equal to the recorded one."""
+_TOLERANCE = 1e-6  # relative difference up to which a number counts as equal to the recorded one
 
 
 def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:

@@ -20,8 +20,7 @@ from spreeze.types import EnvSpec
 _SLOW_START_S = 5.0  # start time above which fewer environments are used in parallel [s]
 _LARGE_BYTES, _KEPT_FREE = 50_000_000, 3
 """No further environment is made if one takes this much memory and less than this many times as much is left."""
-MAX_STEPS = 10_000
-"""Length limit of an episode if the environment has none."""
+MAX_STEPS = 10_000  # length limit of an episode if the environment has none
 
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """Like ``Policy.act``: maps observations [N, ...] and state to float32 actions [N, A] and the next state."""
@@ -32,10 +31,8 @@ OnError = Callable[[int, int, Exception], None]
 class EnvStep(NamedTuple):
     """One env step, or the reset of an episode."""
 
-    obs: np.ndarray
-    """Observation that it led to, as ``Task.step`` gives it."""
-    action: np.ndarray | None
-    """Action [A] as ``Task.step`` takes it; None at the reset."""
+    obs: np.ndarray  # observation that it led to, as ``Task.step`` gives it
+    action: np.ndarray | None  # action [A] as ``Task.step`` takes it; None at the reset
     reward: float = 0.0
 
 
@@ -47,10 +44,8 @@ class Episode(NamedTuple):
     seed: int
     episode_return: float
     length: int
-    terminated: bool
-    """True if the MDP ended, False if time ran out."""
-    success: bool | None = None
-    """``info["is_success"]`` at its end; None if the environment does not report it."""
+    terminated: bool  # True if the MDP ended, False if time ran out
+    success: bool | None = None  # ``info["is_success"]`` at its end; None if the environment does not report it
 
 
 class Score(NamedTuple):

@@ -26,8 +26,7 @@ from spreeze.workers.on_device.device_replay import DeviceRows
 from spreeze.workers.on_device.device_rollout import DeviceRollout
 from spreeze.workers.roles import Phase
 
-BLOCK = 64
-"""Steps of all environments between two reads of the log; reading costs the device a pause of its work."""
+BLOCK = 64  # steps of all environments between two reads of the log; reading costs the device a pause of its work
 _MAX_NAMED = 8
 _GOOD, _ENDED, _BAD_REWARD, _BAD_OBS = 1, 2, 4, 8
 

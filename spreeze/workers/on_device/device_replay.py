@@ -20,8 +20,7 @@ from spreeze.types import RowLayout
 from spreeze.workers.torch_devices import out_of_memory
 
 _MAX = torch.finfo(torch.float32).max
-_COUNTED = 1024
-"""Newest rows that a normalizer counts each time: a small copy, however many environments there are."""
+_COUNTED = 1024  # newest rows that a normalizer counts each time: a small copy, however many environments there are
 
 
 class DeviceReplay:
