@@ -73,7 +73,8 @@ def _selected_run(path: Path, folder: Path) -> None:
         f"Trust {components.plain(module)}", key=f"trust_{name}", help=text
     )
     more: dict[str, Any] = {"width": "stretch", "disabled": alive or recorded or not trusted}
-    more["help"] = "It is running." if alive else "Continues from the latest checkpoint, without the stop condition that ended it."
+    text = "Continues from the latest checkpoint, without the stop condition that ended it."
+    more["help"] = "It is running." if alive else text
     more["note"] = f"{name} resumed; see the Live page."
     components.act_button(cells[0], "Resume", control.resume, path, folder, module, **more)
     more = {"key": "runs_stop", "width": "stretch", "disabled": not alive, "help": "Stops like Ctrl-C."}
