@@ -153,6 +153,8 @@ def form(folder: Path) -> None:
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
             custom = _custom_environment(env_id)
+        if custom.module is not None:
+            _ask_for_trust(custom.module)
         if custom.blocked is not None:
             st.info(custom.blocked)
             return
@@ -339,12 +341,8 @@ def _custom_environment(env_id: str) -> _CustomEnv:
     module = st.text_input("Module that has it", **more).strip()
     if not module:
         return _CustomEnv(None, args)
-    name = components.plain(module)
-    label = f"I trust {name}: its code will run on this machine with my permissions"
-    more = {"key": f"start_trust_{module}", "on_change": _select_first_id, "args": (module,), **_KEPT}
-    if not st.checkbox(label, **more):
-        text = f"Tick under Your environment that you trust {name}: its code will run on this machine."
-        return _CustomEnv(module, args, text)
+    if not st.session_state.get(f"start_trust_{module}"):
+        return _CustomEnv(module, args, "Algorithms, settings and Start follow once you trust it.")
     try:
         command = control.command_line("spreeze", "doctor", *control.env_flags(env_id, module, args))
         text = "Checks spaces, speed and memory, and runs the Gymnasium checker."
@@ -358,6 +356,12 @@ def _custom_environment(env_id: str) -> _CustomEnv:
         return _CustomEnv(module, args, components.plain(error))
     components.show_command("examine", command)
     return _CustomEnv(module, args)
+
+
+def _ask_for_trust(module: str) -> None:
+    """The tick that lets a module be imported, in the form itself: the popover with its name may be closed."""
+    label = f"I trust {components.plain(module)}: its code will run on this machine with my permissions"
+    st.checkbox(label, key=f"start_trust_{module}", on_change=_select_first_id, args=(module,), **_KEPT)
 
 
 def _lines(text: str) -> tuple[str, ...]:
