@@ -118,8 +118,9 @@ class LivePage {
       const one = this.chips.get(label);
       one.chip.className = `sz-chip sz-${level}`; one.chip.title = sentence;
       one.chip.onclick = () => this.showChart(chart);
-      one.sign.textContent = { good: "\u2713", amber: "!" }[level] ?? "?";
-      one.value.textContent = value; one.level.textContent = `, ${level}`;
+      const open = level === "unknown" && value !== "-"; // a number whose meaning depends on the task
+      one.sign.textContent = { good: "\u2713", amber: "!" }[level] ?? (open ? "\u00b7" : "?");
+      one.value.textContent = value; one.level.textContent = `, ${open ? "not judged" : level}`;
     }
     const [first, ...more] = found.filter(([, , level]) => level === "amber").map(([label, , , sentence]) => `${label}: ${sentence}`);
     this.reasons.className = `sz-reasons${first ? "" : " sz-none"}${more.length ? " sz-several" : ""}`;
