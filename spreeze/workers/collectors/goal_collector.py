@@ -21,8 +21,12 @@ from spreeze.envs.scalars import FLOAT32_MAX
 from spreeze.envs.task import Task
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
-from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.collectors.transition_collector import (
+    FlatObsRowWriter,
+    FrameRowWriter,
+    StepBatch,
+    TransitionCollector,
+)
 
 _STREAM = 17  # separates the draws of goals from other draws with the same seeds
 

@@ -13,8 +13,12 @@ import numpy as np
 
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors.row_writers import FlatObsRowWriter, FrameRowWriter, StepBatch
-from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.collectors.transition_collector import (
+    FlatObsRowWriter,
+    FrameRowWriter,
+    StepBatch,
+    TransitionCollector,
+)
 
 
 class SequenceRowWriter(FlatObsRowWriter):

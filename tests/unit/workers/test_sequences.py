@@ -14,8 +14,8 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.transport.checkpoint import _fields
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import Choices, EnvSpec, RowLayout, SequenceShape
-from spreeze.workers.collectors.row_writers import StepBatch
 from spreeze.workers.collectors.sequence_collector import SequenceRowWriter
+from spreeze.workers.collectors.transition_collector import StepBatch
 from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 SPEC = EnvSpec(
