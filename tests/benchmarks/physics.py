@@ -24,8 +24,7 @@ from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import make_vector
 from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
-from spreeze.workers.on_device.device_actor import DeviceActor
-from spreeze.workers.on_device.device_collector import DeviceCollector
+from spreeze.workers.on_device.device_collector import DeviceActor, DeviceCollector
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.torch_devices import synchronize
 

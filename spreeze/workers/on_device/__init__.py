@@ -1,5 +1,5 @@
 """Collecting and learning in one process on one device, for mode ``device``.
 
-``device_learner`` has update loops and trainer; ``device_collector`` steps the environments with the actions of
-``device_actor``; ``device_replay`` or ``device_rollout`` stores the transitions.
+``device_learner`` has update loops and trainers; ``device_collector`` chooses actions, steps the environments and fills
+rollouts; ``device_replay`` is the memory of the others.
 """

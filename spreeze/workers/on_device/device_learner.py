@@ -1,7 +1,9 @@
 """The learner of mode ``device``: it steps the environments itself, on its device, and learns in turns with that.
 
 With replay, each step of all environments is followed by the updates that are due, as many as draw
-``replay.samples_per_insert_min`` rows for each new one; with rollouts, one is collected, then learned from.
+``replay.samples_per_insert_min`` rows for each new one; with rollouts, one is collected, then learned from, without a
+copy to the host. Advantages are those of ``losses.advantages``, in torch; a step without a transition (a reset, a bad
+value) has advantage 0 and its own value as the target.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Samples
 from spreeze.envs.families import family_of
 from spreeze.envs.make import import_user_module, parse_args
 from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.vector_task import make_vector
-from spreeze.inference.normalizer import DiscountedReturns
+from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns
 from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rate_limiter import WithoutWaiting
@@ -28,11 +31,15 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.gpu_replay import CudaGraph
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop
-from spreeze.workers.on_device import device_rollout
-from spreeze.workers.on_device.device_actor import DeviceActor
-from spreeze.workers.on_device.device_collector import DeviceCollector, DeviceSink
+from spreeze.workers.on_device.device_collector import (
+    DeviceActor,
+    DeviceCollector,
+    DeviceRollout,
+    DeviceSink,
+    scaled,
+    statistics_of,
+)
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
-from spreeze.workers.on_device.device_rollout import DeviceRollout
 from spreeze.workers.on_policy_trainer import Progress
 from spreeze.workers.replay_learner import ReplayUpdateLoop
 from spreeze.workers.roles import Phase
@@ -204,7 +211,7 @@ class DeviceRolloutTrainer(RestoredRolloutTrainer[OnPolicyAlgorithm]):
     def learn(self, rollout: DeviceRollout, env_steps: int) -> None:
         """Takes all updates from a full rollout, counts its last observations, and empties it."""
         start = perf_counter()
-        device_rollout.learn(self.algorithm, rollout, self._progress(env_steps))
+        learn_rollout(self.algorithm, rollout, self._progress(env_steps))
         if self.algorithm.normalizer is not None:
             last = rollout.obs[-1][rollout.good[-1]].cpu().numpy()
             if len(last):
@@ -212,3 +219,41 @@ class DeviceRolloutTrainer(RestoredRolloutTrainer[OnPolicyAlgorithm]):
         rollout.at = 0
         self._average.advance()
         self.learn_s += perf_counter() - start
+
+
+def advantages(
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, over: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Value targets and generalized advantage estimates [T, N], as ``losses.advantages``; ``over`` ends an episode."""
+    delta = reward + gamma * next_value.masked_fill(terminated, 0.0) - value
+    carried = gamma * lam * (~over).float()
+    for t in range(len(delta) - 2, -1, -1):
+        delta[t].addcmul_(carried[t], delta[t + 1])
+    return delta + value, delta
+
+
+def learn_rollout(algorithm: OnPolicyAlgorithm, rollout: DeviceRollout, progress: float | None) -> None:
+    """Learns from a full rollout that the current parameters have collected."""
+    settings = algorithm.settings
+    with torch.no_grad():
+        obs, next_obs = (part.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0) for part in (rollout.obs, rollout.next_obs))
+        if algorithm.normalizer is not None:
+            statistics = statistics_of(algorithm.normalizer, obs.device)
+            obs, next_obs = scaled(obs, statistics), scaled(next_obs, statistics)
+        value, next_value = (_values(algorithm, part).reshape(rollout.reward.shape) for part in (obs, next_obs))
+        reward = rollout.reward
+        if algorithm.returns is not None:
+            reward = (reward / algorithm.return_scale).clamp_(-REWARD_CLIP, REWARD_CLIP)
+        target, advantage = advantages(
+            reward, value, next_value, rollout.terminated, rollout.over, settings.gamma, settings.gae_lambda
+        )
+        if settings.normalize_advantage:
+            advantage = (advantage - advantage.mean()) / (advantage.std(unbiased=False) + 1e-8)
+        target, advantage = torch.where(rollout.good, target, value), advantage * rollout.good
+        columns = (part.flatten() for part in (rollout.log_prob, advantage, target, value))
+        algorithm.learn_samples(Samples.of((obs, rollout.action.flatten(0, 1), *columns), None), progress)
+
+
+def _values(algorithm: OnPolicyAlgorithm, obs: Tensor) -> Tensor:
+    values: Tensor = algorithm.net.values(obs)  # without memory, which plans refuse
+    return values

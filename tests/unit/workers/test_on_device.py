@@ -17,11 +17,9 @@ from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
 from spreeze.types import Box, EnvSpec, RolloutBatch, RowLayout
-from spreeze.workers.on_device import device_rollout
-from spreeze.workers.on_device.device_actor import DeviceActor
-from spreeze.workers.on_device.device_collector import BLOCK, DeviceCollector
+from spreeze.workers.on_device.device_collector import BLOCK, DeviceActor, DeviceCollector, DeviceRollout
+from spreeze.workers.on_device.device_learner import advantages, learn_rollout
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
-from spreeze.workers.on_device.device_rollout import DeviceRollout
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec(
@@ -225,7 +223,7 @@ def test_advantages_are_those_of_the_host():
     known = losses.advantages(
         reward.numpy(), value.numpy(), following.numpy(), terminated.numpy(), truncated.numpy(), 0.9, 0.8
     )
-    found = device_rollout.advantages(reward, value, following, terminated, terminated | truncated, 0.9, 0.8)
+    found = advantages(reward, value, following, terminated, terminated | truncated, 0.9, 0.8)
     for here, there in zip(found, known, strict=True):
         np.testing.assert_allclose(here.numpy(), there, rtol=1e-5, atol=1e-6)
 
@@ -250,7 +248,7 @@ def test_a_rollout_learns_as_on_the_host():
             obs = step.obs
     assert rollout.full
     batch = one_batch(rollout, truncated)
-    device_rollout.learn(one, rollout, None)
+    learn_rollout(one, rollout, None)
     other.learn(batch, None)
     np.testing.assert_allclose(one.parameters(), other.parameters(), rtol=1e-4, atol=1e-6)
 
