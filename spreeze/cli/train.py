@@ -65,8 +65,7 @@ from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import Outcome, summary
-from spreeze.tuner.beside_run import BesideRunTuner, rollouts_at_first
-from spreeze.tuner.in_run import InRunTuner, can_tune_in_run, first_setting
+from spreeze.tuner.in_run import BesideRunTuner, InRunTuner, can_tune_in_run, first_setting, rollouts_at_first
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import CAPACITY, ENVS, SAMPLERS, Setting, TrialResult
 from spreeze.tuner.run import TunerCallbacks, Tuning, check_tunable, layer_of

@@ -39,8 +39,8 @@ little remains, profile and defaults are used (``Search.fall_back``). A result i
 15 % of the cores, on battery, or if measurements were doubtful: it is used with a notice, and measured again once other
 programs use half as much, on mains, or otherwise at the next two starts and then once a day.
 
-*Measuring.* With one learner on this machine, ``train --auto`` measures while the run trains: in mode spreeze on its
-workers (``in_run``), in modes with rollouts in processes of their own, taking turns with it (``beside_run``).
+*Measuring.* With one learner on this machine, ``train --auto`` measures while the run trains (``in_run``): in mode
+spreeze on its workers, in modes with rollouts in processes of their own, taking turns with it.
 Elsewhere it measures first. A candidate in new child processes has a deadline and a memory limit; all take 60 s at most
 on a quiet machine. Results are cached by machine, environment, algorithm, knobs, objective, pins and package versions,
 and hold while an env step takes between half and twice as long (``run``). One tuner measures at a time.

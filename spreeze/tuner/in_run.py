@@ -1,8 +1,12 @@
-"""The tuner on the workers of a run while they train: nothing waits for it, and no training is lost.
+"""The tuner while a run trains: nothing waits for it, and no training is lost.
 
-The run begins with the settings that it would have without the tuner. Then the same search as before a run applies
-its candidates in turn, for a fraction of a second each, and in the end its choice. Samplers that the choice does not
-need rest.
+The run begins with the settings that it would have without the tuner. Off-policy, the same search as before a run
+applies its candidates to the run's workers in turn, for a fraction of a second each, and in the end its choice.
+Samplers that the choice does not need rest.
+
+On-policy, storage sizes are among the choices, so candidates are measured in processes of their own; during a turn, the
+run's workers are suspended. A choice of other sizes takes effect by a restart of the workers, with the networks,
+optimizers and statistics of the last update.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ import abc
 import contextlib
 import dataclasses
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from spreeze.config.schema import Config
@@ -24,7 +29,7 @@ from spreeze.runtime.plan import RunPlan, TunerChoice
 from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.transport import status_table
 from spreeze.transport.status_table import RetunedSettings
-from spreeze.tuner.knobs import as_configured, find_memory_plan, max_samplers
+from spreeze.tuner.knobs import as_configured, find_memory_plan, fit_rollout, max_samplers
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     BATCH,
@@ -35,6 +40,7 @@ from spreeze.tuner.problem import (
     PRECISION,
     RATIO,
     RATIO_MAX,
+    ROLLOUT_SAMPLERS,
     SAMPLERS,
     THREADS,
     OnResult,
@@ -51,7 +57,7 @@ _DECIDED_BEFORE = {DEVICE, PRECISION, ENVS, CAPACITY}
 _NO_LIMIT = 1e9  # Samples per insert up to which the learner of a candidate never waits.
 _UPDATES_S, _FIRST_STEPS_S = 10.0, 25.0
 """Longest time to a candidate's second update, and to the first env step of every sampler."""
-_WATCH_S, PAUSE_S = 0.002, 0.2
+_WATCH_S, _PAUSE_S = 0.002, 0.2
 
 
 def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
@@ -132,7 +138,7 @@ class _RunWindows(Windows):
     def _watch(self, seconds: float) -> None:
         self._sleep(seconds)
         while is_paused(self.run):
-            self._sleep(PAUSE_S)
+            self._sleep(_PAUSE_S)
         if self._pid() != self._learner_pid:
             self.apply(self.base)  # before the new learner reads the setting under which its predecessor died
             raise TrialFailed("the learner was restarted", starved=True)
@@ -309,3 +315,48 @@ class InRunTuner(TunerThread):
 
     def _as_choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
         return TunerChoice(self._chosen(record)[SAMPLERS])
+
+
+def rollouts_at_first(problem: TuningProblem, config: Config) -> Setting | None:
+    """The first setting of an on-policy run that is tuned while it trains; None if it is tuned before."""
+    flow = config.data_flow
+    single_learner = config.run.learners == 1 and not flow.mixes_parameters and not flow.averages_parameters
+    separable = config.mode.starts_processes and not config.mode.module and config.cluster.address is None
+    if config.on_policy is None or not (config.tuning.while_training and single_learner and separable):
+        return None
+    return fit_rollout(problem, problem.configured)
+
+
+class BesideRunTuner(TunerThread):
+    """Measures in processes of its own, taking turns with the workers of a run."""
+
+    begins = (
+        "the tuner measures in processes of its own, taking turns with this run; "
+        "training progress made meanwhile is kept"
+    )
+
+    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
+        tuning = self._tuning
+
+        @contextlib.contextmanager
+        def exclusive() -> Iterator[None]:
+            """Suspends the workers; waits for the end of the user's pause, and preserves one that begins."""
+            while is_paused(run) and not self._stop.stop_requested:
+                time.sleep(_PAUSE_S)
+            workers.signal_all(signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                if not is_paused(run):
+                    workers.signal_all(signal.SIGCONT)
+
+        problem = tuning.problem()
+        ends_s = AWAKE() + problem.targets.budget_s
+        measurer = tuning.measurer(problem, ends_s, exclusive=exclusive, interrupts=self._stop)
+        return tuning.search(problem, measurer, note)
+
+    def _as_choice(self, record: dict[str, Any] | None, plan: RunPlan | None) -> TunerChoice:
+        changes = record is not None and any(record["choice"][name] != self._first[name] for name in record["choice"])
+        if plan is None or not changes:
+            return TunerChoice(self._first[ROLLOUT_SAMPLERS])
+        return TunerChoice(plan.samplers, plan)
