@@ -58,7 +58,7 @@ from spreeze.run_directory import (
     started_s,
     versions,
 )
-from spreeze.runtime.callback_links import check_callbacks
+from spreeze.runtime.callback_process import check_callbacks
 from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm

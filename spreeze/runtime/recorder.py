@@ -27,7 +27,7 @@ from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
 from spreeze.metrics.writer import MetricsWriter
 from spreeze.process_identity import process_age_s
 from spreeze.run_directory import RunDir, group_folder, versions
-from spreeze.runtime.callback_links import CallbackLinks
+from spreeze.runtime.callback_process import CallbackLinks
 from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample, Rates, split_names

@@ -18,7 +18,7 @@ from spreeze.metrics.progress import MAX_ROLLBACKS, FallWatch
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled
-from spreeze.runtime.callback_links import EnvironmentArguments
+from spreeze.runtime.callback_process import EnvironmentArguments
 from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
 from spreeze.runtime.final_evaluation import evaluate_at_the_end
 from spreeze.runtime.interrupts import Interrupts

@@ -66,7 +66,7 @@ _COLD = ("spreeze.dashboard",)
 """Programs that load packages of their own and are asked about their command line."""
 SHORTENED = {
     "spreeze.runtime.supervisor": {"SAMPLE_S": 0.1, "_TUNER_AFTER_S": 0.5, "_VISUALIZER_AFTER_S": 0.5},
-    "spreeze.runtime.callback_links": {"_METRICS_S": 0.2},
+    "spreeze.runtime.callback_process": {"_METRICS_S": 0.2},
 }
 """Module -> its seconds that differ: until they are over, what a test waits for goes on at full speed."""
 _VARIABLES = dict(os.environ)

@@ -10,8 +10,7 @@ from spreeze.envs.task import CHANGED_ARGS, merged_args
 from spreeze.errors import ConfigError, UsageError
 from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.callback import BaseCallback, Logger
-from spreeze.runtime.callback_links import EnvironmentArguments, callbacks_of, check_callbacks
-from spreeze.runtime.callback_process import open_callbacks
+from spreeze.runtime.callback_process import EnvironmentArguments, callbacks_of, check_callbacks, open_callbacks
 
 
 @pytest.mark.parametrize("text", ["x", "x:", ":X", "x:X Y", "x:X.", "", "x(1):Y"])
