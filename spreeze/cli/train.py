@@ -24,7 +24,7 @@ from typing import Any
 
 from spreeze.cli.algorithm_choice import AlgorithmChoice, candidates_for, continued, step_us_of, too_slow
 from spreeze.cli.arguments import build_parser, guarded
-from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
+from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of, untunable_env
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import SLOW_ENV, Layer, Settings, default_of, effect_notes, resolve, with_algorithm
@@ -59,7 +59,6 @@ from spreeze.run_directory import (
     versions,
 )
 from spreeze.runtime.callback_process import check_callbacks
-from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from spreeze.cli.arguments import Parser, build_parser, check_output, guarded
-from spreeze.cli.planning import layers_of
+from spreeze.cli.planning import layers_of, untunable_env
 from spreeze.cli.terminal import show_tuning
 from spreeze.config.layers import effect_notes, resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
@@ -17,7 +17,6 @@ from spreeze.files import replace_bytes, write_json
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import background_output, emit, say
 from spreeze.process_identity import process_age_s
-from spreeze.runtime.environment_limits import untunable_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.tuner.run import TunerCallbacks, Tuning, tuned_layer
 

@@ -11,6 +11,7 @@ import pytest
 from harness import PATIENCE_S, REPO, SUPPORT, run_command, train_until
 from linear_policy import SPEC, arrays, meta
 
+from spreeze.cli.planning import allowed, untunable_env
 from spreeze.config.layers import USER, Layer, resolve
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, described, error_place
@@ -18,7 +19,6 @@ from spreeze.machine import logs
 from spreeze.machine.logs import Log, ending, last_words_of, oom_kills
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.runtime.assembly import Assembly
-from spreeze.runtime.environment_limits import allowed, untunable_env
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.weights import WeightsStore
 
