@@ -1,7 +1,8 @@
 """Assembly of the modes that ``config/modes.py`` declares: workers, and channels between them.
 
-A data path is a function that fills an ``Assembly``: ``replay``, ``paced_rollouts`` or ``buffer`` (asynchronous). The
-data flow of a mode selects it; a mode with its own data path names a module. ``assets/docs/architecture.md`` draws the
+A data path is a function that fills an ``Assembly``: ``replay_modes`` has that from replay, ``rollout_modes`` those
+from rollouts. The data flow of a mode selects it; a mode with its own data path names a module (``serial``,
+``device``). ``assets/docs/architecture.md`` draws the
 data flows.
 
 *tianji* (TianJi, arXiv 2502.20190): the learners of several groups start with equal parameters. The rate limiter keeps
@@ -45,7 +46,7 @@ from spreeze.runtime.supervisor import run_workers
 def assemble(run: Assembly) -> None:
     """Assembles the workers of a run of any mode; raises as ``runtime.assembly.assembled``."""
     config = run.plan.config
-    path = "replay" if config.on_policy is None else "buffer" if config.data_flow.asynchronous else "paced_rollouts"
+    path = "replay_modes" if config.on_policy is None else "rollout_modes"
     custom = getattr(_module(config.mode), "assemble", None)
     (custom or importlib.import_module(f"{__name__}.{path}").assemble)(run)
 

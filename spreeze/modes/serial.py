@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from spreeze.machine.processes import LOW_PRIORITY, lower_priority
-from spreeze.modes import paced_rollouts, replay
+from spreeze.modes import replay_modes, rollout_modes
 from spreeze.run_directory import RunDir
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.interrupts import Interrupts
@@ -40,7 +40,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 def assemble(run: Assembly) -> None:
     """One learner and one sampler, independent of the clock; on-policy with several samplers, as in mode hts."""
     run.in_one_process = run.plan.samplers == 1
-    (paced_rollouts if run.plan.config.on_policy is not None else replay).assemble(run)
+    (rollout_modes if run.plan.config.on_policy is not None else replay_modes).assemble(run)
     if not run.in_one_process:
         return
     weights_channel, part = LocalHandle(fds=(), channel=LocalParameters()), run.plan.config.replay

@@ -45,8 +45,8 @@ TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/custom_net
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",
               "algorithms.a2c", "algorithms.impact", "workers.main", "workers.samplers",
-              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.replay", "modes.serial",
-              "modes.paced_rollouts", "modes.buffer", "api", "train", "cli.train", "cli.tune", "cli.evaluate",
+              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.replay_modes",
+              "modes.serial", "modes.rollout_modes", "api", "train", "cli.train", "cli.tune", "cli.evaluate",
               "cli.play", "cli.runs",
               "cli.export",
               "__main__")  # fmt: skip

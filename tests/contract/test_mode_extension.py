@@ -133,7 +133,7 @@ def test_every_declaration_names_settings_and_figures_that_exist(mode):
 
 PATH = """
 from spreeze.config.modes import ROLLOUT_STAGES, Mode, DataFlow
-from spreeze.modes import paced_rollouts
+from spreeze.modes import rollout_modes
 from spreeze.workers.roles import Address
 
 MODES = (Mode(name="other-path", doc="a data path of its own", module=__name__,
@@ -141,7 +141,7 @@ MODES = (Mode(name="other-path", doc="a data path of its own", module=__name__,
 
 
 def assemble(run):
-    paced_rollouts.assemble(run)
+    rollout_modes.assemble(run)
     run.add(Address("inference", 0, 7), run.specs["sampler-0"].job)
 """
 

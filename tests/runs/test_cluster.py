@@ -125,5 +125,5 @@ def test_what_cannot_work_is_refused_with_one_line(tmp_path, capsys, arguments, 
 
 @pytest.mark.cold
 def test_one_machine_never_loads_ray():
-    code = "import spreeze.cli.train, spreeze.modes.replay, sys; sys.exit('ray' in sys.modules)"
+    code = "import spreeze.cli.train, spreeze.modes.replay_modes, sys; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO, timeout=PATIENCE_S)

@@ -15,7 +15,7 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.modes import assemble
-from spreeze.modes.paced_rollouts import LearnerSpread
+from spreeze.modes.rollout_modes import LearnerSpread
 from spreeze.run_directory import group_folder
 from spreeze.runtime.assembly import assembled
 from spreeze.runtime.plan import RunPlan

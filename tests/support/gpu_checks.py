@@ -45,7 +45,7 @@ from spreeze.errors import SpreezeError
 from spreeze.formatting import size
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.store import MetricsReader
-from spreeze.modes.replay import ReplayData
+from spreeze.modes.replay_modes import ReplayData
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec

@@ -23,7 +23,7 @@ from sampler_cost import let_sample, names, publish_policy, run_folder, task_pla
 from spreeze.errors import WorkerError
 from spreeze.machine.hardware import read_machine
 from spreeze.modes import assemble
-from spreeze.modes.replay import ReplayData
+from spreeze.modes.replay_modes import ReplayData
 from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan

@@ -9,7 +9,7 @@ from rings import ring_of
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.inference.normalizer import Normalizer
-from spreeze.modes.replay import _limiter
+from spreeze.modes.replay_modes import _limiter
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.checkpoint import _fields
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter

@@ -1,6 +1,7 @@
-"""Paced rollouts: samplers and inference workers fill one storage while the learner learns from the other (HTS-RL).
+"""Groups of rollouts: paced, or through a circular buffer where the data flow is asynchronous.
 
-With a lag of 0 rollout and learning take turns: the synchronous baseline.
+*Paced* (HTS-RL): samplers and inference workers fill one storage while the learner learns from the other. With a lag of
+0 rollout and learning take turns: the synchronous baseline.
 
 *Several learners* (GALA, arXiv 1906.04585; TianJi) have samplers of their own, with seeds ``run.seed`` + their number,
 and start with the same parameters. After an update each sends its parameters to its out-neighbours, takes the mean with
@@ -12,6 +13,12 @@ evaluated. Learners of other hosts may be in the ring (``--cluster``), each of a
 *Learning rate.* Each of n learners has 1/n of the rows. The mean of their n Adam steps is 1/sqrt(n) as long as one step
 from all rows would be, so the learning rate is multiplied by sqrt(n) (``gala.scale_lr``), to at most 4e-3
 (``assets/figures.md``).
+
+*Circular buffer* (IMPACT): samplers -> rollouts in shared memory -> learner, each at its own pace. The algorithm sets
+the number of slots of the buffer, the uses of a rollout (``slots``, ``uses``), and whether a sampler waits before it
+overwrites one with too few uses (``least_uses``, by default half of ``uses``, rounded down). The learner waits when all
+stored rollouts are used up. Each step has the policy's version and its log-probability, so the algorithm can correct
+for any lag.
 """
 
 from __future__ import annotations
@@ -35,12 +42,24 @@ from spreeze.transport.gossip import asynchronous_bound, contraction, mixing_mat
 from spreeze.transport.mixing import NORMS, MixMemory, MixSpec
 from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, restore_rollouts
 from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.jobs import OnPolicyLearnerJob, RolloutSamplerJob, RolloutWorkerJob
+from spreeze.workers.jobs import (
+    BufferLearnerJob,
+    BufferSamplerJob,
+    OnPolicyLearnerJob,
+    RolloutSamplerJob,
+    RolloutWorkerJob,
+)
 from spreeze.workers.roles import Address, RestartLimit
 
 _LIMIT = RestartLimit(failures=20, window_s=60.0, quarantine_s=None, backoff_s=0.05, max_delay_s=1.0)
 """The others continue without a learner that fails, so it may fail more often than a single learner."""
 _MAX_LR = 4e-3  # Learning rate up to which the number of learners may raise it.
+_POLICIES = 3  # versions of the policy in shared memory: while one is written or read, a newer one may be written
+
+
+def assemble(run: Assembly) -> None:
+    """Learners and samplers of the data flow that the mode declares."""
+    (_assemble_buffer if run.plan.config.data_flow.asynchronous else _assemble_paced)(run)
 
 
 class RolloutData(GroupData):
@@ -92,7 +111,7 @@ class RolloutData(GroupData):
         return dataclasses.replace(posted, samplers=samplers, inserted=collected, sampled=sampled)
 
 
-def assemble(run: Assembly) -> None:
+def _assemble_paced(run: Assembly) -> None:
     """Learners, samplers and inference workers of all groups; several learners mix or average their parameters."""
     plan, config, hosts = run.plan, run.plan.config, run.hosts_messages()
     groups = range(plan.learners)
@@ -265,3 +284,52 @@ class LearnerSpread:
                     f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
                     f"the others {others:.3g}; the others do not wait for it{limit}",
                 )
+
+
+class BufferData(GroupData):
+    """The circular buffer of a learner."""
+
+    def __init__(self, rollouts: Rollouts, batch_size: int, first_updates: int) -> None:
+        self._rollouts, self._batch_size, self._first_updates = rollouts, batch_size, first_updates
+        self.size_bytes = rollouts.spec.size_bytes
+
+    def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
+        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
+        return dataclasses.replace(posted, inserted=int(self._rollouts.steps.sum()), sampled=updates * self._batch_size)
+
+
+def _assemble_buffer(run: Assembly) -> None:
+    """One learner and its samplers."""
+    plan, config, num_envs = run.plan, run.plan.config, run.plan.config.rollout.envs_per_sampler
+    checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+    rollouts = run.open(lambda: Rollouts.create(plan.rollout_spec()))
+    weights_channel = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
+    (wakeup,) = run.wakeups(1)
+    run.data.append(BufferData(rollouts, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
+    run.learner(
+        0,
+        BufferLearnerJob(
+            **run.learner_fields(0) | {"algorithm": plan.algorithm_fields() | {"slots": plan.buffer_slots}},
+            batch_size=plan.batch_size,
+            envs_per_sampler=num_envs,
+            rollouts=rollouts.handle,
+            weights_channel=weights_channel,
+            wakeup=wakeup,
+        ),
+    )
+    for index in range(plan.samplers):
+        run.sampler(
+            0,
+            index,
+            BufferSamplerJob(
+                spec=plan.spec,
+                index=index,
+                num_envs=num_envs,
+                nan_policy=config.sampling.nan_policy,
+                seed=plan.session_seed,
+                rollouts=rollouts.handle,
+                weights_channel=weights_channel,
+                learner_wakeup=wakeup,
+                evaluation=run.turn_evaluation,
+            ),
+        )
