@@ -80,7 +80,7 @@ class ModuleParameters(Parameters):
         return buffers.grads[0]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the first module's parameters, as ``inference.custom_network`` reads them."""
+        """Copies of the first module's parameters, as ``inference.user_modules`` reads them."""
         return host_copies({f"net.{name}": view for name, view in self._named[0].items()})
 
 

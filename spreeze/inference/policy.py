@@ -15,10 +15,10 @@ import numpy as np
 
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk, array_of
-from spreeze.inference.custom_network import CustomNetwork
 from spreeze.inference.heads import FORBIDDEN, Head, SamplingHead, head_of
 from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.recurrence import Cell
+from spreeze.inference.user_modules import CustomNetwork
 from spreeze.types import Arrays
 
 TILE = 8  # rows of one matmul in ``sample``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters

@@ -2,8 +2,7 @@
 
 A data path is a function that fills an ``Assembly``: ``replay_modes`` has that from replay, ``rollout_modes`` those
 from rollouts. The data flow of a mode selects it; a mode with its own data path names a module (``serial``,
-``device``). ``assets/docs/architecture.md`` draws the
-data flows.
+``device``). ``assets/docs/architecture.md`` draws the data flows.
 
 *tianji* (TianJi, arXiv 2502.20190): the learners of several groups start with equal parameters. The rate limiter keeps
 the samples per insert of mode serial (Eq. 3). On-policy algorithms use each row once, from two alternating rollouts,

@@ -39,7 +39,7 @@ PAGE_IMPORTS = {
     "run_directory",
     "types",
 }
-TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/custom_network.py", "workers/learner.py",
+TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/user_modules.py", "workers/learner.py",
          "workers/replay_trainer.py", "workers/replay_statistics.py", "workers/compiled_updates.py",
          "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py", "workers/on_device/",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
