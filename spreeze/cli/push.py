@@ -24,7 +24,7 @@ from spreeze.formatting import clean, size
 from spreeze.machine.output import say
 from spreeze.metrics import model_card
 from spreeze.metrics.model_card import CLIP, CURVE
-from spreeze.metrics.published import published
+from spreeze.metrics.progress import published
 from spreeze.run_directory import find_run, is_alive, read_run, refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec

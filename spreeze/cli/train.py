@@ -41,7 +41,7 @@ from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
 from spreeze.metrics.comparison import HELD
-from spreeze.metrics.published import published
+from spreeze.metrics.progress import published
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.metrics.tuning_record import ALGORITHMS, PROGRESS
 from spreeze.modes import run_mode

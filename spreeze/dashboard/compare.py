@@ -22,7 +22,7 @@ from spreeze.metrics import comparison, evidence
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MAX_RUNS
-from spreeze.metrics.published import published
+from spreeze.metrics.progress import published
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import read_run

@@ -24,8 +24,7 @@ from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import FINAL_EVALUATIONS, final_metric, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MAX_NUMBERS
-from spreeze.metrics.progress import Trend, has_risen, trend_of
-from spreeze.metrics.published import published
+from spreeze.metrics.progress import Trend, has_risen, published, trend_of
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.stop_reasons import stop_reason

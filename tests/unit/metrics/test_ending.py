@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.progress import Ending, Trend, ending_of, has_stopped_rising, robust_slope, slope_of, trend_of
-from spreeze.metrics.published import Published
+from spreeze.metrics.progress import (
+    Ending,
+    Published,
+    Trend,
+    ending_of,
+    has_stopped_rising,
+    robust_slope,
+    slope_of,
+    trend_of,
+)
 from spreeze.metrics.store import EvaluationRow
 
 
