@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 from harness import REPO, poll
-from numbered_rows import put
 from rings import count_torn
+from row_sinks import put
 
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
@@ -23,7 +23,7 @@ SHARDS, ROWS = 2, 256
 WRITER = """
 import json, os, sys
 sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "tests", "support"))
-from numbered_rows import put
+from row_sinks import put
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 sink = ShardWriter(ReplayRing.attach(int(sys.argv[1]), RingSpec.from_json(json.loads(sys.argv[2]))), 0)
 while True:

@@ -12,8 +12,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from harness import BATCH_SIZE, HIDDEN_SIZES, PATIENCE_S, REPO, poll
-from racing_threads import race
+from harness import BATCH_SIZE, HIDDEN_SIZES, PATIENCE_S, REPO, poll, race
 
 import spreeze
 from spreeze import Run, load_policy

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from fault_envs import GRANDCHILD_ID
 from harness import FAULT, Run, poll, train
 
 
@@ -84,7 +85,7 @@ def test_an_environment_that_never_works_is_refused_before_anything_starts(tmp_p
 
 
 def test_processes_that_an_environment_started_end_with_it(tmp_path):
-    with Run(tmp_path, "--env", "GrandchildEnv-v0", "--import", "grandchild_env") as run:
+    with Run(tmp_path, "--env", GRANDCHILD_ID, "--import", "fault_envs") as run:
         run.until_updates(30)
         assert len(run.nonce_processes()) > 3
         os.kill(run.children()["sampler-0"].pid, 9)

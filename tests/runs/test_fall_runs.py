@@ -8,7 +8,7 @@ from harness import train_until
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.workers.best_policy import best_updates
 
-FALLING = ("--env", "falling_env:Falling", "--import", "falling_env", "--set", "evaluation.episodes=1",
+FALLING = ("--env", "fault_envs:FallingEnv", "--import", "fault_envs", "--set", "evaluation.episodes=1",
            "--set", "learner.publish_interval_s=0.05", "--set", "learner.checkpoint_interval_s=0.5")  # fmt: skip
 
 

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import pytest
-from figures import Row
+from figures import Row, slope_row
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
-from slopes import slope_row
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -1,4 +1,4 @@
-"""Off-policy algorithms and batches of random rows to update them with."""
+"""Algorithms of other sizes and precisions, and batches of random rows to update them with."""
 
 import dataclasses
 
@@ -16,6 +16,15 @@ NAMES = sorted(row.name for row in rows().values() if row.continuous)
 
 def made(name, seed=1, hidden=(16, 16), **changes):
     return create(name, OBS, ACT, dataclasses.replace(SECTIONS[name](), hidden_sizes=hidden, **changes), seed)
+
+
+def exact(make, *args, dtype=torch.float64, **options):
+    """What ``make`` returns, with networks of another precision than float32, to compare it with exact numbers."""
+    torch.set_default_dtype(dtype)
+    try:
+        return make(*args, **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def batches(count, size=32, seed=0, n_step=1):

@@ -8,7 +8,8 @@ r"""Environments that fail on purpose, and one that numbers its transitions.
     env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
 
 ``spreeze/Numbered-v0`` numbers every transition, so that a torn, lost or repeated one shows; ``spreeze/Struck-v0`` does
-so, too, and fails when ``fault_page`` tells its process to.
+so, too, and fails when ``fault_page`` tells its process to. ``spreeze/Grandchild-v0`` has child processes, and with
+``fault_envs:FallingEnv`` every policy becomes poor.
 ``spreeze/Faulty-v0`` is any task with faults, ``spreeze/Fault-v0`` a small task of its own. Each fault is a keyword
 argument or an environment variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` lists the workers affected::
 
@@ -40,6 +41,7 @@ FAULT_ID = "spreeze/Fault-v0"
 FAULTY_ID = "spreeze/Faulty-v0"
 NUMBERED_ID = "spreeze/Numbered-v0"
 STRUCK_ID = "spreeze/Struck-v0"
+GRANDCHILD_ID = "spreeze/Grandchild-v0"
 _PREFIX = "SPREEZE_FAULT_"
 _WORKER = "SPREEZE_WORKER"
 _INNER_ID = "Pendulum-v1"
@@ -311,6 +313,39 @@ class StruckEnv(NumberedEnv):
         return np.full((48, 64, 3), self._steps % 256, np.uint8)
 
 
+class GrandchildEnv(FaultEnv):
+    """Has helper processes of its own, as simulators do."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        for own_session in (False, True):
+            subprocess.Popen(
+                ["sleep", "1000"], start_new_session=own_session, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+
+class FallingEnv(gymnasium.Env[Any, Any]):
+    """Every policy of a process is poor at first, good for a while, and poor forever after."""
+
+    good = range(20, 70)
+    """Numbers of the good episodes."""
+    begun = 0
+    """Episodes of all environments of this process."""
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps, self._reward = 0, 10.0 if FallingEnv.begun in self.good else 0.0
+        FallingEnv.begun += 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self.observation_space.sample(), self._reward, False, self._steps >= 5, {}
+
+
 def count_numbered(rows: np.ndarray, layout: RowLayout) -> tuple[int, int]:
     """Rows [n, W] of ``NumberedEnv`` that are there again, and rows that it cannot have given: torn or made up."""
     obs, next_obs = rows[:, layout.obs], rows[:, layout.next_obs]
@@ -327,6 +362,7 @@ def register() -> None:
         FAULTY_ID: (make_faulty, None),
         NUMBERED_ID: (NumberedEnv, None),
         STRUCK_ID: (StruckEnv, None),
+        GRANDCHILD_ID: (GrandchildEnv, 50),
     }
     for env_id, (entry_point, limit) in entries.items():
         if env_id not in gymnasium.registry:

@@ -6,6 +6,8 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
+
 Row = dict[str, Any]
 
 
@@ -30,6 +32,22 @@ def row_of_reached(metric: str, unit: str, repeats: list[Any], **more: Any) -> R
     return {
         **row(metric, unit, repeats, reached=sum(value is not None for value in repeats), **more),
         "value": middle if math.isfinite(middle) else None,
+    }
+
+
+def slope_row(name: str, times: list[float], values: list[float], target: str | None) -> Row:
+    """Least-squares slope in per cent of the mean an hour, with its standard error; ``times`` in seconds."""
+    hours, seen = np.array(times) / 3600.0, np.array(values)
+    (slope, _), covariance = np.polyfit(hours - hours[0], seen, 1, cov=True)
+    percent = 100.0 / float(seen.mean())
+    return {
+        "metric": f"{name}_slope",
+        "value": percent * float(slope),
+        "unit": "%/h",
+        "target": target,
+        "standard_error": percent * float(np.sqrt(covariance[0, 0])),
+        "first": values[0],
+        "last": values[-1],
     }
 
 

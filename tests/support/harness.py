@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -281,6 +282,20 @@ def run_command(name, *args, timeout_s=PATIENCE_S):
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=timeout_s, check=False
     )
+
+
+def race(work, count=4):
+    """Runs ``work`` in so many threads at once, which change places as often as possible, and waits for their end."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def mounted(folder, size_bytes):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from exact import exact
+from batches import exact
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.a2c import A2CConfig

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import dashboard_browser as page
 import psutil
-from figures import Row, row
-from slopes import slope_row
+from figures import Row, row, slope_row
 
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run, state_of

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from batches import ACT, OBS, batches, made
-from exact import exact
+from batches import ACT, OBS, batches, exact, made
 
 from spreeze.algorithms.crossq import CrossQ, CrossQConfig
 from spreeze.algorithms.parallel_work import TwoThreads

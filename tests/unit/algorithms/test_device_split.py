@@ -6,8 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from batches import ACT, OBS, batches, same
-from exact import exact
+from batches import ACT, OBS, batches, exact, same
 from harness import run_command
 from learner_rates import CountedSplit
 

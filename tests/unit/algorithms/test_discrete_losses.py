@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from exact import exact
+from batches import exact
 from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from batches import batches
-from exact import exact
+from batches import batches, exact
 from harness import PATIENCE_S
 
 from spreeze.algorithms import create

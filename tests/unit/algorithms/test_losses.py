@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exact import exact
+from batches import exact
 from lean_sac import CONFIG, LeanSAC, tensors_of
 from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 from numpy_reference import central_difference, forward, squashed_log_prob

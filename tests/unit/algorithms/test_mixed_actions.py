@@ -11,7 +11,7 @@ import numpy as np
 import parts_env
 import pytest
 import torch
-from exact import exact
+from batches import exact
 from harness import PATIENCE_S, run_command, train
 from rollouts import learner, recurrent_rollout, rollout, task
 

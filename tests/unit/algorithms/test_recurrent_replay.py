@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from exact import exact
+from batches import exact
 
 from spreeze.algorithms import create
 from spreeze.algorithms.dqn import DQNConfig

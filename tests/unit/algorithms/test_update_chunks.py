@@ -6,8 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from batches import ACT, NAMES, OBS, batches
-from exact import exact
+from batches import ACT, NAMES, OBS, batches, exact
 
 from spreeze.algorithms import create, fused_mlp
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, mlp_gradients, new_parameters

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import run_command
-from kept_rows import Rows
+from row_sinks import Rows
 
 from spreeze.cli.doctor import check_env
 from spreeze.envs.make import make_env

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from harness import PATIENCE_S, run_command, train
-from kept_rows import Rows
+from row_sinks import Rows
 
 from spreeze.envs.families import engine_of
 from spreeze.envs.make import make_env

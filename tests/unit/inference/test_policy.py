@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from harness import PATIENCE_S
-from racing_threads import race
+from harness import PATIENCE_S, race
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward

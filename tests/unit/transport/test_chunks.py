@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered_rows import put
+from row_sinks import put
 
 from spreeze.errors import TransportError
 from spreeze.transport.chunks import (

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from kept_rows import Rows
+from row_sinks import Rows
 
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError

@@ -1,4 +1,4 @@
-"""Rows of transitions whose every value tells their number."""
+"""Sinks of transitions: one that keeps them, and rows for others, whose every value tells their number."""
 
 import numpy as np
 
@@ -17,3 +17,16 @@ def put(sink, count, version=0):
     sink.write(obs, np.full((count, layout.action_dim), 0.5), number, number % 2, obs + 1,
                np.full(count, 1.0), version, frames)  # fmt: skip
     return number
+
+
+class Rows:
+    """A sink that keeps what it is given in lists."""
+
+    def __init__(self):
+        self.rows, self.versions, self.spans = [], [], []
+
+    def write(self, obs, action, reward, terminated, next_obs, num_steps=None, version=0):
+        rows = np.concatenate([obs, action, np.c_[reward], np.c_[terminated], next_obs], axis=1)
+        self.rows += rows.tolist()
+        self.versions += [version] * len(rows)
+        self.spans += [] if num_steps is None else num_steps.tolist()
