@@ -46,7 +46,7 @@ SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline", "env-args")
 """Names of files in ``control`` in which a page or a command sends a request to a live run."""
-TIMELINE = "timeline.json"  # trace of worker phases (``runtime.timeline``)
+TIMELINE = "timeline.json"  # trace of worker phases (``runtime.supervisor.Timeline``)
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2

@@ -7,8 +7,8 @@ import pytest
 
 from spreeze.dashboard.run_data import newest_timeline
 from spreeze.run_directory import TIMELINE
-from spreeze.runtime import timeline
-from spreeze.runtime.timeline import Timeline, parts
+from spreeze.runtime import supervisor
+from spreeze.runtime.supervisor import Timeline, phase_parts
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
@@ -28,16 +28,22 @@ def events(*noted):
 
 def test_a_phase_lasts_until_the_next_event_and_one_that_goes_on_is_one_part():
     row = events((90, Phase.WAIT), (101, Phase.STEP), (103, Phase.STEP), (104.5, Phase.WAIT), (120, Phase.STEP))
-    assert parts(row, 100 * MS, 110 * MS, Phase.WAIT) == [[0.0, 1.0, "wait"], [1.0, 4.5, "step"], [4.5, 10.0, "wait"]]
-    assert parts(events(), 100 * MS, 110 * MS, Phase.UPDATE) == [[0.0, 10.0, "update"]], "an update longer than that"
+    assert phase_parts(row, 100 * MS, 110 * MS, Phase.WAIT) == [
+        [0.0, 1.0, "wait"],
+        [1.0, 4.5, "step"],
+        [4.5, 10.0, "wait"],
+    ]
+    assert phase_parts(events(), 100 * MS, 110 * MS, Phase.UPDATE) == [[0.0, 10.0, "update"]], (
+        "an update longer than that"
+    )
 
 
 def test_of_more_events_than_there_is_room_for_the_latest_are_kept():
     phases = (Phase.STEP, Phase.WAIT)
     row = events(*((1 + at, phases[at % 2]) for at in range(status_table.MAX_EVENTS + 7)))
-    found = parts(row, 0, (status_table.MAX_EVENTS + 8) * MS, Phase.WAIT)
+    found = phase_parts(row, 0, (status_table.MAX_EVENTS + 8) * MS, Phase.WAIT)
     assert found[-1] == [status_table.MAX_EVENTS + 7, status_table.MAX_EVENTS + 8, "wait"]
-    assert len(found) == timeline._MAX_PARTS
+    assert len(found) == supervisor._MAX_PARTS
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def status():
 
 
 def test_workers_note_phases_only_while_they_are_recorded(status, tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline, "LENGTH_S", 0.0)
+    monkeypatch.setattr(supervisor, "_TIMELINE_S", 0.0)
     sampler, learner = (WorkerContext(Address(role), status, row, None)
                         for row, role in enumerate(("sampler", "learner")))  # fmt: skip
     recorder = Timeline(status, {"sampler-0": 0, "learner": 1}, tmp_path, lambda: 61.0)
