@@ -68,7 +68,7 @@ class Algorithm(ABC):
     def health(self, batch: Any = None) -> dict[str, float]:
         """``update_size`` and ``dead_units`` of the current networks, where known (reads the device).
 
-        ``batch`` is the newest one of replay; algorithms that learn from rollouts take their latest minibatch.
+        ``batch`` is the newest of replay; algorithms that learn from rollouts take their latest minibatch.
         """
         with torch.inference_mode():
             sizes = [optimizer.update_size for optimizer in self._network_optimizers()]
@@ -78,8 +78,7 @@ class Algorithm(ABC):
     def value_snapshot(self, scale: float) -> LazySnapshot | None:
         """Values that a learner publishes with its policy, for recorded episodes (``episode_recorder.step_values``).
 
-        Rewards were divided by ``scale``. None for networks of images, recurrent ones, custom ones and those of teams,
-        which publish no values.
+        Rewards were divided by ``scale``. None for networks of images, recurrent ones, custom ones and those of teams.
         """
         return None
 
@@ -99,14 +98,10 @@ class Algorithm(ABC):
         return arrays
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Restores the result of ``state_arrays``, all or nothing.
+        """Restores the result of ``state_arrays``, all or nothing; a CheckpointError for a missing name or other shape.
 
-        Returns:
-            False if the random state could not be restored, because it is from another kind of device (5,056 bytes on a
-            CPU, 16 on a CUDA GPU). Then call ``seed_noise``, after ``load_state_json``.
-
-        Raises:
-            CheckpointError: a name is missing, or a shape belongs to another network.
+        False if the random state is from another kind of device (5,056 bytes on a CPU, 16 on a CUDA GPU). Then call
+        ``seed_noise``, after ``load_state_json``.
         """
         tensors = self._tensors()
         for name in (*tensors, _GENERATOR):

@@ -148,7 +148,6 @@ class ConvParameters(Trunks):
 
     @classmethod
     def zeros(cls, inputs: TrunkInputs, cnn: str, sizes: tuple[int, ...], device: torch.device) -> ConvParameters:
-        """Zeroed parameters in new memory."""
         return cls(torch.zeros(cls.count(inputs, cnn) + parameter_count(sizes, 1), device=device), inputs, cnn, sizes)
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -171,10 +170,7 @@ class ConvParameters(Trunks):
 
 
 class ConvActorCritic:
-    """Policy and value that share trunk and perceptron; the head's last output is the value.
-
-    Members are as in ``on_policy.MlpActorCritic``.
-    """
+    """Policy and value of one trunk and perceptron; the head's last output is the value; see ``MlpActorCritic``."""
 
     of_value: Tensor | None = None  # None: policy and value share the trunk, so their gradient is clipped as a whole
 
@@ -249,10 +245,10 @@ def shifted(images: Tensor, max_shift: int, generator: torch.Generator) -> Tenso
 class ImageEncoder(Encoder):
     """Trunks for actor-critic algorithms; converts batches of images to batches of features.
 
-    DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, trained only by the critics' loss, and random shifts.
-    Actor and critics read features, through which no gradient of the actor flows back; there is no target encoder.
-    Departures from the authors' code: the trunks of the other algorithms; the first layers of actor and critics, with
-    layer normalization, instead of a projection to 50 features; losses and exploration of the algorithm that uses this.
+    DrQ-v2 (Yarats et al. 2022, arXiv 2107.09645): one encoder, trained only by the critics' loss, and random shifts. No
+    gradient of the actor flows back; there is no target encoder. Departures from the authors' code: trunks as in the
+    other algorithms; first layers of actor and critics with layer normalization instead of a projection to 50 features;
+    losses and exploration of the algorithm that uses this.
     """
 
     def __init__(self, frames: FrameSpec, config: ActorCriticConfig, seed: int, device: torch.device) -> None:

@@ -1,10 +1,10 @@
 """CrossQ (Bhatt et al. 2024, arXiv 1902.05605): SAC whose critics have batch normalization and no target networks.
 
-A hidden layer is ``act(norm(x W) + b)``, where ``norm`` uses the mean and deviation of each unit over the rows. Rows of
-replay and their successors (``next_obs`` with the policy's actions) go through the critics as one batch of 2 B rows, so
-that both are normalized alike, and one pass computes target values and predictions. There is no gain, since the next
-layer's weights can absorb it. The actor's gradient uses the critics with the running mean and variance folded into
-weights and biases: ``plain`` is an ordinary perceptron.
+A hidden layer is ``act(norm(x W) + b)``, where ``norm`` uses mean and deviation of each unit over the rows; the next
+layer's weights can absorb a gain, so there is none. Rows of replay and their successors (``next_obs`` with the policy's
+actions) go through the critics as one batch of 2 B rows, normalized alike, which gives target values and predictions.
+The actor's gradient uses the critics with running mean and variance folded into weights and biases: ``plain`` is an
+ordinary perceptron.
 
 Departures from the authors' code: no normalization of the critics' input, which ``env.normalize_obs`` scales to unit
 variance; plain batch normalization instead of renormalization, whose warm-up of 100,000 updates is a whole run here;
@@ -78,8 +78,8 @@ class _JointPass:
     def backward(self, grad_out: Tensor, x: Tensor) -> None:
         """Fills the gradient from that of the outputs at rows of replay, grad_out [s, K, B].
 
-        With n = scale (s - mean s) over all rows: ds = scale (dn - mean dn - n mean(n dn)). So the successors' rows
-        have a gradient, too, although their outputs have none.
+        With n = scale (s - mean s) over all rows: ds = scale (dn - mean dn - n mean(n dn)). So successors' rows have a
+        gradient, although their outputs have none.
         """
         online, gradient, rows, per_row = self.online, self.gradient, self.rows, 0.5 / self.rows
         torch.bmm(grad_out, self._hidden[-1][:, :rows], out=gradient.head_weight)

@@ -85,11 +85,7 @@ class ModuleParameters(Parameters):
 
 
 def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: int = 0) -> list[Any]:
-    """S new modules, initialized by a seed.
-
-    Raises:
-        ConfigError: the user's function returns no such module.
-    """
+    """S new modules, initialized by a seed; a ConfigError if the user's function returns no such module."""
     row = layers.custom
     assert row is not None
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):

@@ -1,14 +1,14 @@
 """Critics that learn the distribution of the return instead of its mean, as settings of SAC and TD3.
 
 *quantile*: truncated quantile critics (TQC; Kuznetsov et al. 2020, arXiv 2005.04269). Each critic gives K quantiles of
-the return; the targets are the pooled quantiles of all critics without the highest ones, which limits overestimation
+the return; targets are the pooled quantiles of all critics without the highest ones, which limits overestimation
 instead of the minimum of two critics. The actor maximizes the mean of all quantiles.
 
 *categorical*: C51 (Bellemare et al. 2017, arXiv 1707.06887) with the critic of the lower mean in each row, as in
 FastTD3 (arXiv 2505.22642). Each critic gives the probabilities of K returns on a grid from ``v_min`` to ``v_max``.
 
 Both have the interface of ``Critics``: ``next_value`` gives M returns [M, B] instead of one per row, the algorithm
-computes a target from each, and ``step`` takes these [M, B]. So algorithms need not distinguish the critics.
+computes a target from each, and ``step`` takes these [M, B].
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Deep Q-learning (Mnih et al. 2015), and by settings its extensions up to Rainbow (Hessel et al. 2018, 1710.02298).
 
-These are double estimation and n-step returns, both on, dueling streams, distributions of the return (``value_heads``),
-noisy networks (``value_heads``) and prioritised replay (``transport.prioritised_replay``).
+These are double estimation and n-step returns, both on, dueling streams, distributions of the return and noisy networks
+(``value_heads``), and prioritised replay (``transport.prioritised_replay``). There is no actor: the policy is the best
+action of the Q network, so ``actor_forward`` only chooses the next actions.
 
 Departures from the paper: Adam instead of RMSProp, squared error with clipped gradient norm, and optionally a soft
-target update. The clipped error of the paper, made for rewards that are signs, is Huber's loss with ``huber`` = 1: the
-gradient of an error of 1 is then as large as that of an error of 100, as ends of episodes can have in other tasks.
-There is no actor: the policy is the best action of the Q network, so ``actor_forward`` only chooses the next actions.
+target update. The paper's clipped error, for rewards that are signs, is Huber's loss with ``huber`` = 1: an error of 1
+then has as large a gradient as one of 100, as ends of episodes can have in other tasks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Perceptrons with hand-derived gradients and preallocated buffers, optionally split over two threads or streams.
 
-This replaces ``torch.nn`` and autograd. All parameters of a network are one flat vector, its gradient another.
-``stack`` networks of equal shape (twin critics) are evaluated by one batched matmul.
-
-Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
+They replace ``torch.nn`` and autograd. All parameters of a network are one flat vector, its gradient another. ``stack``
+networks of equal shape (twin critics) are evaluated by one batched matmul. Shapes, besides those of ``types``: S
+stacked networks, M rows, K outputs, H hidden units.
 
 *Layer normalization* (Ba et al. 2016, arXiv 1607.06450): a hidden layer is ``act(norm(x W) + b)``. The bias is the
-shift of the norm. There is no gain, since the next layer's weights can absorb it, so networks have the same parameters
-with and without layer normalization.
+norm's shift; the next layer's weights can absorb a gain, so networks have the same parameters without it.
 """
 
 from __future__ import annotations
@@ -79,8 +77,8 @@ def matmuls_by_onednn() -> bool:
 class Parameters:
     """Views of a flat vector as the weights and biases of S stacked perceptrons.
 
-    ``weights[i]`` is [S, in, out] and ``biases[i]`` [S, 1, out] for hidden layer i; ``head_weight`` is
-    [S, K, H] and ``head_bias`` [S, K, 1]: the output of the head is component-first.
+    ``weights[i]`` is [S, in, out], ``biases[i]`` [S, 1, out] for hidden layer i; ``head_weight`` [S, K, H],
+    ``head_bias`` [S, K, 1]: the output of the head is component-first.
     """
 
     def __init__(
@@ -130,7 +128,6 @@ class Parameters:
         return Parameters(self.flat, self.sizes, 1, views, layers=self.layers)
 
     def views(self) -> list[Tensor]:
-        """Every weight and bias."""
         return self._views
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -186,14 +183,12 @@ class MlpBuffers:
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] its gradient, which the caller fills before
     ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations. The gradient at a layer overwrites the activations
-    of the layer above, which are no longer needed: the less memory a pass touches, the more of it stays in the core's
-    cache.
+    of the layer above: the less memory a pass touches, the more stays in the core's cache.
 
     With ``layers.keeps_preactivations``, ``preactivations[i]`` [S, M, H_i] are the sums before bias and activation.
     With layer normalization they are normalized, ``scales[i]`` [S, M, 1] are their factors, and ``bias_gradients[i]``
-    [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for intermediate products: the system would map
-    and unmap new memory of this size each time, which takes longer than the product. ``loss_scratch`` is for those of
-    the caller's loss, kept between passes.
+    [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for intermediate products, since mapping new
+    memory takes longer than the product; ``loss_scratch`` for those of the caller's loss, kept between passes.
     """
 
     loss_scratch: Tensor | None = None
@@ -273,7 +268,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tenso
 
 
 def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
-    """Share of the hidden ReLU units of perceptrons that are 0 in all of their rows [M, I]; NaN if there are none.
+    """Share of the hidden ReLU units that are 0 in all of their rows [M, I]; NaN if there are none.
 
     Uses at most the first ``_ROWS_OF_DEAD`` rows (reads the device).
     """
@@ -310,10 +305,7 @@ def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, buffers: MlpBuffers, 
 
 
 def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """``relu(x W + b)`` of S networks into ``out`` [S, M, H], each as one kernel of cuBLASLt where possible.
-
-    For two networks these are two kernels instead of three (matmul, bias, ReLU), for one network a single one.
-    """
+    """``relu(x W + b)`` of S networks into ``out`` [S, M, H]; kernels of cuBLASLt where possible: one a network."""
     for index in range(len(out)):
         torch._addmm_activation(bias[index, 0], x[index], weight[index], out=out[index])
     return out
@@ -330,8 +322,8 @@ def mlp_backward(
 ) -> Tensor:
     """Back-propagates ``buffers.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
 
-    ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
-    they are added to its values. With ``streams`` both gradients of a layer are computed at once.
+    ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; ``add`` adds
+    to its values. With ``streams`` both gradients of a layer are computed at once.
     """
     if parameters.layers.custom is not None:
         return parameters.backward(buffers, buffers.grad_out, gradient, add=add)
@@ -465,8 +457,8 @@ class ActorCriticSpec(NamedTuple):
 class ActorCriticMlp:
     """Policy and value as two perceptrons, stacked into one batched matmul; the value is the second one's first output.
 
-    ``flat`` holds all parameters: the perceptrons', ``extra`` others, and the log standard deviations of a continuous
-    policy. These and their gradient are the views ``log_std`` and ``grad_log_std`` [A]; the caller fills the latter.
+    ``flat`` holds the perceptrons' parameters, ``extra`` others, and log standard deviations of a continuous policy.
+    These and their gradient are the views ``log_std`` and ``grad_log_std`` [A]; the caller fills the latter.
     """
 
     def __init__(self, inputs: int, spec: ActorCriticSpec, extra: int = 0) -> None:

@@ -12,9 +12,9 @@ impala  pi_theta / pi_worker, values of theta       rho A log pi_theta
 ======  ==========================================  =================================================
 
 IMPACT (Luo et al. 2020, arXiv 1912.00167): R = min(pi_worker / pi_target, rho) pi_theta / pi_worker; the target is a
-copy of theta that is renewed every ``target_interval`` updates, so ratios to it have one trust region for all samplers.
-With N = K = 1, an interval of 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561. With ``vtrace``
-false, the ratios of V-trace are 1 for impact and appo, so that their advantages are those of GAE.
+copy of theta, renewed every ``target_interval`` updates, so ratios to it have one trust region for all samplers. With N
+= K = 1, an interval of 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561. Without ``vtrace`` its
+ratios are 1 for impact and appo: advantages are those of GAE.
 """
 
 from __future__ import annotations
@@ -127,10 +127,7 @@ class Evaluated(NamedTuple):
 
 
 class EvaluatedRollouts:
-    """Rollouts of R rows each, in consecutive slots of one block, so that one gather takes rows of all of them.
-
-    With memory, whole sequences are drawn.
-    """
+    """Rollouts of R rows each in slots of one block, so that one gather draws from all; with memory, sequences."""
 
     def __init__(self, capacity: int, generator: torch.Generator) -> None:
         """Creates a cache of ``capacity`` rollouts; the ``generator`` shuffles rows."""
@@ -232,8 +229,8 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
         """Quantities computed at a rollout's first use; afterwards, its observations are added to the normalizer.
 
-        ``sampler`` collected it: the returns whose scale divides rewards continue over the rollouts of each sampler. A
-        rollout from before a restart, which is not new, is in these statistics already.
+        ``sampler`` collected it: the returns whose scale divides rewards continue over each sampler's rollouts. A
+        rollout from before a restart, not ``is_new``, is in these statistics already.
         """
         config, (steps, envs) = self._config, batch.reward.shape
         with torch.no_grad():

@@ -1,11 +1,7 @@
 """Losses and returns as small pure functions, each with its source.
 
-Constants are passed as ``alpha`` and ``value`` arguments: ``x * 2.0`` would create a tensor first, which costs more
-than the multiplication.
-
-Tensors of actions are component-first, [A, B], so that both halves of a policy head are contiguous, which speeds up
-elementwise functions on a CPU.
-
+Constants are ``alpha`` and ``value`` arguments: ``x * 2.0`` would create a tensor first, which costs more than the
+multiplication. Tensors of actions are component-first, [A, B]: contiguous halves of a policy head are faster on a CPU.
 Advantages are computed in NumPy over T env steps of N environments; all arrays are [T, N]. Only ``terminated`` cuts the
 bootstrap; both flags cut the sum over later steps: after a truncated step another episode starts, but the value of the
 next state still counts.
@@ -31,10 +27,8 @@ log-probability is 0 and not NaN."""
 def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next_value: Tensor) -> Tensor:
     """One-step or n-step target ``R + discount (1 - terminated) V(s')`` (Sutton and Barto 2018, eq. 7.1).
 
-    Only ``terminated`` cuts the bootstrap, ``truncated`` does not.
-
-    All are [B]. For n steps ``reward`` is the discounted sum of rewards. ``discount`` is gamma^k, tensor or number; k
-    is the number of env steps that the transition spans.
+    Only ``terminated`` cuts the bootstrap, ``truncated`` does not. All are [B]. For n steps ``reward`` is the
+    discounted sum. ``discount`` is gamma^k, tensor or number; k is the number of env steps that the transition spans.
     """
     bootstrap = torch.addcmul(next_value, terminated, next_value, value=-1.0)
     if isinstance(discount, torch.Tensor):
@@ -45,13 +39,9 @@ def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next
 def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Draws ``a = tanh(u)``, ``u = mean + exp(log_std) noise``, with its log-density (arXiv 1812.05905, app. C).
 
-    The correction ``log(1 - tanh(u)^2)`` is computed as ``2 (log 2 - u - softplus(-2 u))``, which
-    neither overflows nor loses digits for large ``u``.
-
-    All arguments are [A, B], ``log_std`` already in its range and ``noise`` standard normal.
-
-    Returns:
-        action [A, B], log-density [B] in nat, and ``exp(log_std) noise`` [A, B] for the gradient.
+    All arguments are [A, B], ``log_std`` already in its range, ``noise`` standard normal. Returns action [A, B],
+    log-density [B] in nat, and ``exp(log_std) noise`` [A, B] for the gradient. The correction ``log(1 - tanh(u)^2)`` is
+    ``2 (log 2 - u - softplus(-2 u))``, which neither overflows nor loses digits for large ``u``.
     """
     scaled_noise = log_std.exp().mul_(noise)
     u = mean + scaled_noise
@@ -69,10 +59,8 @@ def squashed_gaussian_backward(
     """Gradient of ``sum(grad_action a) + weight sum(log-density)`` with respect to mean and log_std, for fixed noise.
 
     With ``da/du = 1 - a^2``, ``d log-density / du = 2 a`` and ``du / d log_std = scaled_noise``; the density's own
-    ``-log_std`` adds ``-weight``.
-
-    ``grad_action`` [A, B] comes from the critic; the scalar ``weight`` is the factor of each log-density, alpha / B in
-    SAC. Both gradients are [A, B].
+    ``-log_std`` adds ``-weight``. ``grad_action`` [A, B] comes from the critic; ``weight``, the factor of each
+    log-density, is alpha / B in SAC. Both gradients are [A, B].
     """
     inner = torch.sub(weight + weight, action * grad_action)
     grad_mean = torch.addcmul(grad_action, action, inner)
@@ -87,9 +75,9 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
 def mask_logits(values: Tensor, obs: Tensor, num_continuous: int = 0) -> Tensor:
     """Values or logits [K, B] with invalid actions masked out, by the masks in obs [B, O].
 
-    The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
-    (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others. The first
-    ``num_continuous`` outputs, of a continuous action, are not changed.
+    The masks are the last K columns (``types.EnvSpec``). Softmax is then over the allowed actions, and no gradient
+    reaches the others (Huang and Ontanon 2022, arXiv 2006.14171, section 3). The first ``num_continuous`` outputs, of a
+    continuous action, are not changed.
     """
     if num_continuous:
         return torch.cat((values[:num_continuous], mask_logits(values[num_continuous:], obs)))
@@ -102,7 +90,7 @@ def huber_gradient(error: Tensor, threshold: float = 1.0) -> Tensor:
 
 
 def drop_top_quantiles(values: Tensor, drop: int) -> Tensor:
-    """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
+    """Pooled values [B, N] without the ``drop`` highest of each row, in any order: [B, N - drop].
 
     Equation 10 of arXiv 2005.04269, before reward and discount, which preserve the order.
     """
@@ -112,10 +100,9 @@ def drop_top_quantiles(values: Tensor, drop: int) -> Tensor:
 def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor, scratch: Tensor | None = None) -> Tensor:
     """Derivative [Q, B] with respect to quantiles of ``mean_j |level - 1(u_j < 0)| huber(u_j)``, u_j = target_j - q.
 
-    The loss is that of arXiv 1710.10044, eq. 10, with a threshold of 1 in the unit of the values: the deviation of
-    returns, unless rewards are raw. ``target`` is [M, B]; ``levels`` [Q] are the probabilities of the quantiles;
-    ``scratch`` (see ``pairs_for``) holds pairs. With c_j for u_j clamped to [-1, 1] the derivative is
-    ``mean_j ((1/2 - level) |c_j| - c_j / 2)``, so that each pair is clamped once.
+    arXiv 1710.10044, eq. 10, threshold 1 in the unit of the values: the deviation of returns, unless rewards are raw.
+    ``target`` is [M, B]; ``levels`` [Q] are the quantiles' probabilities; ``scratch`` (see ``pairs_for``) holds pairs.
+    With c_j for u_j clamped to [-1, 1] it is ``mean_j ((1/2 - level) |c_j| - c_j / 2)``: each pair is clamped once.
     """
     count, num_targets = len(quantiles), len(target)
     scratch = pairs_for(quantiles, num_targets) if scratch is None else scratch
@@ -140,8 +127,8 @@ def pairs_for(quantiles: Tensor, num_targets: int) -> Tensor:
 def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
     """Projects returns ``target`` [M, B] to probabilities [K, B] of K equally spaced returns from ``low`` to ``high``.
 
-    ``prob`` [M, B] are the probabilities of the targets; each is divided between its two neighbours on the grid (arXiv
-    1707.06887, algorithm 1; here M = K).
+    Each of their probabilities ``prob`` [M, B] is divided between its two neighbours (arXiv 1707.06887, alg. 1; here M
+    = K).
     """
     atoms = len(prob)
     position = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
@@ -154,8 +141,8 @@ def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
 def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient of each row's ``E_pi(alpha log pi - Q)`` to a softmax policy's logits (arXiv 1910.07207, eq. 12).
 
-    With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: the derivative of alpha log pi itself sums to zero. The
-    policy, its logarithm and Q are [K, B]. Returns the gradient [K, B] and the negative entropy [B] in nat.
+    With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: the derivative of alpha log pi itself sums to zero. Policy,
+    its logarithm and Q are [K, B]. Returns the gradient [K, B] and the negative entropy [B] in nat.
     """
     f = torch.sub(log_prob * alpha, values)
     mean = (prob * f).sum(0)
@@ -250,13 +237,13 @@ def advantages(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Value targets and generalized advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
-    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the target is
-    ``A_t + V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the
-    episode ends; ``lam`` 0 relies on the values, 1 on the rewards.
+    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the target is ``A_t +
+    V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the episode ends;
+    ``lam`` 0 relies on the values, 1 on the rewards.
 
-    With importance weights ``min(1, pi / mu)`` they are those of V-trace (Espeholt et al. 2018, arXiv 1802.01561,
-    eq. 1, remark 2), whose rho is ``weight`` and whose c is ``lam weight``: ``v_t - V_t = w_t A_t`` with
-    ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``, without the advantage's own weight.
+    With importance weights ``min(1, pi / mu)`` they are those of V-trace (Espeholt et al. 2018, arXiv 1802.01561, eq.
+    1, remark 2), rho ``weight`` and c ``lam weight``: ``v_t - V_t = w_t A_t`` with ``A_t = delta_t + gamma lam (v_(t+1)
+    - V_(t+1))``, without the advantage's own weight.
     """
     delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
     carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma * lam).astype(np.float32)
@@ -281,11 +268,10 @@ def vtrace(
     """V-trace with separate weights: ``v_t - V_t`` and ``r_t + gamma v_(t+1) - V_t``, both [T, N].
 
     ``v_t - V_t = rho_t delta_t + gamma lam c_t (v_(t+1) - V_(t+1))`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``
-    (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remarks 1 and 2). ``delta`` is discounted by gamma alone, the trace
-    by lambda gamma. ``rho`` and ``c`` are the ratios of probabilities, clipped to rho-bar and c-bar.
-
-    The first is the advantage of V-trace-GAE (IMPACT, arXiv 1912.00167, section 3.1), and GAE where all ratios are 1.
-    The second, times rho, is the advantage of IMPALA (arXiv 1802.01561, section 4.2). The rollout's last step counts.
+    (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remarks 1 and 2): ``delta`` is discounted by gamma alone, the trace
+    by lambda gamma. ``rho`` and ``c`` are the ratios of probabilities, clipped to rho-bar and c-bar. The first is the
+    advantage of V-trace-GAE (IMPACT, arXiv 1912.00167, section 3.1), and GAE where all ratios are 1. The second, times
+    rho, is the advantage of IMPALA (section 4.2). The rollout's last step counts.
     """
     delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
     carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma).astype(np.float32)
@@ -299,8 +285,8 @@ def vtrace(
 def ratio_denominator(log_target: Tensor, log_worker: Tensor, rho: float, kind: str) -> Tensor:
     """Logarithm [B] of the denominator of IMPACT's ratio of pi_theta (arXiv 1912.00167, section 3.1 and figure 3).
 
-    R3 is ``min(pi_worker / pi_target, rho) pi_theta / pi_worker``, which is ``pi_theta / max(pi_target, pi_worker /
-    rho)``; the ablations are R1, ``pi_theta / pi_target``, and R2, ``pi_theta / pi_worker``.
+    R3 is ``min(pi_worker / pi_target, rho) pi_theta / pi_worker``: ``pi_theta / max(pi_target, pi_worker / rho)``; the
+    ablations are R1, ``pi_theta / pi_target``, and R2, ``pi_theta / pi_worker``.
     """
     if kind == "R1":
         return log_target
@@ -328,8 +314,8 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 def adapted_coefficient(coefficient: float, divergence: float, target: float) -> float:
     """The KL term's coefficient for the next updates: 1.5 times above twice the target, half below half of it.
 
-    These are the factors of RLlib's APPO. The coefficient stays at or above 0.001, from which it can recover, and at or
-    below a million. A non-finite ``divergence`` [nat] counts as too large.
+    As in RLlib's APPO, but from 0.001, from which it can recover, to a million. A non-finite ``divergence`` [nat] is
+    too large.
     """
     if not divergence <= 2.0 * target:
         return min(coefficient * 1.5, 1e6)
@@ -339,8 +325,8 @@ def adapted_coefficient(coefficient: float, divergence: float, target: float) ->
 def adaptive_lr_factor(factor: float, divergence: float, target: float) -> float:
     """The factor of the learning rate for the next updates, 0.01 to 1, from the one that led to ``divergence`` [nat].
 
-    Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound it by 1.
-    The factor stays while the divergence is half to twice the ``target``; a non-finite one counts as too large.
+    Rule and factors of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound it by 1. It stays while
+    the divergence is half to twice the ``target``; a non-finite one counts as too large.
     """
     if not divergence <= 2.0 * target:
         return max(0.01, factor / 1.5)
@@ -356,8 +342,8 @@ def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
 class Imitation:
     """Behavior cloning: a gradient that replaces dQ/da, so that every actor with such an update can imitate.
 
-    TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860) minimizes ``-lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2`` with
-    ``lambda = alpha / mean |Q|``, so that the weight of imitation does not depend on the scale of values.
+    TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860) minimizes ``-lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2``;
+    ``lambda = alpha / mean |Q|`` makes the weight of imitation independent of the scale of values.
     """
 
     def __init__(self, updates: int, alpha: float, device: torch.device) -> None:

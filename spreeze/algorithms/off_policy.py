@@ -1,7 +1,6 @@
 """Off-policy algorithms: base class, steps of an update, critics.
 
-An update calls two methods of the actor and two of the critics, which each algorithm implements; only their
-arguments and results pass between the two::
+An update calls two methods of the actor and two of the critics; only their arguments and results pass between the two::
 
     actor side                                         critic side
     actor_forward(batch)   -- next actions, log_probs -->  critic_step(batch, ...)
@@ -9,9 +8,9 @@ arguments and results pass between the two::
     actor_step(dq_da)      <-- dQ/da                  --
 
 ``update`` runs them in this order, on one device or two (``DeviceSplit``, the two-GPU split of the Spreeze paper). With
-``overlap``, dQ/da is computed before the critics' step, so that both devices work in parallel and the actor follows the
-critics of the previous update. Tensors of actions are component-first, [A, B]. Algorithms without an actor (DQN) have
-no ``action_gradient`` and no ``actor_step``.
+``overlap``, dQ/da is computed before the critics' step: both devices work in parallel and the actor follows the critics
+of the previous update. Tensors of actions are component-first, [A, B]. Algorithms without an actor (DQN) have no
+``action_gradient`` and no ``actor_step``.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ from spreeze.types import FrameSpec, TransitionBatch
 class ActorOutputs(NamedTuple):
     """Outputs of the actor that the critics need in an update.
 
-    A discrete policy returns probabilities [K, B] of all actions and their logarithms [K, B]; dQ/da is then the value
-    of each action [K, B]. DQN returns the index of one action [1, B].
+    Of a discrete policy, probabilities [K, B] of all actions and their logarithms [K, B]; dQ/da is then the value of
+    each action [K, B]. Of DQN, the index of one action [1, B].
     """
 
     next_action: Tensor  # [A, B], at next_obs
@@ -173,9 +172,9 @@ class OffPolicyAlgorithm(Algorithm):
     def update(self, batch: Any, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """Runs one update. Steps with a non-finite gradient are skipped and counted.
 
-        ``batch``, a SequenceBatch with memory, else a TransitionBatch, is on the critics' device; ``actor_batch`` (only
-        obs, next_obs) is on the actor's device if that is another one. Returns the seconds of the critic step, with
-        ``actor_forward``, and of the actor step; on a GPU, to enqueue them.
+        ``batch`` (SequenceBatch with memory, else TransitionBatch) is on the critics' device; ``actor_batch`` (only
+        obs, next_obs) on the actor's, if another. Returns seconds of the critic step, with ``actor_forward``, and of
+        the actor step; on a GPU, to enqueue them.
         """
         devices, start_s = self._devices, perf_counter()
         if self.encoder is not None:  # outside inference mode, whose tensors autograd cannot store
@@ -337,7 +336,7 @@ class ActorCritic(OffPolicyAlgorithm):
         network: NetworkRow | None = None,
         frames: FrameSpec | None = None,
     ) -> None:
-        """``outputs`` and ``meta`` are width and metadata of the actor's head; ``overlap`` is explained in the module.
+        """``outputs`` and ``meta``: width and metadata of the actor's head; ``overlap``: see the module.
 
         ``network`` holds the user's own hidden layers; with ``frames``, observations are images.
         """
@@ -467,8 +466,8 @@ class _CriticBuffers:
 class Critics(CriticNetworks[Parameters]):
     """S networks Q(s, a) as one stacked network, or one network in each of two threads or streams.
 
-    On a CPU, batches of more than ``CHUNK_ROWS`` rows are processed one critic after the other, in chunks of rows whose
-    gradients are summed.
+    On a CPU, batches above ``CHUNK_ROWS`` rows go through one critic after the other, in chunks whose gradients are
+    summed.
     """
 
     def __init__(
@@ -528,9 +527,9 @@ class Critics(CriticNetworks[Parameters]):
         return buffers
 
     def _take_step(self, obs_action: Tensor, mean_td_target: Tensor, fill: Callable[[Chunk], None]) -> None:
-        """One gradient step; ``mean_td_target`` [B] is for the metrics.
+        """One gradient step; ``fill`` sets a chunk's ``buffers.grad_out`` and ``td_error`` from its outputs.
 
-        ``fill`` sets a chunk's ``buffers.grad_out`` and ``td_error`` from the outputs in its buffers.
+        ``mean_td_target`` [B] is for the metrics.
         """
         buffers = self._sized(obs_action.shape[0])
         self.td_error, self.td_target = buffers.td_error, mean_td_target

@@ -1,8 +1,8 @@
 """On-policy algorithms: base class, gradients, networks and distributions of PPO, A2C and IMPACT.
 
 They learn from rollouts of T env steps of N environments. theta(j) are the parameters that collect rollout j, D(j) its
-data. A mode may collect rollout j while the algorithm learns from D(j - 1), so the parameters can be one rollout ahead
-of the data. The *correction* is how an algorithm handles that:
+data. A mode may collect rollout j while the algorithm learns from D(j - 1), so the parameters can be one rollout ahead.
+The *correction* is how an algorithm handles that:
 
 =============  =========================================================================================
 on-policy      theta(j + 1) from D(j), nothing to correct: collecting and learning alternate
@@ -158,10 +158,9 @@ class OnPolicyAlgorithm(Algorithm):
 
     @abstractmethod
     def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
-        """Takes all gradient steps on a rollout's samples.
+        """Takes all gradient steps on a rollout's samples; ``forward_pass`` is given if ``single_step``.
 
-        ``forward_pass`` is given if ``single_step``. ``theta`` is theta(j) if the network holds theta(j - 1); at the
-        end it must hold theta(j + 1).
+        ``theta`` is theta(j) if the network holds theta(j - 1); at the end it must hold theta(j + 1).
         """
 
     def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,8 +174,8 @@ class OnPolicyAlgorithm(Algorithm):
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """Learns from one rollout. Steps with a non-finite gradient are skipped and counted.
 
-        ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
-        of the run, 0 to 1, sets the learning rate schedule; None if unknown.
+        ``batch`` is of theta(j) with correction "on-policy", else of theta(j - 1). ``progress`` of the run, 0 to 1,
+        sets the learning rate schedule; None if unknown.
         """
         self._set_lr(progress)
         with torch.no_grad():
@@ -494,8 +493,7 @@ class MlpActorCritic(ActorCriticMlp):
 class CategoricalDistribution:
     """A independent choices; outputs are the concatenated logits of their options.
 
-    Log-probabilities and entropies are sums over the choices. ``backward`` and ``entropy`` refer to the latest
-    ``log_prob``.
+    Log-probabilities and entropies are sums over them. ``backward`` and ``entropy`` refer to the latest ``log_prob``.
     """
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
@@ -507,7 +505,6 @@ class CategoricalDistribution:
 
     @property
     def is_single(self) -> bool:
-        """True for one choice."""
         return len(self._nvec) == 1
 
     def _split(self, out: Tensor) -> tuple[Tensor, ...]:
@@ -536,8 +533,8 @@ class CategoricalDistribution:
     def kl(self, out_p: Tensor, log_std_p: Tensor, out_q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``KL(p, q)`` [M] in nat of policies with outputs [K, M], and its gradients with respect to q.
 
-        ``log_std_p`` [A, M] are the log standard deviations of p; q has those of this object. The gradients are with
-        respect to outputs [K, M] and log standard deviations [A, M]; the latter is None without numbers.
+        ``log_std_p`` [A, M] are p's log standard deviations; q has those of this object. The gradients are to outputs
+        [K, M] and log standard deviations [A, M]; the latter is None without numbers.
         """
         choices = zip(self._split(out_p), self._split(out_q), strict=True)
         divergences, gradients = zip(

@@ -132,10 +132,7 @@ class FlatAdam(_Guarded):
         return super().gradient_norm if self._on_cpu else math.sqrt(self._square.item())
 
     def scale_lr(self, factor: float) -> None:
-        """Multiplies the learning rate by ``factor``, also in a recorded CUDA graph.
-
-        The first call must precede the recording, so that the graph reads a tensor instead of a constant.
-        """
+        """Multiplies the learning rate; a CUDA graph follows it if the first call precedes its recording."""
         if self._scaled_lr is None:
             self._scaled_lr = self._parameters.new_zeros(())
         self._scaled_lr.fill_(self.lr * factor)

@@ -16,9 +16,9 @@ Work = Callable[[], object]
 class TwoThreads(AbstractContextManager["TwoThreads"]):
     """Two threads that split an update over two cores. Use as a context manager, or ``close`` it.
 
-    Threads of one matmul spin while they wait for each other, so each matmul stalls if something else runs on one of
-    their cores. Here the second thread sleeps until it gets a whole pass of a network, some milliseconds of work.
-    Torch releases the GIL in every matmul. ``threads`` is the number of threads per matmul in each of the two.
+    Threads of one matmul spin while they wait for each other: each stalls if something else runs on one of their cores.
+    Here the second thread sleeps until it gets a whole pass of a network, some milliseconds of work. Torch releases the
+    GIL in every matmul. ``threads`` is the number per matmul in each of the two.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -70,8 +70,8 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
 class TwoStreams:
     """Two branches of a CUDA graph that split an update; without a recording they run in sequence.
 
-    With small batches an update consists of a hundred kernels of a few microseconds, each on a few multiprocessors, so
-    independent kernels run in parallel. Calls of ``both`` may be nested.
+    Small batches take a hundred kernels of a few microseconds on a few multiprocessors each, so independent ones run in
+    parallel. Calls of ``both`` may be nested.
     """
 
     def __init__(self) -> None:

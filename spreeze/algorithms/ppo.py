@@ -3,11 +3,10 @@
 An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. With a lag of one
 rollout it depends on the correction:
 
-- delayed: the loop starts at phi_0 = theta(j - 1), which collected the data, with ratios to pi_theta(j - 1), values,
-  advantages and normalizer of theta(j - 1): this is exactly the update of serial PPO.
-  Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``. With one epoch
-  and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimizer step with the gradient at theta(j - 1).
-  Adam's moments continue from update to update.
+- delayed: phi_0 = theta(j - 1), which collected the data, with its ratios, values, advantages and normalizer: exactly
+  the update of serial PPO. Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``.
+  With one epoch and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimizer step with the gradient at
+  theta(j - 1). Adam's moments continue from update to update.
 - none: phi_0 = theta(j), values of theta(j), ratios to the log-probabilities stored with the data; the authors' release
   does this, and with this ratio it is PPO on data of the previous policy.
 - truncated-is: phi_0 = theta(j), ratios to pi_theta(j), each advantage times ``min(1, pi_theta(j) / pi_theta(j - 1))``
@@ -152,9 +151,9 @@ def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:
 
 
 class NumpyGradient:
-    """PPO's gradient in NumPy: on 64 rows, PyTorch spends more time calling its fifty kernels than on their work.
+    """PPO's gradient in NumPy, into ``net.gradient`` as ``OnPolicyAlgorithm._gradient`` does; see ``_is_small``.
 
-    Fills ``net.gradient`` with PPO's gradient, as ``OnPolicyAlgorithm._gradient`` does; see ``_is_small``.
+    On 64 rows, PyTorch spends more time calling its fifty kernels than on their work.
     """
 
     def __init__(self, net: MlpActorCritic, kind: Distribution, config: PPOConfig) -> None:
@@ -300,7 +299,7 @@ class _Softmax:
 
 
 def _arrays(tensors: list[Tensor]) -> list[np.ndarray]:
-    """Views."""
+    """Arrays of the tensors that share their memory."""
     return [tensor.numpy() for tensor in tensors]
 
 

@@ -1,20 +1,18 @@
 """QMIX: Q-learning for a team that shares one reward (Rashid et al. 2018, arXiv 1803.11485), and VDN as its ablation.
 
-Each agent has values Q_i(o_i, .) of its own actions, and acts only by them. For learning, a mixing network combines the
-values of the chosen actions to the team's value Q_tot(s, a). It is monotonic in each of them: its weights are absolute
-values, computed by linear maps of the state (hypernetworks). So the best action of each agent is also best for Q_tot.
-VDN (Sunehag et al. 2017, arXiv 1706.05296) takes the sum instead.
-
-*Agents* share one perceptron, and a one-hot of their number distinguishes them. If an observation hides the past, stack
-it in the environment.
+Each agent has values Q_i(o_i, .) of its own actions, and acts only by them. A mixing network combines the values of the
+chosen actions to the team's value Q_tot(s, a). It is monotonic in each: its weights are absolute values, computed by
+linear maps of the state (hypernetworks). So the best action of each agent is also best for Q_tot. VDN (Sunehag et al.
+2017, arXiv 1706.05296) takes the sum instead. Agents share one perceptron, and a one-hot of their number distinguishes
+them. If an observation hides the past, stack it in the environment.
 
 *Departures*: feed-forward instead of recurrent agents, Adam instead of RMSProp, a soft target update, epsilon by env
 steps. The next actions are those of the online network (double Q-learning), as in the authors' later code.
 
-*The norm of the state.* The two layers' weights are linear in the state, so Q_tot grows with the square of its norm,
-and the highest values would lie far outside the visited states (``assets/figures.md``). So the mixer reads states in
-units of their running root mean square, and clips their norm to twice the usual one. If ``q_mean`` still leaves the
-range of possible returns (Pan et al. 2021, arXiv 2103.11883), a lower discount and n-step returns limit it.
+*The norm of the state.* Both layers' weights are linear in the state, so Q_tot grows with the square of its norm, and
+the highest values would lie far outside the visited states (``assets/figures.md``). So the mixer reads states in units
+of their running root mean square, and clips their norm to twice the usual one. If ``q_mean`` still leaves the range of
+possible returns (Pan et al. 2021, arXiv 2103.11883), a lower discount and n-step returns limit it.
 
 Gradients come from autograd. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units
 of the mixer.
@@ -118,9 +116,9 @@ class QMIX(OffPolicyAlgorithm):
 class TeamNetworks:
     """The agents' shared perceptron and the mixer, as views of one flat vector.
 
-    The agents' layers come first, weights [in, out] and biases [out]. The mixer's maps of the state follow in the same
-    form: to the first layer's weights [n E], its biases [E], the second layer's weights [E], and the two layers [E]
-    and [1] of its bias. There are none with ``mixer = vdn``.
+    The agents' layers come first, weights [in, out] and biases [out]. Unless ``mixer = vdn``, the mixer's maps of the
+    state follow in that form: to the first layer's weights [n E], its biases [E], the second layer's weights [E], and
+    the two layers [E] and [1] of its bias.
     """
 
     def __init__(self, team: TeamSpec, config: QMIXConfig, device: torch.device, state_square: Tensor) -> None:

@@ -1,18 +1,17 @@
 """Policy and value over a recurrent cell that both share: torch's LSTM or GRU, then perceptrons.
 
 Gradients are computed over sequences of L steps. The end of an episode cuts a sequence into parts, and the next part
-starts with a state of zeros. All parts go through the cell as one packed batch, so that short parts need no padding.
+starts with a state of zeros. All parts go through the cell as one packed batch, without padding.
 
-The state at a rollout's first step is stored with it; the states at the start of its sequences are computed by one pass
-over the rollout without gradient, which also gives the values. With a *burn-in* of b steps, each update recomputes the
-state from the one b steps earlier, with its own parameters (R2D2: Kapturowski et al. 2019); only a rollout's first
-sequence has no burn-in.
+The state at a rollout's first step is stored with it; one pass over the rollout without gradient gives those at the
+start of its sequences, and the values. With a *burn-in* of b steps, each update recomputes the state from the one b
+steps earlier, with its own parameters (R2D2: Kapturowski et al. 2019); only a rollout's first sequence has no burn-in.
 
 With replay (``RecurrentEncoder``), the critics' loss trains the cell through sequences, as in R2D2: a sequence starts
-with the state that its sampler had, which the burn-in refreshes. Actor and critics read the cell's output at each step,
-so that for them a batch of sequences is a batch of transitions. No gradient of the actor flows back. Target networks
-read a target cell, which runs over the same steps. Departures from R2D2: rewards are scaled, instead of a transform of
-values; the cell's gradient is clipped separately from the critics'.
+with its sampler's state, which the burn-in refreshes. Actor and critics read the cell's output at each step, so for
+them a batch of sequences is a batch of transitions. No gradient of the actor flows back. Target networks read a target
+cell, which runs over the same steps. Departures from R2D2: rewards are scaled, instead of a transform of values; the
+cell's gradient is clipped separately from the critics'.
 
 The LSTM's gradient is autograd's. The GRU's is derived here, since autograd would take nine times as long.
 """
@@ -78,7 +77,7 @@ class Unrolled(NamedTuple):
 
 
 class Packing:
-    """The order of the rows of B sequences in a packed batch: all first steps, then all second ones, and so on.
+    """Order of the rows of B sequences in a packed batch: all first steps, then all second ones, and so on.
 
     ``after``: indices of rows that are followed by an extra row, the observation at which an episode was cut off.
     """
@@ -312,7 +311,7 @@ def gru_gradients(
 
     With the gates r, z, n, the recurrent part of n, q = W h + b, and h' = (1 - z) n + z h: the gradient of each gate's
     pre-activation is that of h' times a factor from the forward pass. So only the gradient from h' to h is computed
-    step by step; the rest is computed for all rows at once.
+    step by step; the rest for all rows at once.
 
     Args:
         x: packed rows [R, O], ``sizes`` of them in each step.
@@ -350,8 +349,7 @@ def n_step_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Discounted sums of up to n rewards from each slot on, within its episode and its sequence; all are [B, T].
 
-    Returns:
-        Sums, the number of rewards in each as int64 (0 where the slot has no step), and 1.0 where the MDP ended.
+    Also their numbers of rewards, int64 (0 where the slot has no step), and 1.0 where the MDP ended.
     """
     length = reward.shape[1]
     total, ended = torch.zeros_like(reward), torch.zeros_like(reward)

@@ -3,11 +3,9 @@
 Haarnoja et al. 2018 (arXiv 1812.05905), with automatic temperature; Christodoulou 2019 (arXiv 1910.07207); Delalleau et
 al. 2019 (arXiv 1912.11077). Departures from the authors' code: an update steps in the order critics, actor,
 temperature, targets; the temperature's step is on log alpha; both action draws of an update (at ``next_obs`` for the
-target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions, expectations over
-actions are computed exactly from the policy's probabilities: no action is drawn.
-
-``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps of actor and critics below; ``architecture.md`` lists
-the functions from an observation to the published weights.
+target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions, expectations are
+computed exactly from the policy's probabilities. ``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps below;
+``architecture.md`` lists the functions from an observation to the published weights.
 """
 
 from __future__ import annotations
@@ -317,9 +315,9 @@ class SAC(_SoftActorCritic):
 class DiscreteSAC(_SoftActorCritic):
     """SAC over n actions with a softmax policy.
 
-    Where ending an episode is a loss, the entropy bonus rewards long episodes, and alpha would grow without bound:
-    ``max_alpha`` limits it. With action masks, expectations are over valid actions, and the target entropy is a
-    fraction of the logarithm of their number.
+    Where ending an episode is a loss, the entropy bonus rewards long episodes: ``max_alpha`` limits alpha, which would
+    grow without bound. With action masks, expectations are over valid actions, and the target entropy is a fraction of
+    the logarithm of their number.
     """
 
     critics: DiscreteCritics
@@ -397,9 +395,9 @@ class HybridCritics(DiscreteCritics):
 class HybridSAC(SAC):
     """SAC over continuous actions and one of n choices, independent of each other given the state (arXiv 1912.11077).
 
-    The continuous part is sampled; the expectation over the choice is exact. Each part has its own entropy coefficient,
-    as in SAC and discrete SAC. Between actor and critics, an action consists of the continuous part and the
-    probabilities of the choices, and its log-probability of those of the continuous part and of all choices.
+    The continuous part is sampled; the expectation over the choice is exact. Each part has its own entropy coefficient.
+    Between actor and critics, an action is the continuous part and the probabilities of the choices; its
+    log-probability is those of the continuous part and of all choices.
     """
 
     critics: HybridCritics  # type: ignore[assignment]

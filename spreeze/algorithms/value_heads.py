@@ -60,9 +60,9 @@ class QuantileReturns:
 
 
 class CategoricalReturns:
-    """Logits of Z returns from ``low`` to ``high``; the loss is the cross-entropy with the projected target.
+    """Logits of Z returns from ``low`` to ``high``, methods as in ``QuantileReturns``.
 
-    Methods are as in ``QuantileReturns``.
+    The loss is the cross-entropy with the projected target.
     """
 
     def __init__(self, atoms: int, low: float, high: float, device: torch.device) -> None:
@@ -107,8 +107,7 @@ def _unless_finite(target: Tensor) -> Tensor:
 class DuelingHead:
     """A dueling head ``Q = V + A - mean A`` as the linear map ``joint`` [K, 1 + K] from its outputs V, A_1 .. A_K.
 
-    If an action has Z outputs, so have V and each A, and the same map applies to each of the Z (Hessel et al. 2018,
-    arXiv 1710.02298).
+    With Z outputs per action, V and each A have Z, each under the same map (Hessel et al. 2018, arXiv 1710.02298).
     """
 
     def __init__(self, parameters: Parameters, num_actions: int, outputs: int = 1) -> None:
@@ -157,9 +156,9 @@ def perceptron_of(networks: Parameters | ConvParameters) -> Parameters:
 class NoisyNetworks(Generic[N]):
     """Learned means and deviations of a perceptron's weights, and the latest sample of these weights.
 
-    This noise replaces random actions as exploration (Fortunato et al. 2018, arXiv 1706.10295). It is factorised (eq.
-    10 and 11 of the paper): ``f(e_in) f(e_out)`` for a weight and ``f(e_out)`` for a bias, with ``f(x) = sign(x)
-    sqrt|x|`` and a standard normal number for each input and output of a layer. Convolutions have no noise.
+    The noise replaces random actions as exploration (Fortunato et al. 2018, arXiv 1706.10295, factorised by eq. 10 and
+    11): ``f(e_in) f(e_out)`` for a weight, ``f(e_out)`` for a bias, with ``f(x) = sign(x) sqrt|x|`` and a standard
+    normal number for each input and output of a layer. Convolutions have no noise.
     """
 
     def __init__(self, make: Callable[[], N], scale: float) -> None:

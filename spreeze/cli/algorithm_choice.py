@@ -234,8 +234,7 @@ class AlgorithmChoice:
     def _start_command(self, algo: str) -> list[str]:
         """The command that starts a candidate, without its folder and time.
 
-        Tuning would take most of a round, so only the best candidate is tuned, when it continues; for that, replay is
-        saved.
+        Only the best one is tuned, when it continues, since that takes most of a round; for that, replay is saved.
         """
         command = [argument for argument in self._command if argument not in ("--auto", "--json")]
         saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []

@@ -101,8 +101,8 @@ def _compare(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     """Runs the episodes and returns the JSON document; an error of the environment costs its episode.
 
-    Environments are appended to ``tasks``; the caller closes them. Raises a UsageError (no such run or environment, a
-    number out of range, no episode finished) or a WeightsError.
+    ``tasks`` gets environments, which the caller closes. A UsageError (no such run or environment, number out of range,
+    no episode finished) or a WeightsError.
     """
     if len(args.runs) > 1:
         raise ConfigError(f"{len(args.runs)} runs: only one run can be evaluated; compare several with --protocol hts")
@@ -284,8 +284,8 @@ def run_or_policy() -> str:
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
     """The weights file of a run, or else of a pretrained policy; the path itself if it ends in ``.safetensors``.
 
-    ``which`` is ``best`` (the newest until the first evaluation has ended) or ``latest``. A RunError if there is no
-    such run or file, or it has no weights yet; a ConfigError for an invalid name.
+    ``which``: ``best`` (the newest until the first evaluation has ended) or ``latest``. A RunError without such a run,
+    file or weights; a ConfigError for an invalid name.
     """
     if run_or_path.endswith(".safetensors"):
         path = Path(run_or_path)

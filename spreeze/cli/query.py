@@ -60,8 +60,8 @@ def _shown(value: object) -> str:
 def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
     """Column names and rows of a query over the run in that directory.
 
-    Raises a UsageError if it is not one SELECT statement, has an unknown name, or takes too long or too many rows, and
-    a RunError if the run's record cannot be read.
+    A UsageError if it is not one SELECT statement, has an unknown name, or takes too long or too many rows; a RunError
+    if the run's record cannot be read.
     """
     connection = sqlite3.connect(":memory:")
     try:

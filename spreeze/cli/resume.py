@@ -37,8 +37,8 @@ _COUNTERS = ("env_steps", "updates", "episodes", "wall_s")
 def write_settings(run: Path, settings: Settings) -> None:
     """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
 
-    Its last line says how many settings there are, because a file that was cut at the end of a line is valid TOML.
-    Values that a resumed run keeps also keep their sources. After an OSError the earlier settings are untouched.
+    Its last line counts the settings, because a file cut at the end of a line is valid TOML. Values that a resumed run
+    keeps also keep their sources. After an OSError the earlier settings are untouched.
     """
     before = sources_in(run)
     kept = {key: before.get(key, source) if source == RESUMED else source for key, source in settings.sources.items()}
@@ -50,8 +50,8 @@ def write_settings(run: Path, settings: Settings) -> None:
 def settings_of(run: Path, import_module: str | None = None) -> Settings:
     """Settings of an earlier session; ``import_module`` is that of the command line.
 
-    A RunError if the session ended before they were written, they cannot be read or are incomplete, or they are those
-    of another task than ``run.json`` or the newest checkpoint tells.
+    A RunError if they were never written, cannot be read, are incomplete, or are those of another task than
+    ``run.json`` or the newest checkpoint tells.
     """
     if source := read_run(run).get("pulled_from"):
         raise _refused(run, f"it was pulled from {source}, which has a policy but no checkpoint; start a new run")
@@ -133,10 +133,9 @@ def _checkpoints(run: Path, config: Config) -> Iterator[tuple[int, dict[str, Any
 
 
 def check_environment(run: Path, made: EnvSpec) -> None:
-    """Compares the environment with the one that the run was trained on, bounds included.
+    """Compares the environment with that of ``env.json``, else of the run's weights, bounds included.
 
-    That is the one in ``env.json``; where this is missing or damaged, the one that the run's weights tell. Raises an
-    EnvironmentError_ if they differ.
+    Raises an EnvironmentError_ if they differ.
     """
     try:
         recorded = spec_from(read_json(run / "env.json"))
@@ -156,8 +155,8 @@ def check_environment(run: Path, made: EnvSpec) -> None:
 def earlier_sessions(run: Path, config: Config) -> tuple[EarlierSessions, str | None]:
     """Totals of the earlier sessions, and a note where ``run.json`` does not tell all of them.
 
-    A checkpoint may know more, since it is durable: each counter is the larger one. What ``run.json`` does not tell at
-    all, as after a power loss, may come from the metrics too.
+    Each counter is the larger one of ``run.json`` and the checkpoint, which is durable. Others, as after a power loss,
+    may come from the metrics.
     """
     record = read_run(run)
     missing = [name for name in _COUNTERS if record.get(name) is None]

@@ -100,10 +100,7 @@ class TerminalView:
         return Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=False)
 
     def leave(self) -> None:
-        """Leaves the last panel and the cursor on the screen, so that a shell can use it in the meantime.
-
-        The next ``update`` starts a new panel below. May be called by a signal handler.
-        """
+        """Leaves panel and cursor on the screen; the next ``update`` starts below. Signal handlers may call it."""
         if self._busy:  # in the middle of a panel
             return
         self._guarded(self._live.stop)

@@ -181,8 +181,8 @@ def _compare(
 ) -> int | argparse.Namespace | list[Layer]:
     """Compares algorithms if there is a choice; returns the command line of the best one.
 
-    Returns the exit code if that has already reached its target. Without a choice, or if the best one is known, returns
-    the settings layers of this run.
+    Returns the exit code if that has reached its target; the settings layers of this run if there is no choice or the
+    best is known.
     """
     names = candidates_for(args, settings, probe.spec)
     if not names:
@@ -234,8 +234,8 @@ def check_command_line(
 ) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
     """The configuration of a command line, and a check of it against its environment; starts no run.
 
-    The check takes the probe of an equal environment, if there is one, and returns the one that it used, the settings
-    with an algorithm that fits, and lines on settings without effect. Both raise the errors that would reject the run.
+    The check takes the probe of an equal environment, if there is one, and returns the one used, the settings with an
+    algorithm that fits, and lines on settings without effect. Both raise the errors that would reject the run.
     """
     args = build_parser().parse_args(arguments)
     base, _ = layers_of(args, None, read_machine())

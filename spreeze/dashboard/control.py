@@ -368,7 +368,7 @@ def why_no_export(path: Path, row: PolicyFormat) -> str | None:
 def export_zip(path: Path, folder: Path, kind: str, suffix: str) -> bytes:
     """A ZIP of the files that ``spreeze export --format KIND`` writes; of the reason alone if that failed.
 
-    For a policy's format that is the policy and its example; for ``csv`` metrics and evaluations.
+    The policy and its example; for ``csv`` metrics and evaluations.
     """
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / f"{path.name.replace(' ', '_')}{suffix}"
@@ -426,7 +426,7 @@ def _check_none_alive(folder: Path) -> None:
 def module_of_run(path: Path) -> str | None:
     """The module that a run needs, or None; a RunError if its settings name what is no module or no environment.
 
-    A run directory may come from anywhere, so a click alone must not import the module that it names.
+    A run directory may come from anywhere, so a click alone must not import that module.
     """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")

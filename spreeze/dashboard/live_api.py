@@ -472,9 +472,8 @@ def _note(
 ) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
-    ``ended`` and ``error`` are the reason for its end, ``won`` the better run of a comparison of algorithms. ``risen``
-    is False while returns are those of the start, from which nothing falls. ``restarting`` is a worker that has ended
-    and is not back yet: the newest rates do not show what limits the run.
+    ``ended`` and ``error``: why it ended; ``won``: the better run of a comparison of algorithms; ``risen`` is False
+    while returns are those of the start; ``restarting``: a worker that is not back yet, so rates show no bottleneck.
     """
     problem = state in ("failed", "crashed", "damaged")
     if state == "stopping":

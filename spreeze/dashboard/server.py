@@ -64,11 +64,10 @@ def lifespan(tokens: LoginTokens) -> Callable[[st.App], AbstractAsyncContextMana
 
 
 def disable_nagle() -> int:
-    """Disables Nagle's algorithm on all listening sockets of this process, where they can be found; returns how many.
+    """Disables Nagle's algorithm on all listening sockets of this process, where found; returns how many.
 
-    asyncio does so only for sockets that were made with TCP as their protocol, which Streamlit's (1.67) were not. The
-    second part of each response then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
-    ninety responses. Connections inherit the option.
+    asyncio does so only for sockets made with TCP as protocol, which Streamlit's (1.67) were not: the second part of
+    each response waits up to 40 ms, and a page is ninety responses. Connections inherit the option.
     """
     count = 0
     with contextlib.suppress(OSError, RuntimeError, psutil.Error):  # a /proc that hides them, or one closed just now
@@ -116,11 +115,7 @@ def middleware(tokens: LoginTokens) -> list[Middleware]:
 
 
 class BaseAddress:
-    """ASGI middleware: gives Streamlit's script the address of the server.
-
-    Without that it would try below the address of the page first, and each direct link to a page would start with two
-    requests that fail.
-    """
+    """ASGI middleware: gives Streamlit's script the server's address, for direct links without failing requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -275,8 +275,8 @@ def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> tu
 def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, AlgorithmRow]) -> None:
     """Puts the task's algorithm and mode into the form when the task, or what fits it, has changed.
 
-    They are those of its profile, else the defaults. An algorithm that the user has chosen stays if it fits. A target
-    return and a sweep, with the limits of its runs, are cleared when the task changes.
+    They are those of its profile, else the defaults. An algorithm that the user has chosen stays if it fits. A new task
+    clears the target return and a sweep with the limits of its runs.
     """
     seen = (env_id, *runnable)  # the algorithms that fit are known only once its module is trusted
     before = st.session_state.get("start_seen", ())

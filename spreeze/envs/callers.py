@@ -39,8 +39,8 @@ _FIT = re.compile(r"^[\w.-]+$")  # names of scripts that can be part of an envir
 def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
     """The class, function or id from which a partial or lambda makes the environment, and the arguments.
 
-    Any other task is returned unchanged, without arguments. So is a lambda that does more, if it is defined at the top
-    of its module: ``make = lambda: ...``. A UsageError if it does more than one call with plain values.
+    Any other task is unchanged, without arguments; so is a lambda that does more, if defined at the top of its module:
+    ``make = lambda: ...``. A UsageError if it does more than one call with plain values.
     """
     if isinstance(task, functools.partial):
         call = _Call(task.func, task.args, task.keywords)
@@ -130,13 +130,9 @@ def _name_at_top(make: Any) -> str | None:
 def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | None]:
     """The environment's id, and the module to import for it; None if there is nothing to import.
 
-    Args:
-        task: an id, an ``EnvSpec`` as it was registered, or a class or function that makes the environment, as
-            ``called_by`` returns them.
-        import_module: the module that the caller names; None: it is searched for.
-
-    Raises:
-        UsageError: no other process can make it; the message names an alternative.
+    ``task``: an id, an ``EnvSpec`` as it was registered, or a class or function that makes the environment, as from
+    ``called_by``. ``import_module``: the caller's module; None: it is searched for. A UsageError, which names an
+    alternative, if no other process can make it.
     """
     if import_module == _MAIN:
         import_module = None if callable(task) else _own_program("the environment")

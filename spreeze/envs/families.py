@@ -226,7 +226,6 @@ def as_single(env_id: str, args: tuple[str, ...]) -> tuple[str, tuple[str, ...]]
 
 
 def is_team(env_id: str) -> bool:
-    """True if an id is that of a task of several agents."""
     family = family_of(env_id)
     return family is not None and family.team
 

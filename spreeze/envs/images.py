@@ -3,10 +3,9 @@
 Atari 2600 games run in ale-py, with the usual preprocessing in one step function: frame skip with repeated actions, the
 pixel-wise maximum of the last two frames, grey 84 x 84 pictures, up to 30 no-op frames at the start, episodes that end
 when a life is lost (Mnih et al. 2015, "Human-level control"); sticky actions, all 18 actions, whole games as episodes
-(Machado et al. 2018, arXiv 1709.06009). ``ImageConfig`` selects among them.
-
-The emulator itself is deterministic: sticky actions and the number of no-op frames are drawn here, from the seed of the
-reset. So a game can start from a snapshot, which is far faster than loading it for a seed.
+(Machado et al. 2018, arXiv 1709.06009). ``ImageConfig`` selects among them. Sticky actions and the number of no-op
+frames are drawn here, from the seed of the reset, as the emulator is deterministic. So a game can start from a
+snapshot, far faster than loading it for a seed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _TRIAL_FRAMES = 60
 class AreaResize:
     """Shrinks or stretches a picture; each output pixel is the mean of the area that it covers.
 
-    The weights repeat after ``gcd`` of the two sizes, so each axis is a matmul with one small block.
+    Weights repeat after ``gcd`` of the two sizes, so each axis is a matmul with one small block.
     """
 
     def __init__(self, height: int, width: int, size: int) -> None:

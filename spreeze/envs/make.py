@@ -102,7 +102,8 @@ def make_env(
     """Makes one environment (time limit included, no autoreset, no checker).
 
     The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs only in speed, wherever that is proven
-    and no picture is requested (``bullet_engine``).
+    and no picture is requested (``bullet_engine``). An EnvironmentError_ for an unknown id, a missing module, or a
+    constructor that raises.
 
     Args:
         env_id: Gymnasium id; ``module:Id``, or ``module:Class`` (or function) without an id, only where
@@ -110,9 +111,6 @@ def make_env(
         import_module: module, or path of a script, to import first.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         options: as ``EnvOptions``.
-
-    Raises:
-        EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
     """
     (env_id, args), picture = as_single(env_id, options.get("args", ())), options.get("picture")
     values = parse_args(args)
@@ -314,8 +312,8 @@ def _check_drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | N
 def _follow_robot(renderer: Any) -> None:
     """Points MuJoCo's camera at the robot, over an infinite floor.
 
-    Gymnasium 1.4 uses a static camera: its ``trackbodyid`` has no effect, because each picture resets the camera's type
-    to a free one. A plane of size 0 is drawn up to the horizon; for contacts every plane is infinite.
+    Gymnasium 1.4's camera is static: each picture resets its type to a free one, despite ``trackbodyid``. A plane of
+    size 0 is drawn up to the horizon; for contacts every plane is infinite.
     """
     if renderer.camera_id != -1:
         return
@@ -431,8 +429,8 @@ def _top_module(entry_point: Any) -> str:
 def _force_direct(entry_point: Any) -> None:
     """Gives each Bullet environment its own client.
 
-    ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this machine. The
-    replacement also loads models from zeroed memory, and caches bound functions, which saves a sixth of a step.
+    ``BulletClient()`` without a mode joins any Bullet server of this machine with open shared memory. The replacement
+    also loads models from zeroed memory, and caches bound functions, which saves a sixth of a step.
     """
     if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
         return

@@ -1,12 +1,11 @@
 """Nested observations as one float32 vector, in an order that depends only on names.
 
-Dict entries are laid out in the order of their sorted keys, Tuple entries by index, both depth first. A Box is
-flattened in C order, a Discrete(n) is a one-hot of n values, a MultiDiscrete the concatenated one-hots of its
-components, a MultiBinary its bits. ``gymnasium.spaces.flatten`` has the same order, except for a Dict built from an
-OrderedDict or from keywords, where it keeps the order of insertion. Texts, such as MiniGrid's mission, are left out.
-
-An action mask, ``info["action_mask"]``, follows the observation as K values of 0 and 1. So observations are stored,
-sent and replayed together with their masks, and replay has the mask of both states. The networks see it, too.
+Dict entries are laid out by sorted key, Tuple entries by index, both depth first. A Box is flattened in C order, a
+Discrete(n) is a one-hot of n values, a MultiDiscrete the concatenated one-hots of its components, a MultiBinary its
+bits. ``gymnasium.spaces.flatten`` has the same order, except that it keeps the order of insertion for a Dict built from
+an OrderedDict or keywords. Texts, such as MiniGrid's mission, are left out. An action mask, ``info["action_mask"]``,
+follows the observation as K values of 0 and 1, so that it is stored, sent and replayed with it, and seen by the
+networks.
 """
 
 from __future__ import annotations
@@ -127,9 +126,9 @@ def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ..
 def mask_of(info: Any, choice: Choices, *, terminated: bool, parts: tuple[ActionPart, ...] = ()) -> np.ndarray:
     """The action mask of an observation, float32 [K]: 1 where an option is allowed, else 0.
 
-    After termination no action follows: then the info is not read, and all options are allowed. With the ``parts`` of a
-    Dict or Tuple action, the mask may be such a structure. A LeafError if there is none, it is not a row of K flags, or
-    it allows no option of a choice.
+    After termination the info is not read, and all options are allowed. With the ``parts`` of a Dict or Tuple action,
+    the mask may be such a structure. A LeafError if there is none, it is not a row of K flags, or it allows no option
+    of a choice.
     """
     if terminated:
         return np.ones(choice.options, np.float32)

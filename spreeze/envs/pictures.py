@@ -24,8 +24,8 @@ _MAX_OF_UNIT = 1.5
 def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation space") -> tuple[PictureSpec, ...]:
     """The pictures of an observation space, which errors call ``what``; empty if it has only numbers.
 
-    ``wanted`` is the setting ``env.image``. Raises an EnvironmentError_ if a picture is wanted and no part of the space
-    can be one, or as ``leaves_of``.
+    ``wanted`` is the setting ``env.image``. An EnvironmentError_ if a picture is wanted and no part can be one, or as
+    ``leaves_of``.
     """
     if wanted is False:
         return ()
@@ -112,7 +112,7 @@ def refuse_pictures(space: Any, what: str) -> None:
 class DrawnPictures:
     """Converts rendered pictures of one environment, one after the other, to uint8 [H, W, 3].
 
-    Floats count as 0 .. 1 until a larger value appears, and two-byte integers likewise as 0 .. 255.
+    Floats count as 0 .. 1 until a larger value appears, two-byte integers likewise as 0 .. 255.
     """
 
     def __init__(self) -> None:

@@ -143,17 +143,11 @@ class ProbeJob:
 def probe_env(
     env_id: str, import_module: str | None = None, *, steps: int = TIMED_STEPS, **options: Unpack[ProbeOptions]
 ) -> Probe:
-    """Describes and times an environment in a child process.
+    """Describes and times an environment in a child process; options as ``EnvOptions`` and ``ProbeOptions``.
 
-    Args:
-        env_id: Gymnasium id.
-        import_module: module to import first.
-        steps: env steps to time (at most 1.5 s); 0 only makes, resets and steps once.
-        options: as ``EnvOptions`` and ``ProbeOptions``.
-
-    Raises:
-        EnvironmentError_: it cannot be used, hangs, or crashed its process.
-        KeyboardInterrupt: ``interrupted`` returned True; the child has ended.
+    ``steps``: env steps to time (at most 1.5 s); 0 only makes, resets and steps once. An EnvironmentError_ if it cannot
+    be used, hangs, or crashed its process; a KeyboardInterrupt if ``interrupted`` returned True, once the child has
+    ended.
     """
     result = in_child("time", env_id, import_module, steps=steps, **options)
     return Probe(**{**result, "spec": rebuild(EnvSpec, result["spec"]), "notes": tuple(result["notes"])})
@@ -195,8 +189,7 @@ def in_child(
 ) -> dict[str, Any]:
     """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``), ``draw`` (a picture) or ``ids``.
 
-    A failed child that was stopped in the meantime (Ctrl-Z), or slept with the machine, is replaced by a new one.
-    Errors as ``probe_env``.
+    A failed child that was stopped meanwhile (Ctrl-Z), or slept with the machine, is replaced. Errors as ``probe_env``.
     """
     deadline_s, second = options.get("deadline_s", START_S), options.get("second", False)
     of_env = {name: value for name, value in options.items() if name in EnvOptions.__annotations__}
@@ -575,7 +568,7 @@ def check_up(arguments: dict[str, Any]) -> Checkup:
 def _time(task: Task) -> tuple[list[float], list[float], float, float]:
     """Times of steps and resets in us, mean time of a step with resets spread over steps, and the largest observation.
 
-    Steps in which another program took the core measure the machine: they are left out, if enough others remain.
+    Steps in which another program took the core are left out, if enough others remain.
     """
     steps_us: list[float] = []
     quiet_us: list[float] = []

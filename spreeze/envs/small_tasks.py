@@ -84,9 +84,9 @@ class PendulumImage(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
 class TMaze(gymnasium.Env[np.ndarray, np.int64]):
     """A corridor of ``length`` cells and a junction (Bakker 2001): the goal's side is shown at the start alone.
 
-    An observation is the side (-1 left, 1 right; 0 but at the first step) and whether this is the junction. Actions
-    are forward, left and right. A turn at the junction ends the episode, with a reward of 1 on the goal's side and -1
-    on the other; any step against a wall costs 0.1. Without memory the best mean return is 0.
+    An observation is the side (-1 left, 1 right; 0 but at the first step) and whether this is the junction. Actions are
+    forward, left and right. A turn at the junction ends the episode, with a reward of 1 on the goal's side and -1 on
+    the other; any step against a wall costs 0.1. Without memory the best mean return is 0.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
@@ -162,7 +162,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         p_terminated: float = 0.0,
         task_seed: int = 0,
     ) -> None:
-        """Takes the distribution of the step time and the sizes.
+        """Takes the distribution of the step time and the sizes; a ValueError for a bad law, cost, kind or number.
 
         Args:
             render_mode: ``rgb_array`` draws the observation as grey columns.
@@ -177,9 +177,6 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
             episode_steps: env steps after which an episode is truncated.
             p_terminated: probability that a step terminates its episode.
             task_seed: seed of the hidden matrix W.
-
-        Raises:
-            ValueError: an unknown law, cost or kind, or a number out of range.
         """
         laws, kinds = ("constant", "exponential", "gamma"), ("box", "discrete")
         texts = (("law", law, laws), ("cost", cost, ("sleep", "spin")), ("action_kind", action_kind, kinds))

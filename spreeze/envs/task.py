@@ -53,9 +53,9 @@ class ActionScaling:
         self._as_given = self._unit and bounded
 
     def __call__(self, actions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Converts a policy's actions [N, A], float32, to those of ``Task.step``; indices are returned unchanged.
+        """A policy's actions [N, A] float32 as those of ``Task.step``, in ``out`` or a new array; indices stay.
 
-        The result is written to ``out``, if given, which environments may modify and keep; else to a new array.
+        Environments may modify and keep ``out``.
         """
         if self._choosing:
             return actions
@@ -75,7 +75,7 @@ class ActionScaling:
 class Task:
     """One environment, checked at every step; the caller resets it.
 
-    Every observation is a new array, because some environments reuse theirs. A task with images returns single frames,
+    Every observation is a new array, because some environments reuse theirs. With images it returns single frames,
     uint8; ``ObsBuffer`` stacks them.
     """
 
@@ -181,7 +181,6 @@ class Task:
             raise self._bad(field, str(error)) from None
 
     def _with_mask(self, obs: np.ndarray, choice: Choices, info: Any, *, terminated: bool = False) -> np.ndarray:
-        """The observation followed by its action mask."""
         try:
             self.mask = mask_of(info, choice, terminated=terminated, parts=self.spec.action_parts)
             part = self.mask if self._frame is None else self.mask.view(np.uint8)

@@ -3,14 +3,10 @@
 ``mpe2:NAME`` is an environment of the package mpe2, ``lbf:ID`` one of lbforaging (extra ``multiagent``);
 ``parallel:MODULE`` is made by ``parallel_env()`` of the ``--import`` module. SMAC is not supported: it needs StarCraft.
 
-*Layout.* An observation is ``obs of each agent | state`` (see ``types.TeamSpec``). The state is the result of
-``state()``, left out if it only repeats the observations, as in mpe2. An action is one index per agent.
-
-*Return.* The team's reward is the sum of its agents' rewards, so returns are those of the team, not of one agent: in a
-task that gives all n agents the same reward, n times as much. EPyMARL counts in the same way.
-
-*Ends.* An episode ends when no agent is left; it was truncated if any of them was. An agent that has left observes
-zeros, and its actions are ignored.
+An observation is ``obs of each agent | state`` (``types.TeamSpec``), with the result of ``state()`` left out if it only
+repeats the observations, as in mpe2. An action is one index per agent. The team's reward is the sum of its agents'
+rewards, as in EPyMARL: in a task that gives all n agents the same reward, n times as much. An episode ends when no
+agent is left; it was truncated if any of them was. An agent that has left observes zeros, and its actions are ignored.
 """
 
 from __future__ import annotations

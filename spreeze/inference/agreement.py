@@ -37,8 +37,7 @@ def check(
 ) -> Agreement:
     """Compares an exported file with our policy's actions ``expected``, in the file's format, and next states.
 
-    Raises:
-        WeightsError: they differ, and the file is ``exact``.
+    A WeightsError if they differ, and the file is ``exact``.
     """
     obs = export.file_input(spec, obs)
     actual, next_state = act(obs, state)

@@ -394,7 +394,7 @@ def _float(value: float) -> str:
 def header(
     steps: list[Operation], obs: np.ndarray, state_dim: int, about: dict[str, Any], name: str, *, int8: bool = False
 ) -> str:
-    """The C header of a policy.
+    """The C header of a policy; a ConfigError if an operation has no C version.
 
     Args:
         steps: the policy's operations.
@@ -403,9 +403,6 @@ def header(
         about: lines of the comment at its top.
         name: prefix of all definitions of the header; a C identifier.
         int8: store matrices in eight bits.
-
-    Raises:
-        ConfigError: an operation has no C version.
     """
     source = _Source(name, obs, state_dim, int8=int8)
     for step in steps:
@@ -422,8 +419,7 @@ def compiler() -> str | None:
 def open_header(path: Path) -> Callable[[np.ndarray, tuple[np.ndarray, ...]], Any]:
     """Compiles a header and returns its policy: from observations [N, ...] and state to actions [N, A] and next state.
 
-    Raises:
-        ConfigError: there is no compiler, or it rejects the header.
+    A ConfigError if there is no compiler, or it rejects the header.
     """
     path_of_compiler = compiler()
     if path_of_compiler is None:

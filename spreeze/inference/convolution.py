@@ -71,11 +71,7 @@ class TrunkInputs(NamedTuple):
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> TrunkInputs:
-        """Inverse of ``meta``.
-
-        Raises:
-            WeightsError: sizes of images are missing, or the trunk is unknown.
-        """
+        """Inverse of ``meta``; a WeightsError if sizes of images are missing, or the trunk is unknown."""
         images = meta.get("images", [meta.get("image")])
         if not all(isinstance(image, list) and len(image) == 3 for image in images) or meta["cnn"] not in CNNS:
             raise WeightsError(f"weights hold a network {meta['cnn']!r} over {images}; known are {', '.join(CNNS)}")
@@ -89,7 +85,6 @@ class TrunkInputs(NamedTuple):
         return {"cnn": cnn, "images": images, "vector_dim": self.vector_dim}
 
     def layers(self, cnn: str) -> list[list[ConvLayer]]:
-        """The layers of each image's trunk."""
         return [conv_layers(cnn, *image) for image in self.images]
 
     def features(self, cnn: str) -> int:
@@ -160,10 +155,8 @@ class Trunk:
     def __init__(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ..., image by image.
 
-        ``obs_mean`` and ``obs_std`` [V] normalize the numbers; ``meta`` holds the values of ``TrunkInputs.meta``.
-
-        Raises:
-            WeightsError: an unknown trunk, or an array is missing or has another shape.
+        ``obs_mean`` and ``obs_std`` [V] normalize the numbers; ``meta`` has the values of ``TrunkInputs.meta``. A
+        WeightsError for an unknown trunk, or an array that is missing or has another shape.
         """
         self._inputs = TrunkInputs.from_meta(meta)
         self.features, vector_dim = self._inputs.features(meta["cnn"]), self._inputs.vector_dim
@@ -178,7 +171,7 @@ class Trunk:
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Observations uint8 [N, k, *frame] to [N, F + V], a new array.
 
-        Features are ordered by image, row, column, channel; then come the numbers, normalized if there is a normalizer.
+        Features by image, row, column, channel; then the numbers, normalized if there is a normalizer.
         """
         out = np.empty((len(obs), self.features), np.float32)
         images, numbers = self._inputs.split(obs)

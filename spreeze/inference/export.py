@@ -4,9 +4,8 @@ Each file takes observations like ``Policy``, float32 [N, O] or images uint8 [N,
 for ``env.step``: float32 [N, A] within the bounds, or the environment's own numbers, int64 [N] for Discrete and [N,
 *shape] for MultiDiscrete and MultiBinary; for a team of n agents int64 [N, n], one index each. Actions of Dict and
 Tuple spaces are one row, from which the example builds the structure: float32 [N, A], the numbers of all boxes and then
-the index of each choice; int64 if all are choices, in the environment's own numbers. Normalizer, squashing and action
-scaling are included; Spreeze is not needed. A policy with memory also takes and returns its state, float32 [N, S],
-which is zero at the start of an episode.
+the index of each choice; int64 if all are choices. Normalizer, squashing and action scaling are included; Spreeze is
+not needed. A policy with memory also takes and returns its state, float32 [N, S], zero at the start of an episode.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
 of the three tables, and in ``c_source``.
@@ -54,9 +53,7 @@ class Operation(NamedTuple):
 def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Operation]:
     """The operations of the greedy policy that the weights describe, up to actions for ``env.step``.
 
-    Raises:
-        WeightsError: a part is missing or does not fit.
-        ConfigError: the network is a custom module.
+    A WeightsError if a part is missing or does not fit, a ConfigError if the network is a custom module.
     """
     if "network" in meta:
         raise ConfigError(
@@ -133,7 +130,7 @@ def _trunks(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
 def file_input(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
     """Observations in the input format of an exported file: that of our policy, except for images beside other parts.
 
-    These become rows of float32: pixels (0 to 255) image by image, each over the last k frames, then the newest
+    Those become rows of float32: pixels (0 to 255) image by image, each over the last k frames, then the newest
     numbers.
     """
     if spec.frames is None or spec.frames.is_single:

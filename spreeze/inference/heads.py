@@ -77,10 +77,7 @@ class SquashedGaussian(Head):
 
 
 class Deterministic(Head):
-    """``tanh(out)``; explores with clipped Gaussian noise, whose scale is equal in all rows or grows with the row.
-
-    Many parallel environments explore better with different noise scales (PQL, arXiv 2307.12983).
-    """
+    """``tanh(out)``; explores with clipped Gaussian noise, of one scale or one that grows by row (arXiv 2307.12983)."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["action_dim"])
@@ -113,8 +110,8 @@ def _finite(value: object) -> float:
 class EpsilonGreedy(Head):
     """The action of the highest value; explores with a linearly decreasing fraction of random actions.
 
-    It goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``, which count the env steps of the
-    whole run when the weights were published, plus those taken here since.
+    It goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``: env steps of the whole run when the
+    weights were published, plus those taken here since.
     """
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -288,8 +285,7 @@ _HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {
 def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
     """The head that an algorithm's ``policy_meta`` describes; ``arrays`` hold its own parameters, if any.
 
-    Raises:
-        WeightsError: an unknown kind, or a missing value.
+    A WeightsError for an unknown kind or a missing value.
     """
     kind = meta.get("policy")
     if kind not in _HEADS:

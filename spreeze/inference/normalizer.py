@@ -52,9 +52,9 @@ def scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.nda
 def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | None) -> np.ndarray:
     """Values [B, O] with spikes replaced by ``centre`` [O], so that they do not distort running statistics.
 
-    A spike lies more than ``SPIKE`` times ``std`` [O] (at least 1) from the centre; if ``std`` is None, times the
-    largest distance of nine tenths of the values. A column with more than one spike, and more than the fraction
-    ``SPIKES``, is left unchanged: such values are normal there.
+    A spike lies more than ``SPIKE`` times ``std`` [O] (at least 1; None: the largest distance of nine tenths of the
+    values) from the centre. A column with more than one spike, and more than the fraction ``SPIKES``, is left
+    unchanged.
     """
     distance = np.abs(values - centre)
     if std is None:
@@ -183,8 +183,8 @@ class DiscountedReturns(ReturnMoments):
     """Moments of the discounted returns of environments, each from the start of its episode up to each env step.
 
     Each environment's return continues over the calls of its source; the end of an episode resets it. Rewards are
-    bounded by the third largest magnitude so far, so that a single outlier does not set the unit. Repeated outliers of
-    a thousand times the unit count as 0, unless they are a tenth of all rewards.
+    bounded by the third largest magnitude so far, so that one outlier does not set the unit. Repeated outliers of a
+    thousand times the unit count as 0, unless they are a tenth of all rewards.
     """
 
     def __init__(self, gamma: float) -> None:

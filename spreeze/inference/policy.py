@@ -77,8 +77,8 @@ class Policy:
     ) -> None:
         """``custom`` replaces the perceptron; ``layers`` then only define its numbers of inputs and outputs.
 
-        A ``cell`` lies between the observation and the ``layers``. For exploration, ``noise`` is added to the layers.
-        With ``atoms`` [Z], the network outputs logits of these returns for each action.
+        A ``cell`` lies between observation and ``layers``; ``noise`` is added to these for exploration. With ``atoms``
+        [Z], the network outputs logits of these returns for each action.
         """
         self._custom, self._cell, self._noise, self._atoms = custom, cell, noise, atoms
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
@@ -95,13 +95,11 @@ class Policy:
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
         """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
 
-        ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
-        metadata is one of ``ACTIVATIONS`` and defaults to ReLU; with ``layer_norm`` the sums of each hidden layer are
-        normalized before their bias is added. With ``action_mask`` the last K values of an observation are its mask
-        (see ``types.EnvSpec``), and forbidden actions are never chosen.
-
-        Raises:
-            WeightsError: a layer is missing, shapes do not fit each other, or the metadata describes no policy.
+        ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` is one of
+        ``ACTIVATIONS`` (default ReLU); ``layer_norm`` normalizes the sums of each hidden layer before their bias is
+        added. With ``action_mask`` the last K values of an observation are its mask (``types.EnvSpec``): forbidden
+        actions are never chosen. A WeightsError if a layer is missing, shapes do not fit, or the metadata describes no
+        policy.
         """
         try:
             return cls._built(arrays, meta)
@@ -190,12 +188,9 @@ class Policy:
     def sample(self, obs: np.ndarray, noise: np.ndarray, state: State = ()) -> tuple[np.ndarray, np.ndarray, State]:
         """Exploring actions from given noise [N, Z]; each row's result depends bit for bit on that row alone.
 
-        Returns:
-            Actions [N, A] float32, continuous ones not clipped to [-1, 1], their log-probabilities [N] float32 in nat,
-            and the state for the next step, as from ``act``; new arrays.
-
-        Raises:
-            WeightsError: the policy generates its own noise.
+        Returns new arrays: actions [N, A] float32, continuous ones not clipped to [-1, 1], their log-probabilities [N]
+        float32 in nat, and the state for the next step, as from ``act``. A WeightsError if the policy generates its own
+        noise.
         """
         rows = len(obs)
         if self._busy:
@@ -375,8 +370,8 @@ class _Tile:
 def places_agree(inputs: int, outputs: int) -> bool:
     """True if a row's result in a matmul of ``TILE`` rows does not depend on its position or the other rows.
 
-    The summation order of a kernel depends on position and shape, not on values, so one test with full mantissas is
-    enough. If it fails, ``sample`` multiplies row by row, at two to four times the cost.
+    A kernel's summation order depends on position and shape only, so one test with full mantissas is enough. If it
+    fails, ``sample`` multiplies row by row, at two to four times the cost.
     """
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((inputs, outputs)).astype(np.float32)
@@ -399,17 +394,16 @@ def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray
 class NoisyLayers:
     """The noise of a noisy network's layers (Fortunato et al. 2018, 1706.10295), drawn for each row of each step.
 
-    With the factorised noise of ``algorithms.value_heads``, the noise of a row's products is
-    ``((x f(e_in)) deviations) f(e_out)``: one more matmul per layer, without drawing weights.
+    With the factorised noise of ``algorithms.value_heads``, that of a row's products is ``((x f(e_in)) deviations)
+    f(e_out)``: one more matmul per layer, without drawing weights.
     """
 
     def __init__(
         self, arrays: dict[str, np.ndarray], meta: dict[str, Any], layers: list[tuple[np.ndarray, np.ndarray]]
     ) -> None:
-        """Reads ``noise_w0`` to ``noise_head_b``; those of the head belong to the streams and outputs it was made of.
+        """Reads ``noise_w0`` to ``noise_head_b``, those of the head for the streams and outputs it was made of.
 
-        Raises:
-            WeightsError: shapes do not fit those of ``layers``.
+        A WeightsError if shapes do not fit those of ``layers``.
         """
         names = [str(index) for index in range(len(layers) - 1)]
         pairs = [*((f"noise_w{name}", f"noise_b{name}") for name in names), ("noise_head_w", "noise_head_b")]

@@ -30,8 +30,7 @@ class Cell:
     def __init__(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Reads torch's weights, transposed: ``cell_x`` [I, G H], ``cell_h`` [H, G H], and their biases [G H].
 
-        Raises:
-            WeightsError: the kind is unknown, an array is missing, or its shape does not fit.
+        A WeightsError if the kind is unknown, an array is missing, or its shape does not fit.
         """
         self.kind, self.size = str(meta["recurrent"]), int(meta["recurrent_size"])
         if self.kind not in CELLS:

@@ -16,8 +16,8 @@ _IDLE_SHARE = 0.2  # CPU time as a share of a gap; above it the process was busy
 class AwakeClock:
     """A monotonic clock [s] that stands still while this process does not run.
 
-    Only gaps within ``watched`` count, where a thread reads the clock regularly, so that a busy or blocked main thread
-    does not count as sleep. Linux's monotonic clock itself leaves out the time in which the machine is suspended.
+    Only gaps within ``watched`` count, where a thread reads the clock regularly: a busy or blocked main thread is no
+    sleep. Linux's monotonic clock itself leaves out the time in which the machine is suspended.
     """
 
     def __init__(

@@ -1,20 +1,17 @@
 """Attributes CPU use to this run, to the user's other runs, and to external programs (read from ``/proc``).
 
-The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
-(``schedstat``). Their sum is the CPU time that a process wants, however little it gets.
-
-Two kinds of programs do not count as external load: those at low priority (nice 10 or more), which use a core only when
-others leave it idle, and siblings: this user's other runs, tuners and the dashboard page, which would otherwise pause
-for each other. A sibling is
+The CPU time that a thread wants is how long it ran plus how long it was ready but waited for a core (``schedstat``).
+Not external are programs at low priority (nice 10 or more), which use only idle cores, and siblings: this user's other
+runs, tuners and the dashboard page, which would otherwise pause for each other. A sibling is
 
 * a worker (``sampler-0``, ``learner``, ...) that leads its own process group, as all workers do; a process with a name
   of ours (``spreeze-...``, ``processes.take_name``); or any descendant of these;
 * the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
   too. The parent of the page, a user's shell, is not a sibling.
 
-Names are read from ``/proc/PID/stat``: reading a command line or an environment would wait for a lock that a process
-hung in a driver may never release. A process counts as external until it has its name, which takes about a second. A
-sibling that may also use other cores counts by the share of its cores that are ours.
+Names come from ``/proc/PID/stat``: reading a command line or an environment waits for a lock that a process hung in a
+driver may never release. A process counts as external until it has its name, about a second. A sibling that may also
+use other cores counts by the share of its cores that are ours.
 """
 
 from __future__ import annotations
@@ -41,10 +38,7 @@ RoleOf = Callable[[str], object]
 
 
 class ExemptProcesses:
-    """Finds processes that are no external load: siblings, and programs of low priority.
-
-    Examines only processes that are new or due again.
-    """
+    """Finds processes that are no external load, siblings and low priority; examines those new or due again."""
 
     def __init__(self, proc: Path, role_of: RoleOf) -> None:
         self._proc, self._role_of, self._user = proc, role_of, os.geteuid()
@@ -52,9 +46,9 @@ class ExemptProcesses:
         self._postponed: dict[int, tuple[int, int]] = {}  # process id -> (round at which it is due, rounds until then)
 
     def find(self, ours: Collection[int]) -> tuple[set[int], set[int]]:
-        """Roots, whose descendants are exempt too, and the siblings' parents (themselves only).
+        """Roots, whose descendants are exempt too, and the siblings' parents (themselves only), without ``ours``.
 
-        ``ours``, the calling run's, are left out. An OSError if the system does not list processes.
+        An OSError if the system does not list processes.
         """
         self._round += 1
         before, self._postponed = self._postponed, {}

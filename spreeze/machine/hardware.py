@@ -134,8 +134,7 @@ def _cpu_quota(base: Path) -> float | None:
 def _cgroup_folders(base: Path, controller: str) -> list[Path]:
     """Folders of this process's cgroup for a controller, innermost first, then its ancestors.
 
-    The path in ``/proc/self/cgroup`` may be invisible in a container; its ancestors end at the mount point, which then
-    is the container's own cgroup.
+    In a container the path of ``/proc/self/cgroup`` may be invisible; ancestors end at the mount point, its own cgroup.
     """
     mounts: list[tuple[Path, str]] = []
     for line in (_read(base / "proc/self/cgroup") or "").splitlines():
@@ -241,8 +240,8 @@ def _id_list(text: str) -> set[int]:
 def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:
     """The learner's device, or the actor's and the critics', each as ``cpu`` or ``cuda:N``; else a ConfigError.
 
-    ``text`` is ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``split``, or two devices as ACTOR+CRITICS; ``num_gpus`` GPUs
-    are usable, and ``gpu_reason`` explains why there are no more.
+    ``text``: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``split``, or two devices as ACTOR+CRITICS; ``num_gpus`` GPUs are
+    usable, and ``gpu_reason`` explains why there are no more.
     """
     if text == "auto":
         return ("cuda:0",) if num_gpus else ("cpu",)

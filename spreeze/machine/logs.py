@@ -1,12 +1,10 @@
 """Logs of processes: bounded files, written to without an error and without waiting, whatever the disk does.
 
-A worker's standard output and error go to an anonymous file in memory. Python, C and the children of an environment can
-always append to it: it never fills a disk, and unlike a pipe it never waits for a reader. A few times a second, a
-thread of the supervisor moves the new output to the log, which keeps only its newest part. Output that the disk refuses
-is lost. While the supervisor is stopped, the file in memory grows; a stack that a dying worker writes is moved after
-its end. Such files exist only on Linux; elsewhere output goes to the log itself.
-
-The reason why a child process ended is its exit code or signal, and the last lines that it wrote to standard error.
+A worker's standard output and error go to an anonymous file in memory, to which Python, C and children of an
+environment can always append. A few times a second a thread of the supervisor moves new output to the log, which keeps
+its newest part; output that the disk refuses is lost. While the supervisor is stopped, the file in memory grows; a
+stack that a dying worker writes is moved after its end. Such files exist only on Linux; elsewhere output goes to the
+log itself. The reason why a child ended is its exit code or signal, and the last lines of its standard error.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ def oom_kills(root: str | Path = "/") -> int | None:
 def last_words(path: Path | str, since: int = 0) -> str:
     """The last lines of a file of standard error in one line, `` | `` between them; empty if there are none.
 
-    Text before the position ``since`` is left out. Of a stack that Python writes on a fatal signal, only the line in
-    the environment's code is kept.
+    Left out are text before position ``since``, and of a fatal signal's Python stack all but the environment's line.
     """
     try:
         with open(path, "rb") as file:

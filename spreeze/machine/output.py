@@ -39,8 +39,7 @@ _RETRY_S = 0.2
 def standard_streams() -> Iterator[None]:
     """Opens the standard streams that the caller has closed on the null device, and flushes them at the end.
 
-    Without it, the next file opened would take the number of a closed stream and receive the printed output. It is no
-    error if the reader has ended by the end of the block.
+    Without it, the next file opened would take a closed stream's number and get its output. A reader may have ended.
     """
     for fd in _STANDARD_FDS:
         try:
@@ -78,8 +77,7 @@ def send_nowhere(*fds: int) -> None:
 class BackgroundWriter:
     """A text stream whose ``write`` never waits for a reader: a thread writes to the descriptor.
 
-    Up to 256 kB of text are queued while nobody reads. Further lines are dropped, and their number is written as soon
-    as reading resumes.
+    Up to 256 kB are queued while nobody reads; further lines are dropped, and their number is written afterwards.
     """
 
     def __init__(self, stream: TextIO, *fds: int) -> None:
@@ -122,8 +120,7 @@ class BackgroundWriter:
     def drain(self, since_s: float | None = None, *, within_s: float | None = None) -> bool:
         """Waits until all text is written, as long as there is progress; returns True if it is.
 
-        ``since_s``: monotonic time before which no progress was due. ``within_s``: the longest wait, with progress or
-        without.
+        ``since_s``: monotonic time before which no progress was due; ``within_s``: longest wait in any case.
         """
         since_s = time.monotonic() if since_s is None else since_s
         patience_s = _TERMINAL_S if self._is_terminal else _PIPE_S
@@ -245,8 +242,7 @@ def in_background(stream: TextIO, *more_fds: int) -> BackgroundWriter | None:
 def background_output() -> Iterator[None]:
     """Within the block, printing never waits for a reader.
 
-    At the end the remaining text is written: to a terminal as long as some of it is read every 2 s, to a pipe every
-    60 s, or until Ctrl-C.
+    At the end the rest is written: until Ctrl-C, or while some is read, every 2 s by a terminal, every 60 s by a pipe.
     """
     before = sys.stdout, sys.stderr
     same_file = _same_file(*before)

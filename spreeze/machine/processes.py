@@ -1,13 +1,11 @@
 """Names, signals and the end of a run's processes.
 
 A closed window, a logout, ``systemctl stop`` and batch systems signal many or all processes of a run. Only the
-supervisor acts on it; every other process ends when the supervisor orders it to, or has ended itself.
-
-A signal to a worker's group misses a process that started its own session, and a killed supervisor sends no signals at
-all. So every process of a run carries a mark, and a small watcher (``watcher``), which briefly outlives the supervisor,
-kills every process that still carries it. The mark is a resource limit (on file locks, without other effect since
-Linux 2.4.25): every descendant inherits it, and reading it never waits for a hung process. Where that limit is already
-set, the mark is an environment variable.
+supervisor acts on it; every other process ends by its order, or has ended itself. A signal to a worker's group misses a
+process with its own session, and a killed supervisor sends none. So every process carries a mark, and a small watcher
+(``watcher``), which briefly outlives the supervisor, kills every process that still has it. The mark is a resource
+limit (on file locks, without other effect since Linux 2.4.25): descendants inherit it, and reading it never waits for a
+hung process. Where that limit is already set, the mark is an environment variable.
 """
 
 from __future__ import annotations
@@ -61,10 +59,9 @@ def take_name(name: str) -> None:
 
 
 def lower_priority(nice: int) -> None:
-    """Raises the nice value of this process by ``nice``, to 19 at most; does nothing where that is not allowed.
+    """Raises this process's nice value by ``nice``, to 19 at most; does nothing where that is not allowed.
 
-    Where Linux divides the cores among sessions first (autogroup), a nice value counts only within a session. A process
-    that leads its own session therefore lowers the priority of the session as well.
+    Where Linux divides cores among sessions first (autogroup), the leader of a session also lowers its session's.
     """
     with contextlib.suppress(OSError):
         os.nice(nice)
@@ -95,8 +92,7 @@ def signals_blocked() -> Iterator[None]:
 def ignore_ending_signals() -> None:
     """Makes this process, but not its children, ignore the signals of ``ENDING``.
 
-    The handler does nothing, which differs from SIG_IGN: ignored signals stay ignored in a program that an environment
-    starts, and its ``terminate()`` would then wait forever.
+    By a handler, not SIG_IGN, which an environment's own programs would inherit: ``terminate()`` would hang on them.
     """
     for number in ENDING:
         signal.signal(number, _ignore)
@@ -134,11 +130,9 @@ def waited_for_core_s(task: int | str = "thread-self") -> float:
 
 
 def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -> int | None:
-    """Kills a process group by its leader and waits for the leader.
+    """Kills a process group by its leader and waits for the leader; returns its exit code.
 
-    Returns:
-        Its exit code; None if it does not die in time, because a hung driver or a dead disk holds it in the kernel. It
-        runs no more instructions of its program, so the caller can continue without it.
+    None if a hung driver or a dead disk holds it in the kernel; it runs no more of its program: the caller can go on.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -293,7 +287,7 @@ def time_limit(
 ) -> Iterator[None]:
     """Raises OutOfTime in the main thread's block after ``limit_s``; code in C is interrupted when it returns.
 
-    ``on_wait`` is called every ``every_s`` in the meantime, with the seconds so far. Other threads have no limit.
+    ``on_wait`` is called every ``every_s`` with the seconds so far. Other threads have no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

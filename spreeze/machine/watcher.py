@@ -39,8 +39,7 @@ class OrphanWatch:
     def __init__(self, nonce: str, folder: Path | None = None, *, silent_s: float | None = None) -> None:
         """The watcher also removes a ``folder`` that the process would have removed itself.
 
-        With ``silent_s``, the watcher kills this process if it does not ``tick`` for that long. It first sends SIGUSR1,
-        so that the process may write its stack.
+        Without a ``tick`` for ``silent_s`` it kills this process, after SIGUSR1, so that it may write its stack.
         """
         self._nonce, self._folder, self._silent_s = nonce, folder, silent_s
         self._process: subprocess.Popen[bytes] | None = None

@@ -20,8 +20,8 @@ def spread(values: Sequence[float]) -> float | None:
 def student_quantile(normal: float, degrees: int) -> float:
     """Quantile of Student's distribution with ``degrees`` of freedom, from that of the normal distribution.
 
-    Four terms of the expansion in 1 / degrees (Abramowitz and Stegun 26.7.5): the 97.5 % quantile is 11 % too small
-    with one degree of freedom, 1 % with two, and right to four digits from nine on.
+    Expansion in 1 / degrees (Abramowitz and Stegun 26.7.5), four terms: the 97.5 % quantile is 11 % too small with one
+    degree of freedom, 1 % with two, right to four digits from nine on.
     """
     z = normal
     terms = (

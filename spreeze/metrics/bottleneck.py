@@ -262,10 +262,7 @@ def _not_cores(snapshot: Snapshot) -> str:
 
 
 def _gpu_remedy(snapshot: Snapshot) -> str:
-    """Suggests a remedy from the load of the GPUs: small kernels keep a GPU busy but draw little power.
-
-    Each kernel waits for the one before it, so their number bounds the updates, whatever the card could compute.
-    """
+    """A remedy from the load of the GPUs: small kernels, each after the other, keep one busy but draw little power."""
     gpus = snapshot.learner_gpus or snapshot.gpus
     uses = [gpu.use for gpu in gpus if gpu.use is not None]
     if uses and max(uses) < GPU_IDLE:

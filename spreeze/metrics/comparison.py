@@ -270,11 +270,10 @@ def tuned_alone(curves: Sequence[Curve]) -> frozenset[str]:
 def split_by_settings(
     curves: Sequence[Curve], by: Sequence[str] | None = None, also: Sequence[str] = ()
 ) -> list[Curve]:
-    """The curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
+    """Curves with their groups split by the settings ``by``; None: by all in which runs of a group differ.
 
-    Settings in ``also`` split them even if they are ``IGNORED``. Settings that the tuner chose and no user set do not,
-    unless they are given, because the tuner may choose differently at each start. If many settings differ, a group's
-    name has only those that distinguish it from the others.
+    Settings in ``also`` split even if ``IGNORED``; those that the tuner chose and no user set only if given, because it
+    may choose differently at each start. If many differ, a group's name has only those that distinguish it.
     """
     split = list(curves)
     for group in dict.fromkeys(curve.group for curve in curves):
@@ -722,7 +721,7 @@ def _not_overwritten(x: np.ndarray) -> np.ndarray:
 def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
     """Step curves on a common grid: x [points], values [runs, points]; nan where not all runs have a value.
 
-    Runs less than half as long as the longest are left out, so nan throughout: a mean that they join or leave jumps.
+    Runs less than half as long as the longest are nan throughout: a mean that they join or leave jumps.
     """
     x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
     values = np.full((len(lines), points), np.nan)

@@ -37,8 +37,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
 
-    ``values`` needs at least one number; ``level`` is the share of resampled centres inside the interval.
-    ``robust``: the centre is the interquartile mean, else the mean.
+    ``values`` needs at least one number; ``level`` is the share of resampled centres inside. ``robust``: the centre is
+    the interquartile mean, else the mean.
     """
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -59,10 +59,10 @@ def improvement(
     paired: bool = False,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Probability that a run of one group exceeds one of the other, ties counting half, and the ends of its interval.
+    """Probability that a run of one group exceeds one of the other, ties counting half, and ends of its interval.
 
-    It is the share of all pairs of runs (Mann-Whitney's statistic, arXiv 2108.13264, section 4). Either sequence needs
-    at least one number. ``paired``: the n-th of both have the same seed, so they are resampled together.
+    The share of all pairs of runs (Mann-Whitney's statistic, arXiv 2108.13264, section 4). Both need at least one
+    number. ``paired``: the n-th of both have the same seed, so they are resampled together.
     """
     a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
     wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
@@ -79,8 +79,8 @@ def improvement(
 def seeds_needed(mine: Sequence[float], others: Sequence[float], *, paired: bool = False) -> int | None:
     """Runs of each group needed to tell them apart, if difference and spread are as observed.
 
-    Two-sided at 5 %, with a power of 80 %, by the normal approximation. None if a group has fewer than two runs, or
-    both have the same mean. ``paired``: the n-th of both have the same seed.
+    Two-sided at 5 %, power 80 %, normal approximation. None if a group has fewer than two runs, or both have the same
+    mean. ``paired``: the n-th of both have the same seed.
     """
     a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
     if min(a.size, b.size) < 2 or a.mean() == b.mean():
@@ -102,8 +102,8 @@ class Effect(NamedTuple):
 def main_effects(runs: Sequence[tuple[dict[str, str], float]]) -> list[Effect]:
     """The effect of each setting, averaged over the others, the largest first.
 
-    ``runs`` holds settings and result of each run. Left out are settings with one value in all runs, settings that a
-    run lacks, and settings with a different value in each run, which would explain all of the variance.
+    ``runs``: settings and result of each. Left out are settings with one value in all runs, those that a run lacks, and
+    those with a different value in each run, which would explain all of the variance.
     """
     results = np.array([result for _, result in runs], np.float64)
     total = float(((results - results.mean()) ** 2).sum()) if len(runs) else 0.0

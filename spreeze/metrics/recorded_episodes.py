@@ -264,8 +264,8 @@ class Mark(NamedTuple):
 def discounted_returns(reward: np.ndarray, gamma: float, last_value: float | None = None) -> np.ndarray:
     """The discounted sum [T] of the rewards from each env step on: G_t = r_t + gamma G_(t+1).
 
-    ``last_value``, the value of the last env step, stands for its reward and all that would have followed, where the
-    time limit cut the episode; None: it terminated, or the value is unknown.
+    ``last_value``, that of the last env step, stands for its reward and all after it, where the time limit cut the
+    episode; None: it terminated, or the value is unknown.
     """
     returns, total = np.empty(len(reward)), 0.0
     rewards = reward if last_value is None else np.append(reward[:-1], last_value)
@@ -325,7 +325,7 @@ def marks_of(
 ) -> list[Mark]:
     """Sentences on how an episode ended, its actions at their bounds, its rewards and its critic.
 
-    With ``is_soft`` the critic's value includes rewards of entropy (SAC), so that it may lie above the return.
+    ``is_soft``: the critic's value includes rewards of entropy (SAC) and may lie above the return.
     """
     marks = [_ending(episode, facts)]
     if episode.success is not None:

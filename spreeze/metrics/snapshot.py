@@ -117,7 +117,6 @@ class Snapshot:
 
     @property
     def learner_gpus(self) -> tuple[GpuSnapshot, ...]:
-        """GPUs of the learner."""
         parts = (self.learner_device or "").split("+")
         return tuple(gpu for gpu in self.gpus if f"cuda:{gpu.index}" in parts)
 

@@ -325,8 +325,8 @@ def _fetched(connection: sqlite3.Connection, sql: str, arguments: tuple[Any, ...
 def _rows(query: Query, raw: RawValues, number: int, since: float, max_points: int) -> np.ndarray:
     """(t, step, mean, min, max) by time, from the coarsest tables that are still fine enough.
 
-    60 s roll-ups up to the first 10 s one, these up to the first raw value, then raw values. If a roll-up already gives
-    a row per bucket, only its unfinished tail comes from finer tables.
+    60 s roll-ups up to the first 10 s one, these up to the first raw value, then raw values. Where a roll-up gives a
+    row per bucket, only its unfinished tail comes from finer tables.
     """
     (start, width, _), (coarse, coarse_width, _) = TIERS[0], TIERS[1]
     fine_from = _first(query(f"SELECT min(bucket) FROM {start} WHERE series = ?", number)) * width

@@ -1,12 +1,9 @@
 """The table of metrics: each number that Spreeze reports is described by one row of ``METRICS``.
 
-A row gives unit, meaning, writer, the slot of shared memory that holds the number, how the metric follows from that
-slot, its chart on the Live page, and whether the terminal shows it. A number that an algorithm returns from
-``metrics()`` only needs a row with the writer ``algorithm``; a module of ``--import`` adds rows by ``TABLE.extend``.
-
-Workers store counters, times and their newest numbers into slots (``SLOTS``) without a lock; the gauges of an algorithm
-travel together as one message a report (``WorkerContext.report``). The supervisor turns both into the metrics below and
-is the only writer of ``metrics.db``.
+A row gives unit, meaning, writer, slot of shared memory, how the metric follows from that slot, its chart on the Live
+page, and whether the terminal shows it. A number from an algorithm's ``metrics()`` only needs a row with the writer
+``algorithm``; a module of ``--import`` adds rows by ``TABLE.extend``. assets/docs/architecture.md tells the way of a
+number from its worker to the page.
 """
 
 from __future__ import annotations
@@ -409,7 +406,6 @@ class MetricTable:
         return self._by_name[name.split("/", 1)[0]]
 
     def get(self, name: str) -> Metric | None:
-        """The metric of that name, if there is one."""
         return self._by_name.get(name)
 
     def of(self, role: str, *kinds: Kind) -> list[tuple[Metric, str]]:

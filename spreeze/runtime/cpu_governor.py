@@ -3,16 +3,14 @@
 It changes only the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its
 time.
 
-* A run shares the cores with other programs as the kernel shares them, at the priority of any program. Only where
-  ``give_way`` asks for it, other programs go first: all workers then run at low priority, and samplers rest for what
-  priorities do not reach (memory bandwidth, the second thread of a core): at most half of them, and not for loads of up
-  to half a core, such as the browser that shows the page.
+* The kernel shares the cores between this run and other programs, at the priority of any program. Other programs go
+  first only with ``give_way``: all workers then run at low priority, and at most half of the samplers rest for what
+  priorities do not reach (memory bandwidth, the second thread of a core), not for loads of up to half a core.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
-  is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
-  user's choice and stays.
+  is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that stays.
 * It starts five seconds after learning, and ignores memory and GPU load. Runs in another container are not recognized.
-* Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
-  that these runs keep busy are not available to this run, so each sees the same shortage and gives way.
+* No run rests because of another run. The cores that they keep busy are not available to this one, so each sees the
+  same shortage and gives way when another program comes.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Reactivates samplers when nine of the
   last ten seconds leave room; a load that returns within two minutes extends this wait, up to a minute. Never more than
@@ -89,9 +87,8 @@ class Governor:
     ) -> None:
         """``leave_free`` is the share of the usable cores to keep free for other programs, used or not.
 
-        Without such a share no sampler rests for others unless the run ``gives_way``. With ``balanced_groups`` learners
-        samplers that these do not need rest, too, whole ones, down to one for each: a sampler that works part of its
-        time delivers in bursts, for which a learner waits.
+        Without it no sampler rests for others unless the run ``gives_way``. With ``balanced_groups`` learners, whole
+        samplers that these do not need rest, down to one each; one that works part of its time would deliver in bursts.
         """
         self._maximum, self.leave_free, self._gives_way = float(maximum), leave_free, gives_way
         self._groups, self._needed, self._fed_s = balanced_groups, self._maximum, -math.inf

@@ -29,14 +29,11 @@ AT_ONCE = 130  # exit code after a second Ctrl-C
 class Interrupts:
     """Counts requests to stop while the context lasts.
 
-    SIGHUP does not count: the run continues when its terminal is closed. Shell and kernel both send it, and logouts and
-    batch systems repeat SIGTERM, so only a second Ctrl-C means hurry. It ends this process whatever it does: in order
-    if that takes no longer than seconds, else by force.
-
-    Ctrl-Z stops this process and all that it has started, SIGCONT lets them continue; the time between does not count
-    for the run (``machine.awake``). Writing to the terminal from the background stops nothing.
-
-    No handler raises, except within ``abandonable`` and where ``on_signal`` does.
+    SIGHUP does not count: the run continues when its terminal is closed. Logouts and batch systems repeat SIGTERM, so
+    only a second Ctrl-C means hurry. It ends this process whatever it does: in order within seconds, else by force.
+    Ctrl-Z stops this process and all that it has started; the time until SIGCONT does not count for the run
+    (``machine.awake``). Writing to the terminal from the background stops nothing. No handler raises, except within
+    ``abandonable`` and where ``on_signal`` does.
     """
 
     def __init__(self) -> None:

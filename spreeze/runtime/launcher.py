@@ -84,7 +84,6 @@ class Worker(abc.ABC):
 
     @property
     def process_name(self) -> str:
-        """Name of its process in metrics."""
         return self.spec.name
 
     @abc.abstractmethod
@@ -220,10 +219,10 @@ _FEW_CORES = 2.0
 def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups: Path = _AUTOGROUPS) -> dict[str, Any]:
     """Arguments of ``Popen`` with which a worker leads its process group; in two cases it leads a session, too.
 
-    Where Linux shares each core between sessions before it looks at their processes (autogroup), a run in one session
-    counts as one program. On n cores it then keeps (n - 1) / n beside a program of one thread, where its fair share is
-    n / (n + 1). So on two cores or fewer each worker has its own session. On more, that would leave other programs of
-    several threads far less than their share. A run that ``gives_way`` needs sessions, too: nice counts only in one.
+    Where Linux first shares each core between sessions (autogroup), a run in one session counts as one program. On n
+    cores it keeps (n - 1) / n beside a program of one thread, where its fair share is n / (n + 1). So on two cores or
+    fewer each worker has its own session; on more, that would leave programs of several threads far less than their
+    share. A run that ``gives_way`` needs sessions, too: nice counts only in one.
     """
     try:
         by_session = autogroups.read_text(encoding="ascii").strip() == "1"
@@ -254,9 +253,9 @@ def open_log(log: Log | KeptLog) -> IO[bytes]:
 def start_process(
     arguments: Sequence[str], nonce: str, *, threads: int = 1, name: str = "", **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts Python as a marked process of the run with that nonce; an OSError if that fails.
+    """Starts Python as a marked process of the run ``nonce``, which has to call ``ignore_ending_signals``.
 
-    It has to call ``ignore_ending_signals``. ``options`` are those of ``subprocess.Popen``.
+    An OSError if that fails. ``options`` are those of ``subprocess.Popen``.
     """
     env = child_environment(threads, nonce, name)
     with signals_blocked():

@@ -4,8 +4,8 @@ A sink is a process of its own (``runtime.metric_sinks``) at the other end of a 
 a bounded queue, which drops the oldest ones and counts them. A sink that fails, does not answer for a minute, or does
 not end in time is switched off for the session, with an event.
 
-Sinks keep all that they are given, so a long run gives them fewer samples: each one (two a second) in the first
-minutes, then one every thousandth part of the run, but at least one in ten seconds. All evaluations and events go.
+Sinks get each sample (two a second) in the first minutes, then one every thousandth part of the run, but at least one
+in ten seconds. All evaluations and events go.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Sink:
     ) -> None:
         """Starts the process; an OSError if that fails.
 
-        ``opening`` is its first row, a sink's with the fields of ``metric_sinks.Opening``; ``on_event`` takes level and
-        text of its events; ``log`` names its log (None: by the name of the sink).
+        ``opening``: first row, for a sink the fields of ``metric_sinks.Opening``; ``on_event`` takes level and text;
+        ``log``: name of its log (None: that of the sink).
         """
         self.name = str(opening["sink"])
         self._log = log or f"log-{self.name}"

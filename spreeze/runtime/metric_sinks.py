@@ -226,10 +226,7 @@ class MlflowSink:
 
 
 def _make_database(client: Callable[..., Any], path: Path) -> None:
-    """Makes MLflow's tables, which takes seconds, in a file that appears under its name when it is whole.
-
-    A partial set, left by a killed process or by two processes at once, could never be opened.
-    """
+    """Makes MLflow's tables, in seconds; the file appears when whole, since a partial set could never be opened."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     client(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
     with contextlib.suppress(FileExistsError):

@@ -124,7 +124,7 @@ class RunPlan:
     def host_arguments(self) -> tuple[str, ...]:
         """Flags of ``spreeze.train`` for a run on another host, whose learner is to join this run's.
 
-        It has the settings of this run, except those of this machine, of files and of the end.
+        All settings of this run, except those of this machine, of files and of the end.
         """
         config, env = self.config, self.config.env
         run, samplers = config.run, config.cluster.samplers

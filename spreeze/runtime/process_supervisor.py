@@ -78,7 +78,6 @@ class ProcessSupervisor:
 
     @property
     def restart_count(self) -> int:
-        """Workers started again so far."""
         return sum(handle.restarts.total for handle in self.handles.values())
 
     def alive(self, role: Role) -> int:
@@ -250,8 +249,8 @@ class ProcessSupervisor:
     ) -> None:
         """Ends all workers: stop flag, then SIGKILL for late ones.
 
-        Every worker has ended, or was reported as left behind, when this returns. Meanwhile
-        all are killed at once if ``hurry()``, and ``on_wait`` gets the workers still alive.
+        When it returns, every worker has ended or was reported as left behind. ``hurry()`` kills all at once;
+        ``on_wait`` gets the workers still alive.
         """
         self._status.header[status_table.STOP] = 1
         start = self._clock()
@@ -299,7 +298,6 @@ class ProcessSupervisor:
 
 
 def _raise_if_any_given_up(handles: list[WorkerHandle]) -> None:
-    """Raises a WorkerError if one of these workers was given up."""
     for handle in handles:
         if handle.restarts.given_up:
             name, role, failures = handle.spec.name, handle.spec.role, len(handle.failures)

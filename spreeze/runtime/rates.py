@@ -83,10 +83,10 @@ _LATE_S = 2.0  # a worker may post so much later than it measured
 
 
 class _MeasuredTimes:
-    """The seconds that workers measure of their own work, less those in which they were suspended.
+    """Seconds that workers measure of their own work, less those in which they were suspended.
 
-    A suspended worker (a pause, Ctrl-Z, a sleeping machine) counts the suspension to whatever it was doing. Readings
-    do not count that time, so a worker that has measured more than has passed is known to have been suspended.
+    A suspended worker (pause, Ctrl-Z, sleep) counts the suspension to whatever it was doing, while readings do not: it
+    has then measured more time than has passed.
     """
 
     def __init__(self, table: MetricTable) -> None:
@@ -154,8 +154,8 @@ class Rates:
     def read(self, reading: CounterSample) -> dict[str, float | None]:
         """Metrics at this reading; a rate is None until there are two readings.
 
-        With several groups, each metric is that of the whole run, and ``name/1`` that of group 1. Counters, rates and
-        times are summed over the groups; other numbers are means over the groups that have them.
+        With several groups, ``name`` is that of the run and ``name/1`` that of group 1. Counters, rates and times are
+        summed over groups; other numbers are means over the groups that have them.
         """
         reading = self._times.corrected(reading)
         self._note(reading)

@@ -299,8 +299,8 @@ class Recorder:
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
         """Takes an evaluation of a learner's weights, with fields as in ``eval.csv``.
 
-        The run's score, and its curve in the store, are those of the learner with the highest latest score. The
-        final evaluation comes after training, so it does not count for the time to the target.
+        The run's score and stored curve are those of the learner with the highest latest score. The ``final`` one does
+        not count for the time to the target.
         """
         if not isinstance(record.get("return_mean"), int | float) or not math.isfinite(record["return_mean"]):
             return

@@ -49,8 +49,8 @@ def run_workers(
 ) -> Outcome:
     """Trains with the workers that a mode puts together, then evaluates.
 
-    Every worker has ended, or was reported as left behind, when this returns. Raises as ``assembled``, and a
-    ResourceError if a worker could not be started.
+    When it returns, every worker has ended or was reported as left behind. Raises as ``assembled``; a ResourceError if
+    a worker could not be started.
     """
     recorder = Recorder(plan, run_dir, view)
     watch, logs = OrphanWatch(run_dir.nonce, silent_s=launcher.silent_s), LogKeeper()

@@ -38,10 +38,7 @@ class EnvironmentHung(WorkerError):
 
 
 class HangWatch:
-    """Raises an ``EnvironmentHung`` in an environment's code that does not return in time; its stack is logged.
-
-    If it is not reached or catches that, the process ends with the reason.
-    """
+    """Raises ``EnvironmentHung`` in environment code that is late, logs its stack; if in vain, ends the process."""
 
     def __init__(
         self,

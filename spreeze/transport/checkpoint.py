@@ -61,8 +61,7 @@ class CheckpointStore:
     def new_epoch(self, newest: int = 0) -> int:
         """Counts a start of the learner: above ``newest`` and every earlier epoch, even if files were lost since.
 
-        Weights are not synced: after a power loss or with a damaged file an epoch may have left neither these nor a
-        checkpoint. So its number is on the disk before it is used.
+        Weights are not synced, so the number is on the disk before it is used.
         """
         noted = 0
         with contextlib.suppress(OSError, ValueError):
@@ -87,9 +86,8 @@ class CheckpointStore:
     ) -> Path:
         """Saves a checkpoint, then deletes all but the ``keep`` newest and the one that is nearest to update ``best``.
 
-        ``state`` is a JSON object, ``epoch`` counts the learner's starts in this run, and ``ring`` is stored as well.
-        A ResourceError if less than twice the needed space is free on the disk. After an OSError older checkpoints are
-        untouched.
+        ``state`` is a JSON object, ``epoch`` counts the learner's starts in this run; ``ring`` is stored as well. A
+        ResourceError if less than twice the needed space is free. After an OSError older checkpoints are untouched.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.remove_unfinished()
@@ -230,9 +228,9 @@ def _check(file: Path, entry: dict[str, Any], *, size_only: bool = False) -> Non
 
 
 def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
-    """(updates, state) of the newest checkpoint, without its tensors, which are large; None if there is none.
+    """(updates, state) of the newest checkpoint, without its large tensors; None if there is none.
 
-    Only the sizes of the other files are checked, so ``CheckpointStore.load_latest`` may still pass over it.
+    Of other files only sizes are checked, so ``CheckpointStore.load_latest`` may still pass over it.
     """
     for path in reversed(CheckpointStore(directory).paths()):
         with contextlib.suppress(*DAMAGE):
@@ -267,8 +265,8 @@ def dump_bytes(ring: ReplayRing) -> int:
 def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
     """Writes all readable rows into a safetensors file, oldest block first; returns their number.
 
-    The file is synced piece by piece and completely when this returns. ``on_written`` gets the number of bytes of each
-    block (for a heartbeat). Samplers may continue writing: rows that they overwrite in the meantime are left out.
+    The file is synced piece by piece, and completely on return. ``on_written`` gets the bytes of each block (for a
+    heartbeat). Rows that samplers overwrite in the meantime are left out.
     """
     blocks = sorted(block for shard in range(ring.spec.num_shards) for block in _blocks(ring, shard))
     counts: list[tuple[int, int]] = []
@@ -351,10 +349,10 @@ def _fields(ring: ReplayRing) -> str:
 
 
 def load_replay(path: Path, ring: ReplayRing) -> int:
-    """Writes a file's rows into an empty ring with any number of shards; returns how many were kept.
+    """Writes a file's rows into an empty ring with any number of shards; returns how many were kept, the newest.
 
-    Call it before any sampler has started. A smaller ring keeps the newest rows. A CheckpointError if the file is
-    damaged, or its rows belong to another task.
+    Call it before any sampler has started. A CheckpointError if the file is damaged, or its rows belong to another
+    task.
     """
     try:
         with safe_open(path, framework="np") as file:

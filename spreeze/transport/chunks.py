@@ -1,16 +1,14 @@
 """Chunks: rows of another host on their way to this one, sealed, numbered, and stored exactly once.
 
 Samplers of the other host write into a ring of their own, out of which a ``RowReader`` takes chunks of up to 4 MB. Rows
-are numbered since that ring was made; the ring's random ``epoch`` distinguishes it from its predecessors. On the
-learner's side a ``SequenceTracker`` admits each row at most once, by (host, epoch, number), and counts the rows lost in
-gaps.
+are numbered since that ring was made; its random ``epoch`` distinguishes it from its predecessors. On the learner's
+side a ``SequenceTracker`` admits each row at most once, by (host, epoch, number), and counts the rows lost in gaps.
 
-*Back-pressure.* The samplers' own rate limiter holds them back: the outlet gives it as "sampled" the number of the
-last row that they may write. That is as far as the learner's side allows, and never so far that a row which was not
-taken yet could be overwritten.
+*Back-pressure.* The outlet gives the samplers' rate limiter as "sampled" the number of the last row that they may
+write: as far as the learner's side allows, and never so far that a row not taken yet could be overwritten.
 
-*Messages.* Everything that crosses is bytes with fixed fields, behind an HMAC with the run's secret over all of it,
-which is checked before anything is read. There is no pickle.
+*Messages* are bytes with fixed fields, without pickle, behind an HMAC with the run's secret, checked before anything is
+read.
 """
 
 from __future__ import annotations
@@ -238,8 +236,8 @@ class SequenceTracker:
 def quotas(allowed: int | None, outstanding: Sequence[int], max_outstanding: int) -> list[int]:
     """Rows that each host may write beyond what it has already: an even part of what the limiter allows.
 
-    ``allowed`` is the limiter's, None without a limit; ``outstanding`` are the rows that each host may write already or
-    that are on their way; ``max_outstanding`` bounds those of one host.
+    ``allowed`` is the limiter's, None without a limit; ``outstanding`` are rows that each host may write already or
+    that are on their way, at most ``max_outstanding`` of one host.
     """
     if not outstanding:
         return []

@@ -54,10 +54,8 @@ class Demonstrations(NamedTuple):
 def load_demonstrations(text: str, spec: EnvSpec, ring: ReplayRing, gamma: float) -> tuple[int, ReturnSums]:
     """Writes the transitions of a file into an empty ring, the newest ones if there are more than it holds.
 
-    Returns their number and the moments of their returns (zeros if a file of replay does not have them).
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be read, or its transitions are of another task.
+    Returns their number and the moments of their returns (zeros if a file of replay lacks them). A ConfigError if the
+    file does not exist, cannot be read, or is of another task.
     """
     path = find_demonstrations(text)
     if path.suffix == ".safetensors":
@@ -83,8 +81,7 @@ def _returns_beside(path: Path) -> ReturnSums:
 def find_demonstrations(text: str) -> Path:
     """The file that ``--demonstrations`` names: itself, or that of a data set's or a run's directory.
 
-    Raises:
-        ConfigError: there is none; of a Minari data set that is not on disk, with the command that downloads it.
+    A ConfigError if there is none; for a Minari data set not on disk, with the command that downloads it.
     """
     path = Path(text).expanduser()
     root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")

@@ -1,12 +1,9 @@
 """Gossip between learners: neighbours, staleness, messages in shared memory, and the bounds of its theory.
 
-Each learner has the newest few of its messages in slots of its own (``VersionedParameters``), in memory of the
-supervisor. So a message is there whole or not at all, whichever process is killed, a newer one replaces an older one,
-and nobody waits for a reader.
-
-Between hosts the memory is the same: each host has slots for the learners of all hosts (``GossipMemory``), and a
-process of its own copies messages from one host's memory to the other's (``runtime.cluster.learner_bridge``). A learner
-reads and writes memory alone, so no learner waits for the network.
+Each learner has its newest few messages in slots of its own (``VersionedParameters``), in memory of the supervisor. A
+message is there whole or not at all, whichever process is killed; a newer one replaces an older one. Every host has
+slots for the learners of all hosts (``GossipMemory``), and a process copies messages between hosts
+(``runtime.cluster.learner_bridge``), so no learner waits for a reader or for the network.
 """
 
 from __future__ import annotations
@@ -55,8 +52,8 @@ class GossipMessage(NamedTuple):
 class Gossip:
     """One learner's side of the exchange of parameters in a directed graph of learners; ``slots[i]`` are learner i's.
 
-    A message arrives whole or not at all, whichever process is killed. The newest of a sender replaces older ones that
-    nobody has received. Each is received at most once by each out-neighbour. No method waits.
+    Each message is received whole, at most once by each out-neighbour; the newest of a sender replaces older ones. No
+    method waits.
     """
 
     def __init__(
@@ -332,7 +329,7 @@ def radius(parameters: np.ndarray) -> float:
 def synchronous_bound(norms: np.ndarray, beta: float) -> float:
     """Proposition 1: the largest radius where all learners mix at every step, and start with the same parameters.
 
-    ``norms`` [n, k] are those of each learner's latest k updates, the newest last; older ones are left out.
+    ``norms`` [n, k]: those of each learner's latest k updates, newest last; older ones are left out.
     """
     stacked = np.linalg.norm(norms, axis=0)
     return float((stacked * beta ** np.arange(len(stacked), 0, -1.0)).sum())
@@ -341,11 +338,11 @@ def synchronous_bound(norms: np.ndarray, beta: float) -> float:
 def asynchronous_bound(largest_update: float, topology: str, count: int, staleness: float) -> float:
     """Proposition 2: the largest radius whatever the delays, ``L beta~ / (1 - beta)``.
 
-    ``largest_update`` is the largest norm of one learner's update, ``staleness`` the most updates that a learner took
-    between two messages of an in-neighbour. Its constants are the worst case. In a window of T = 2 hops (staleness + 2)
-    updates, each learner has reached every other, with a weight of at least (1 / (1 + in-neighbours))^T. So a window
-    shrinks the largest distance by 1 minus that, which is beta^T, and beta~ = beta^(1 - T). From the distances to the
-    radius it is a factor of 2 sqrt(n).
+    ``largest_update``: largest norm of one learner's update; ``staleness``: most updates that a learner took between
+    two messages of an in-neighbour. Constants are the worst case: in a window of T = 2 hops (staleness + 2) updates,
+    each learner has reached every other, with a weight of at least (1 / (1 + in-neighbours))^T. So a window shrinks the
+    largest distance by 1 minus that, which is beta^T, and beta~ = beta^(1 - T). From distances to radius it is a factor
+    of 2 sqrt(n).
     """
     if count < 2 or largest_update <= 0.0:
         return 0.0

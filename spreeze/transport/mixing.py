@@ -10,11 +10,9 @@ hogwild     each adds its update to parameters that all share, without a lock, a
 none        nothing is shared
 ==========  =========================================================================================================
 
-Running statistics of observations and of returns scale the networks' inputs and outputs. So every message contains
-them, and they are averaged like the parameters.
-
-A learner whose process is gone, or that has finished, is left out. A returning one starts with a neighbour's
-parameters: after the first rollout that it learns, since its samplers are still collecting with its own.
+Messages contain the running statistics of observations and returns, too, which are averaged like the parameters. A
+learner whose process is gone, or that has finished, is left out. A returning one starts with a neighbour's parameters
+after the first rollout that it learns, which its samplers collect with its own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Prioritised replay: rows are drawn in proportion to a power of their latest error (Schaul et al. 2016, 1511.05952).
 
-Priorities are the learner's alone and lie in its process: writers know nothing of them, and there is no lock. A row is
-known by its number in its shard. At each refresh rows that left the window of draws, because they are about to be
-overwritten or too old, lose their priority, and new rows get the largest so far, so that each is drawn soon. An
-error of a row that has left in the meantime is dropped: another row may have its slot.
+Priorities lie in the learner's process: writers know nothing of them, and there is no lock. A row is known by its
+number in its shard. At each refresh rows that left the window of draws, soon to be overwritten or too old, lose their
+priority; new rows get the largest so far, so that each is drawn soon. An error of a row that has left meanwhile is
+dropped.
 
-Rows that a killed writer announced but did not commit have none. A restarted learner loses them all: every row in
-replay, restored rows of ``--save-replay`` too, begins again with the largest error of its checkpoint. So a resumed run
-draws other rows than one that was not interrupted, until each has been drawn once.
+Rows that a killed writer announced but did not commit have none. A restarted learner gives every row, those of
+``--save-replay`` too, the largest error of its checkpoint. So a resumed run draws other rows than one that was not
+interrupted, until each has been drawn once.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ class PrioritisedReader(ReplayReader):
 class SumTree:
     """Priorities, each 0 or more, and their sums: draws in proportion to them, in logarithmic time.
 
-    A node has ``_FAN_OUT`` children, the root up to ``_MAX_AT_ROOT``: in NumPy a level costs a handful of calls, so
-    few wide levels are faster than many narrow ones. A change computes the sums above it anew from their children, so
-    no rounding errors add up.
+    A node has ``_FAN_OUT`` children, the root up to ``_MAX_AT_ROOT``: in NumPy few wide levels are faster than many
+    narrow ones. Changed sums are computed anew from their children, so no rounding errors add up.
     """
 
     def __init__(self, size: int) -> None:
@@ -115,7 +114,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Sum of all priorities."""
         return float(self._levels[-1].sum())
 
     def __getitem__(self, index: np.ndarray) -> np.ndarray:
@@ -136,9 +134,9 @@ class SumTree:
                 level[index] = nodes.take(index, 0).sum(1)
 
     def find(self, masses: np.ndarray) -> np.ndarray:
-        """The index [n] at which the running sum of the priorities first exceeds each of ``masses`` [n].
+        """Index [n] at which the running sum of priorities first exceeds each of ``masses`` [n], in [0, total).
 
-        A mass must be in [0, total). An index of priority 0 is never found.
+        An index of priority 0 is never found.
         """
         sums = self._levels[-1].cumsum()
         masses = _below(masses, sums[-1])

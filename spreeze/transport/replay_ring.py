@@ -1,12 +1,10 @@
 """The replay ring: its layout in shared memory, ``ShardWriter`` (one for each shard) and ``ReplayReader``.
 
 The memory starts with int64 words: header | rows_drawn | inserted_at_learning_start | (free) | one line per shard |
-stamps ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8
-frames ``[S, stride, F]``. ``assets/docs/architecture.md`` describes the protocol.
-
-A draw of an image transition follows its environment's rows back (see ``RowLayout``). All that it needs lies in rows
-that the same writer committed before it, so it is valid if, after the copy, its oldest row was not about to be
-overwritten.
+stamps ``[S, blocks, 2]``. Then, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
+``[S, stride, F]``. assets/docs/architecture.md tells the protocol. A draw of an image transition follows its
+environment's rows back (``RowLayout``), all committed earlier by the same writer. So it is valid if, after the copy,
+its oldest row was not about to be overwritten.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ class RingSpec(Jsonable):
 
     @property
     def frames_offset_bytes(self) -> int:
-        """Offset of the frames, if there are any."""
         end = self.rows_offset_bytes + 4 * self.num_shards * self.stride_rows * self.layout.width
         return -(-end // PAGE_BYTES) * PAGE_BYTES if self.layout.frame_bytes else end
 
@@ -171,8 +168,8 @@ class ReplayRing:
     def counters(self) -> list[tuple[int, int]]:
         """(reserved, committed) of every shard.
 
-        Reserved is read first and bounds committed: a reader that is held up between the two reads would else see more
-        rows than a shard holds.
+        Reserved is read first and bounds committed, else a reader held up between the reads would see more rows than
+        fit.
         """
         words = self.words
         return [
@@ -252,10 +249,8 @@ class ShardWriter:
     """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
 
     Rows arrive complete, in order, each at most once. After a kill, every completed write is readable; of the
-    interrupted one, none, some or all rows.
-
-    The successor of a dead writer continues after its last committed row. It leaves ``reserved`` as it is: rows that
-    were announced may be half overwritten.
+    interrupted one, none, some or all rows. A successor continues after the last committed row and keeps ``reserved``:
+    announced rows may be half overwritten.
     """
 
     def __init__(self, ring: ReplayRing, shard: int) -> None:
@@ -408,9 +403,9 @@ class ShardWriter:
 
 
 def fill(ring: ReplayRing, rows: Any, versions: np.ndarray) -> int:
-    """Writes rows [N, W] with their policy versions [N] into an empty ring, block by block to its shards in turn.
+    """Writes rows [N, W] with policy versions [N] into an empty ring, block by block to its shards in turn.
 
-    A smaller ring keeps the newest rows. Returns how many were kept.
+    Returns how many were kept: a smaller ring keeps the newest.
     """
     kept, size = min(len(versions), ring.spec.capacity), ring.spec.block_rows
     writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
@@ -431,12 +426,10 @@ class SampledIndices(NamedTuple):
 class ReplayReader:
     """Draws uniformly over all rows that are published, not about to be overwritten and not too old.
 
-    Rows older than the capacity of the whole ring are left out, as in one common ring: rows of a stopped sampler
-    are no longer drawn once ``capacity`` newer rows exist.
-
-    The newest C rows can be drawn if samplers write at equal rates. One that writes alone keeps only its own shard, of
-    C / S rows. Therefore samplers rest in turn (``runtime.cpu_governor``): all shards then hold the last turns, and at
-    most the rows of one turn are missing.
+    Rows older than the capacity of the whole ring are left out, as in one common ring: those of a stopped sampler are
+    no longer drawn once ``capacity`` newer rows exist. The newest C rows can be drawn if samplers write at equal rates;
+    one that writes alone keeps only its own shard, of C / S rows. Therefore samplers rest in turn
+    (``runtime.cpu_governor``), and at most the rows of one turn are missing.
     """
 
     def __init__(self, ring: ReplayRing) -> None:
@@ -472,9 +465,9 @@ class ReplayReader:
         return [end for _, end in self.windows]
 
     def newer(self, shard: int, begin: int, columns: slice) -> tuple[np.ndarray, int]:
-        """Copies of these columns of a shard's rows from logical row ``begin`` to the last refresh, and where they end.
+        """Copies of columns of a shard's rows from logical row ``begin`` to the last refresh, and where they end.
 
-        Rows that are overwritten by now are left out. With images they are bytes of each frame, read as float32.
+        Rows overwritten by now are left out. With images they are bytes of each frame, read as float32.
         """
         ring, capacity = self.ring, self._shard_rows
         low, end = self.windows[shard]
@@ -522,8 +515,8 @@ class ReplayReader:
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.
 
-        Images: uniform over transitions with complete frames. Returns how many draws were repeated because a writer
-        may have been changing their rows. Raises a TransportError if there is nothing to draw.
+        Images: uniform over transitions with complete frames. Returns how many draws were repeated because a writer may
+        have been changing their rows. Raises a TransportError if there is nothing to draw.
         """
         self.refresh()
         self._drawn = drawn = self._draw(rng, len(rows))
@@ -601,8 +594,8 @@ class ReplayReader:
     def _chain(self, drawn: SampledIndices, age: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows [n, depth + 1] in ``ring.rows``, newest first, and the lowest logical index of each draw.
 
-        The first frame of an episode stands in for the frames before it. A link that is overwritten while it is read
-        may hold anything; but then its row is older than the oldest safe one, and the batch draws another.
+        The first frame of an episode stands in for those before it. A link overwritten while it is read may hold
+        anything; its row is then older than the oldest safe one, and the batch draws another.
         """
         layout, capacity = self.ring.spec.layout, self._shard_rows
         chain = np.empty((len(drawn.row), layout.depth + 1), np.int64)

@@ -4,20 +4,19 @@ Samplers fill rollout j of T steps in slot j mod N, each environment its own col
 environment since the run started and is stored last: the rows that it counts are complete, whichever process is killed.
 
 *Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect rollout ``current`` while the
-learner reads the previous one in place. Only the learner raises ``current``, when that rollout is full and the
-previous one is used up.
+learner reads the previous one in place. Only the learner raises ``current``, when that rollout is full and the previous
+one is used up.
 
 *Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler continues over its oldest
 rollout, once that has had its ``least_uses``, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j
-is complete once ``steps`` has reached (j + 1) T, and untouched until it reaches (j + N) T; a reader checks that again
+is complete once ``steps`` has reached (j + 1) T, and untouched until it reaches (j + N) T, which a reader checks again
 after its copy. So N - 1 rollouts of a sampler can be read.
 
 The actions of each environment's current episode are kept, so that it can be replayed. The start of an episode is
-announced (``next_*``) before the row that ends the previous one is committed, so that one store decides.
-
-The state of a policy with memory cannot be replayed: earlier steps were taken with earlier parameters. So that before
-each next step is kept (``memory``), in the place of the step's parity, and that before each rollout (``state``), from
-which a learner computes all others.
+announced (``next_*``) before the row that ends the previous one is committed, so that one store decides. The state of a
+policy with memory cannot be replayed: earlier steps had earlier parameters. So the one before each next step is kept
+(``memory``), in the place of the step's parity, and that before each rollout (``state``), from which a learner computes
+all others.
 """
 
 from __future__ import annotations
@@ -218,10 +217,7 @@ class Rollouts:
         return np.asarray(self.fields["version"][rollout % self._slots])
 
     def uses(self, rollout: int, first: int) -> int:
-        """Uses so far of a rollout of the sampler whose first environment is ``first``.
-
-        A count that the slot holds of another rollout is ignored.
-        """
+        """Uses so far of a rollout of the sampler that begins at ``first``; a count of another rollout is ignored."""
         of, uses = divmod(int(self.fields["uses"][rollout % self._slots, first]), _USES_BASE)
         return uses if of == rollout else 0
 
@@ -270,10 +266,8 @@ class Rollouts:
     def restore(self, arrays: dict[str, np.ndarray], rollout: int, env_steps: int) -> bool:
         """Restores the result of ``state_arrays`` at the start of ``rollout``, ``env_steps`` into the run.
 
-        False if it is of other sizes: then all environments begin new episodes, and the rollout before is lost.
-
-        Raises:
-            CheckpointError: the policy had another memory.
+        False if it is of other sizes: all environments begin new episodes, and the rollout before is lost. A
+        CheckpointError if the policy had another memory.
         """
         fields, spec = self.fields, self.spec
         if (dim := arrays["memory"].shape[1] if "memory" in arrays else 0) != spec.state_dim:
@@ -336,8 +330,8 @@ class StepRows(NamedTuple):
 class RolloutWriter:
     """Writes the steps of one sampler's environments ``first`` to ``first + count - 1``, indexed from 0 here.
 
-    A step counts when ``commit`` returns and is complete then, whichever process is killed. A restarted sampler
-    continues after the last step that counts. A rollout that a reader may be using is never changed.
+    A step counts, complete, when ``commit`` returns, whichever process is killed. A restarted sampler continues after
+    the last one that counts. A rollout that a reader may be using is never changed.
     """
 
     def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
@@ -437,7 +431,7 @@ class RolloutWriter:
     def abandon(self, index: int) -> None:
         """Truncates the current episode after its last row and starts the next one.
 
-        A row of an earlier rollout stays unchanged: it may be in use, and nothing is summed over a rollout's end.
+        A row of an earlier rollout stays: it may be in use, and nothing is summed over a rollout's end.
         """
         fields, env, steps, start = self._rollouts.fields, self._first + index, self.steps[index], self._start[index]
         rollout, at = divmod(steps, self._rollout_steps)
@@ -487,16 +481,15 @@ class RolloutReader:
     """Gives copies of complete rollouts, each at most K times, whichever process is killed; the only reader.
 
     It cycles through the rollouts, new ones first. A rollout is dropped after K uses, or when its writer needs the
-    slot: the newest are kept. Uses are counted in shared memory before a copy is made: a killed reader may lose a use
-    but never adds one.
+    slot. Uses are counted in shared memory before a copy: a killed reader may lose a use but never adds one.
     """
 
     def __init__(self, rollouts: Rollouts, envs_per_writer: int, *, cycles: bool = False) -> None:
         """``cycles``: a rollout is given again only after all others that are stored, as in an epoch of PPO.
 
         Then ``take`` returns None until the next rollout is complete, unless a sampler waits for uses; rollouts of a
-        sampler that is dead, at rest or far slower than the others count only until they are used up. If false, one
-        rollout is given again until it is used up, where samplers are slower.
+        sampler that is dead, at rest or far slower count only until they are used up. If false, one rollout is given
+        again until it is used up, where samplers are slower.
         """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:
@@ -533,9 +526,9 @@ class RolloutReader:
         return self._rollouts.steps.reshape(len(self._columns), -1)
 
     def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
-        """Takes a rollout that was never given, of these the oldest, or else the one that was given longest ago.
+        """Takes a rollout that was never given, the oldest first, or else the one given longest ago; None without one.
 
-        None while there is none. Of rollouts (writer, j) that are ``known`` nothing but the versions is copied.
+        Of rollouts (writer, j) that are ``known`` nothing but the versions is copied.
         """
         spec, fields = self._rollouts.spec, self._rollouts.fields
         ends = self._ends
@@ -668,9 +661,9 @@ _MAIL_STATES = ("state", "next_state")
 class InferenceMailbox:
     """State and action buffers between rollout samplers and inference workers, one slot per environment.
 
-    A sampler writes observation, noise and the policy's state, if any, then the request's id; an inference worker
-    writes the response, with the next state, then the same id into ``answered`` (HTS-RL, section 3). If one is killed
-    in between, the request stays open and the restarted worker gives the same response.
+    A sampler writes observation, noise and any policy state, then the request's id; an inference worker writes the
+    response, with the next state, then the same id into ``answered`` (HTS-RL, section 3). If one is killed in between,
+    the request stays open and the restarted worker gives the same response.
     """
 
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
@@ -751,9 +744,8 @@ class LearnerMemory(NamedTuple):
 def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts, memory: LearnerMemory) -> bool:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
-    False if it had another number of environments, or rollouts of another length: then they begin new episodes.
-
-    Raises a CheckpointError if the policy had another memory, a KeyError if it is not that of an on-policy run.
+    False if it had another number of environments, or rollouts of another length: then they begin new episodes. Raises
+    a CheckpointError if the policy had another memory, a KeyError if it is not that of an on-policy run.
     """
 
     def part(name: str) -> dict[str, np.ndarray]:

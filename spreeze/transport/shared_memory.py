@@ -66,7 +66,6 @@ def with_own_descriptors(job: Any) -> Any:
 
 
 def inherited_fds(job: Jsonable) -> tuple[int, ...]:
-    """Descriptors that the process of a job inherits, each once."""
     return tuple(sorted({fd for handle in handles(job) for fd in handle.fds}))
 
 
@@ -90,10 +89,7 @@ class Block:
 
 
 def allocate(name: str, size_bytes: int) -> Block:
-    """Allocates zeroed shared memory, all its pages at once, so that no later write can fail.
-
-    Raises a ResourceError if less memory is available.
-    """
+    """Allocates zeroed shared memory, all pages at once, so that no later write fails; ResourceError if too little."""
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     check_room(name, size_bytes)
     fd = nameless_file(name)
@@ -246,8 +242,8 @@ class Wakeup:
     """Lets other processes wake one sleeper: an eventfd on Linux, a pipe elsewhere. Notifying never waits.
 
     A wakeup is only a hint, the counters in shared memory are the truth. The waker stores first, then notifies; the
-    sleeper reads the counters after it has cleared its wakeup, so none is lost. If the waker is killed between the two,
-    the sleeper loses one timeout.
+    sleeper clears its wakeup, then reads the counters. If the waker is killed between the two, the sleeper loses one
+    timeout.
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -291,7 +287,7 @@ class Wakeup:
 
 
 def readable(fds: Iterable[int], timeout_s: float) -> list[int]:
-    """The descriptors that are readable or closed at the other end; waits for one for at most ``timeout_s``.
+    """Descriptors that are readable or closed at the other end; waits at most ``timeout_s`` for the first.
 
     Not by ``select.select``, which rejects descriptors above 1,023.
     """

@@ -34,8 +34,8 @@ class NStepTransition(NamedTuple):
 class NStep:
     """The n-step window of one environment (Sutton and Barto 2018, section 7.1).
 
-    Within an episode each step finishes the transition that started ``n`` steps ago. When the episode terminates or is
-    truncated, the remaining ones are finished early with the steps that they have: none reaches past the end.
+    Within an episode each step finishes the transition that started ``n`` steps ago. At the episode's end the remaining
+    ones are finished early, with the steps that they have: none reaches past it.
     """
 
     def __init__(self, n: int, gamma: float) -> None:
@@ -73,9 +73,9 @@ class NStep:
 
 
 class NStepBatch:
-    """The windows of N environments that are stepped together: the transitions of N ``NStep``, in a few NumPy calls.
+    """The windows of N environments stepped together: the transitions of N ``NStep``, in a few NumPy calls.
 
-    The last n steps lie in slots that are written in turn; rows come by environment, then oldest first.
+    The last n steps lie in slots written in turn; rows come by environment, then oldest first.
     """
 
     def __init__(self, n: int, gamma: float, num_envs: int, obs_dim: int, action_dim: int) -> None:
@@ -100,9 +100,9 @@ class NStepBatch:
     ) -> tuple[np.ndarray, ...]:
         """Adds one env step of each [N, ...]; returns the transitions that it finished, R of them.
 
-        They are the columns obs [R, O], action [R, A], reward, terminated, next_obs and num_steps, as
-        ``ShardWriter.write`` takes them. Where ``lost`` [N], there was no step, and unfinished transitions are dropped.
-        ``ended`` [N]: terminated or truncated.
+        They are the columns obs [R, O], action [R, A], reward, terminated, next_obs and num_steps of
+        ``ShardWriter.write``. Where ``lost`` [N], there was no step, and unfinished transitions are dropped. ``ended``
+        [N]: terminated or truncated.
         """
         slot, returns = self._slot, self._returns
         self._obs[slot], self._action[slot], self._reward[slot] = obs, action, reward
@@ -136,8 +136,8 @@ class _Entry(NamedTuple):
 class FrameLog:
     """Turns the steps of N environments into rows of one writer.
 
-    The frame of a reset waits for the first step, so that both are published together. With n-step returns a row holds
-    the transition that ends with its frame; shorter ones at an episode's end follow in rows with the same frame.
+    The frame of a reset waits for the first step, to be published with it. With n-step returns a row holds the
+    transition that ends with its frame; shorter ones at an episode's end follow in rows with the same frame.
     """
 
     def __init__(self, writer: ShardWriter, num_envs: int, n_step: int, gamma: float) -> None:

@@ -54,7 +54,6 @@ class Weights:
         return self.epoch, self.version
 
     def to_bytes(self) -> bytes:
-        """The weights encoded as the bytes of a file."""
         return encode(self.arrays, self.meta, self.epoch, self.version)
 
 
@@ -62,7 +61,7 @@ class ParameterPublisher(Protocol):
     """The learner's side: one at any time, which never waits for a reader."""
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> object:
-        """Makes a version visible atomically; one that was already published stays as it is, perhaps with an error.
+        """Makes a version visible atomically; one that was already published stays, perhaps with an error.
 
         Raises:
             WeightsError: a newer version was published, or a value is not finite; nothing was changed.
@@ -273,10 +272,7 @@ class VersionedParameters:
         return ParametersHandle(fds=self.fds)
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
-        """Stores version v in slot v mod N, where ``read`` looks for it.
-
-        Does nothing if it is already there, since a reader may be using it.
-        """
+        """Stores version v in slot v mod N for ``read``; leaves it if it is there, since a reader may be using it."""
         self._write(self.fds[version % len(self.fds)], arrays, meta, epoch, version)
 
     def publish_over_oldest(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:

@@ -104,10 +104,10 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
 
 
 def _next_best(search: Search, knob: Knob) -> tuple[tuple[Any, float], ...]:
-    """Other values of one knob with their scores over that of the choice, measured or expected, best first.
+    """Other values of one knob, best first, with their scores over that of the choice, measured or expected.
 
-    For knobs that are measured on the learner alone, the best setting with that value; for others, the choice with only
-    this value changed.
+    For knobs measured on the learner alone: the best setting with that value. For others: the choice with only it
+    changed.
     """
     centre, name = search.centre, knob.name
     chosen = search.forecast(centre).score

@@ -130,15 +130,13 @@ _MAX_PER_CORE = 12  # Samplers on one core at most.
 def max_samplers(problem: TuningProblem, threads: int) -> int:
     """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
 
-    At least two, even on one core, because their number determines their share of that core. More where environments
-    wait most of their time instead of computing.
+    At least two, since their number determines their share of a core; more where environments mostly wait.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
     return max(1, min(max(spare, 2) * _samplers_per_core(problem), problem.known_memory_plan.samplers))
 
 
 def _samplers_per_core(problem: TuningProblem) -> int:
-    """Samplers for which one core may suffice."""
     return max(1, min(round(_STEPPING_SHARE / max(problem.step_cpu_share, 0.01)), _MAX_PER_CORE))
 
 

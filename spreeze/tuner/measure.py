@@ -44,10 +44,9 @@ _GPU_DEADLINE_S = 25.0  # On a GPU a measurement includes the start of CUDA.
 class Measurer:
     """Measures settings in fresh child processes, in turns; all of them end with its ``with`` block.
 
-    ``learner`` and ``joint`` measure settings in the order of their importance, within about ``within_s`` seconds: they
-    shorten their windows, then leave out the last settings. A crash, a hang or missing memory is a result with
-    ``failure``. ``on_result`` gets each result once, as soon as it is known, and all of them are returned. Both raise
-    KeyboardInterrupt when the user asks to stop.
+    ``learner`` and ``joint`` measure settings in order of importance, within about ``within_s`` seconds: they shorten
+    their windows, then leave out the last settings. A crash, a hang or missing memory is a result with ``failure``.
+    ``on_result`` gets each result as soon as it is known. Both raise KeyboardInterrupt when the user asks to stop.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Measurer:
     ) -> None:
         """Starts nothing yet; all must be done at ``ends_s``; ``samplers_only`` measures without a learner.
 
-        One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``. The context of
+        A candidate takes about ``group_bytes``, at most ``memory_cap_bytes``, of private memory. The context of
         ``exclusive`` keeps the workers of a run from computing during a turn of a mode's real workers.
         """
         on_policy = plan.config.on_policy is not None
@@ -119,10 +118,7 @@ class Measurer:
         return results
 
     def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: OnResult) -> None:
-        """Every candidate once a round, forward and backward in turn, so that drift affects all equally.
-
-        If the budget ends while trials start, the last ones are left out.
-        """
+        """Runs all once a round, forward and backward in turn against drift; the last ones only if time is left."""
         with contextlib.ExitStack() as stack:
             trials: list[Trial] = []
             for at in range(0, len(groups), self._starts):

@@ -101,7 +101,7 @@ def observer_cores(config: Config) -> float:
 def share_in_a_run(problem: TuningProblem, cpu_share: float | None) -> float:
     """Fraction of measured rates that a run keeps: its observers take idle cores first, then a part of all others.
 
-    ``cpu_share`` is the fraction of the cores that learner and samplers keep busy; None counts as all.
+    ``cpu_share``: fraction of the cores that learner and samplers keep busy; None counts as all.
     """
     busy = min(1.0, 1.0 if cpu_share is None else cpu_share)
     lacking = max(0.0, problem.observer_cores - (1.0 - busy) * problem.cores)
@@ -268,10 +268,7 @@ def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], resul
 
 
 def gain(problem: TuningProblem, other: TrialResult, current: TrialResult) -> float:
-    """The other setting's score over the current one's: the median over their turns; 0 if no turn counts.
-
-    Load on a shared machine slows all settings of a turn, so a ratio scatters less than either score.
-    """
+    """The other's score over the current one's: median over their turns, which cancels load; 0 if no turn counts."""
     turns = zip(_turn_scores(problem, other), _turn_scores(problem, current), strict=False)
     return median([score / base for score, base in turns if score > 0.0 and base > 0.0])
 

@@ -41,7 +41,6 @@ class Setting(dict[str, Any]):
         return self._hash
 
     def replace(self, name: str, value: Any) -> Setting:
-        """Setting with another value of one knob."""
         return Setting({**self, name: value})
 
     def without(self, *names: str) -> Setting:
@@ -217,9 +216,8 @@ def _nearest(problem: TuningProblem, name: str, value: Any) -> Any:
 class Knob:
     """A setting that the tuner chooses, with all that the tuner needs to know about it.
 
-    A module that ``--import`` names may declare knobs of its own, as ``KNOBS``: one row for each, with a name and
-    candidates at least. Such a knob is varied after all others, around the choice, and takes another value only for a
-    gain of 5 %.
+    ``KNOBS`` of an ``--import`` module declares more: a row each, with a name and candidates at least. Such a knob is
+    varied after all others, around the choice, and takes another value only for a gain of 5 %.
     """
 
     name: str  # the setting, ``section.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm

@@ -101,8 +101,8 @@ class Tuning:
     ) -> None:
         """Measures only the environment's step, if ``probe`` lacks its time; a ConfigError if nothing is to choose.
 
-        Values of ``settings`` whose source is the user, or that their profile keeps, are pins. ``samplers_only``
-        chooses for a host whose learner is elsewhere: samplers and environments.
+        Values of ``settings`` from the user, or kept by their profile, are pins. ``samplers_only`` chooses samplers and
+        environments for a host whose learner is elsewhere.
         """
         check_tunable(settings.config)
         if probe.step_us_median is None:
@@ -234,7 +234,7 @@ class Tuning:
 def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``; a SpreezeError if there can be none.
 
-    ``fresh`` measures even if a result is stored. ``spent_s``, the age of this process, is part of the budget.
+    ``fresh`` ignores a stored result. ``spent_s``, the age of this process, is part of the budget.
     """
     record = None if fresh else tuning.known()
     if record is None:
@@ -367,10 +367,7 @@ def _with_learners(values: dict[str, Any], pins: set[str], usable: float) -> dic
 
 
 def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split: bool) -> tuple[Device, ...]:
-    """Devices of the learner: the CPU, each visible GPU, and the first two as a split.
-
-    In float32; another precision only where the user asks for it, since it changes what is learned.
-    """
+    """Devices of the learner: CPU, each visible GPU, the first two as a split; float32 unless asked otherwise."""
     precision = learner.precision if PRECISION in pins else "float32"
     on_cpu, on_gpu = ("bfloat16", "float32") if precision == "bfloat16" else ("float32", precision)
     memory = {f"cuda:{gpu.index}": gpu.memory_free_bytes for gpu in machine.gpus}
@@ -463,7 +460,6 @@ def _changed_s(path: Path) -> float | None:
 
 
 def layer_of(record: dict[str, Any]) -> Layer:
-    """The choice of a record as a layer of settings."""
     return Setting(record["settings"]).layer()
 
 
@@ -501,8 +497,8 @@ def lock_path() -> Path:
 def only_tuner(say: Callable[[str], None], interrupts: Stopping) -> Iterator[str | None]:
     """Holds the lock of this machine's tuners: two would measure each other. Yields a note if it is not available.
 
-    The kernel frees it when its holder ends. A lock that is held for longer than a tuning takes is ignored, and so is
-    anything at its path that is not a file. A KeyboardInterrupt if the user stops.
+    A lock held for longer than a tuning takes is ignored, and so is anything but a file at its path. A
+    KeyboardInterrupt if the user stops.
     """
     fd = _open_lock(say)
     if fd is None:

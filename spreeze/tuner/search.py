@@ -66,7 +66,7 @@ def tune(
 ) -> Search:
     """Measures and chooses within the budget; ``on_result`` gets each result as it is measured.
 
-    ``busy`` returns whether other programs have disturbed the measurements so far. If no measurement is usable, the
+    ``busy`` returns whether other programs have disturbed the measurements so far. Without a usable measurement the
     configured values are the choice, and ``Search.doubts`` gives the reason. A ConfigError names the limit of a pin or
     of memory; a WorkerError says that every candidate failed by an error of its own.
     """
@@ -196,10 +196,7 @@ class Search:
         )
 
     def _is_clearly_better(self, rounds: Rounds, current: Setting, other: Setting, min_gain: float) -> bool:
-        """True if the gain in the same turns is clear.
-
-        If the setting affects learning, the gain must also exceed the spread, and no other program may be busy.
-        """
+        """True if the gain is clear in the same turns; if it affects learning, above the spread, without other load."""
         gain, spread = self.gain_over(rounds, current, other)
         if self._changes_learning(current, other):
             return gain > max(min_gain, spread) and not self.busy()
@@ -213,10 +210,7 @@ class Search:
         return model.gain(self.problem, pair[1], pair[0]) - 1.0, spread_of(pair)
 
     def _doubtful(self, rounds: Rounds, current: Setting, min_gain: float) -> list[Setting]:
-        """Settings for which another round may decide.
-
-        Their repeats scatter too much, or their gain is below the scatter although learning changes.
-        """
+        """Settings to measure again: they scatter too much, or gain less than the scatter though learning changes."""
         doubtful = []
         for other in rounds.newest():
             gain, spread = self.gain_over(rounds, current, other)
@@ -450,7 +444,7 @@ class Search:
     def check(self) -> None:
         """Measures the expected best, which may affect learning, the best that does not, and promising neighbours.
 
-        The second stays unless another one is clearly better. NothingMeasured if all failed, perhaps by other load.
+        The second stays unless another is clearly better. NothingMeasured if all failed, perhaps by other load.
         """
         problem, expected = self.problem, list(self.expected.values())
         phases = 1 + sum(knob.varied_last and knob.trial == JOINT for knob in problem.knobs)
@@ -513,8 +507,8 @@ class Search:
     ) -> tuple[Rounds, TrialResult | None]:
         """Measures settings in the same turns; returns the rounds and the best result, None if no result is usable.
 
-        The first setting stays unless another one is clearly better; for one that is ``expected`` to be, any gain above
-        the spread suffices. Doubtful results are measured once more, all results if the machine was busy.
+        The first setting stays unless another is clearly better; for one that is ``expected`` to be, any gain above the
+        spread suffices. Doubtful results are measured once more, all results if the machine was busy.
         """
         rounds, current = Rounds(), settings[0]
         before = max(
@@ -594,7 +588,7 @@ class Search:
     def vary(self) -> None:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
 
-        One step by each rollout knob comes first; the search ends there if the cores are busy and no step is better.
+        One step by each rollout knob comes first; without a better one the search ends there if the cores are busy.
         Raises as ``tune``, or NothingMeasured for want of time or quiet.
         """
         joint = [knob for knob in self.problem.knobs if knob.trial == JOINT]

@@ -16,8 +16,7 @@ _PARTS = ("actor_forward", "critic_step", "action_gradient", "actor_step")
 def compile_updates(off_policy: OffPolicyAlgorithm, update: Callable[[], None]) -> str:
     """Compiles the parts of an update by a few calls of ``update``, which leave the state as it was; returns a note.
 
-    Compiling takes up to a minute, so it comes before the run starts. Where it fails (no Triton, no C++ compiler),
-    the update stays as it is, and the note says why.
+    That takes up to a minute. Without Triton or a C++ compiler the update stays as it is, and the note says why.
     """
     algorithm: Any = off_policy
     compiler: Any = torch.compiler

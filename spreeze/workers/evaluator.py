@@ -1,14 +1,13 @@
 """The evaluator runs greedy episodes of the newest weights; it writes scores and keeps the best weights.
 
-It runs beside training at low priority and feeds nothing back. If a second environment is not possible, the sampler
-plays the evaluations in its own, between episodes (``TurnEvaluation``). ``python -m spreeze.workers.evaluator``
-is the last evaluation of a run. An environment that raises or gives a bad transition loses its episode; the score is
-that of the others, with the number lost.
+If a second environment is not possible, the sampler plays the evaluations in its own, between episodes
+(``TurnEvaluation``). ``python -m spreeze.workers.evaluator`` is the last evaluation of a run. An environment that
+raises or gives a bad transition loses its episode; the score is that of the others, with the number lost.
 
-Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights: a fixed list of ten
-may be easier than nine of ten others, forever. A target return counts as reached when the 99 % lower bound of the mean
-of ten or more episodes is at or above it, or when the same weights reach it again in a second evaluation. This has 20
-episodes, and continues up to 100 while its mean is above the target and its 90 % lower bound is not.
+Every evaluation plays fresh starts, drawn from ``evaluation.seed`` and the version of the weights. A target return
+counts as reached when the 99 % lower bound of the mean of ten or more episodes is at or above it, or when the same
+weights reach it again in a second evaluation of 20 episodes, continued up to 100 while its mean is above the target and
+its 90 % lower bound is not.
 """
 
 from __future__ import annotations
@@ -214,8 +213,8 @@ class Evaluation:
     def evaluate(self, weights: Weights, group: int = 0, *, keep_partial: bool = False) -> Record | None:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
-        With ``keep_partial``, the rounds finished before a stop count. The weights are kept if they are the best ones
-        of all groups so far (``best_policy``). Returns None if stopped or if no episode finished.
+        ``keep_partial`` counts the rounds finished before a stop. The weights are kept if they are the best of all
+        groups so far (``best_policy``). None if stopped or if no episode finished.
         """
         self.prepare()
         seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
@@ -273,8 +272,8 @@ class Evaluation:
     ) -> tuple[ReturnStats, dict[str, Any] | None]:
         """Plays a second evaluation where the mean reaches the target return and its lower bound does not.
 
-        Returns the returns of all episodes, and the result of the evaluation that decides; None for the latter where
-        the mean is below the target, or the second evaluation was stopped or lost most of its episodes.
+        Returns the returns of all episodes, and the deciding evaluation's result: None where the mean is below the
+        target, or the second evaluation was stopped or lost most of its episodes.
         """
         target = self._job.target_return
         if target is None or self._target_reached or stats.mean < target:
@@ -454,8 +453,8 @@ def final_evaluation(
 ) -> Record | None:
     """Evaluates the newest weights of the learner with the highest latest score, with as many rounds as fit.
 
-    ``on_record`` gets the record before the environments are closed, which may take long: the existing one if this
-    version was evaluated before, or None if there are no weights or no whole round ended in time. Returns it, too.
+    ``on_record`` gets the record, which is also returned, before the environments are closed, which may take long: the
+    existing one if this version was evaluated before, or None without weights or a whole round in time.
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
@@ -488,10 +487,7 @@ def final_evaluation(
 
 
 def main(argv: list[str]) -> int:
-    """Arguments are the job as JSON, the budget in seconds, and by how much to raise the nice value.
-
-    Prints the last evaluation as one JSON record.
-    """
+    """``argv``: job as JSON, budget in seconds, increase of the nice value; prints the last evaluation as JSON."""
     end_with_parent()
     ignore_ending_signals()
     text, budget_s, nice = argv

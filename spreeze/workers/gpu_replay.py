@@ -1,12 +1,10 @@
 """GPU replay: a copy of replay on the learner's device. Only new rows are copied; batches are gathered on the device.
 
-The rules are those of the ring (``transport.replay_ring``). A pull notes which rows are committed, copies the new
-ones, reads ``reserved`` afterwards and drops rows that may have been overwritten in the meantime. Draws are uniform
-over the rows that are on the device and that the ring's reader would draw.
-
-Copies run beside the updates. A pull copies at most ``chunk`` rows of a shard at a time, and draws leave out the oldest
-``chunk`` rows, so a pull overwrites nothing that draws with the previous windows may read. It only waits for draws with
-older windows, which are nearly always done.
+The rules are those of the ring (``transport.replay_ring``). A pull notes the committed rows, copies the new ones, reads
+``reserved`` afterwards and drops rows that may have been overwritten meanwhile. Draws are uniform over the rows on the
+device that the ring's reader would draw. Copies run beside the updates: a pull copies at most ``chunk`` rows of a shard
+at a time, and draws leave out the oldest ``chunk`` rows. So it waits only for draws with older windows, which are
+nearly always done.
 """
 
 from __future__ import annotations
@@ -281,10 +279,9 @@ class NotRecorded(Exception):
 class CudaGraph:
     """Several updates as one launch: everything from the draw to the target networks.
 
-    With small networks a GPU waits for its next kernel, and an update has a hundred of them. A graph can hold only work
-    of the device: draws from GPU replay, noise of registered generators. What Python decides by counting updates (a
-    delayed actor, a target that moves every n updates) is fixed while the graph is recorded, so a graph holds whole
-    periods of these decisions.
+    A GPU with small networks waits for its next kernel, a hundred in an update. A graph holds work of the device only:
+    draws from GPU replay, noise of registered generators. Decisions by the count of updates (delayed actor, targets
+    every n updates) are fixed while it is recorded, so a graph holds whole periods of these.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -414,7 +414,7 @@ class Publisher:
 def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
     """Completed fraction of a run, by the stop condition that comes first; 0 if none can be predicted.
 
-    ``earlier_s`` is the time of earlier sessions [s], so that a resumed run does not start over.
+    ``earlier_s``: time of earlier sessions [s], so that a resumed run does not start over.
     """
     total_s = stop.limit_s and earlier_s + stop.limit_s
     pairs = ((earlier_s + session_s, total_s), (env_steps, stop.env_steps), (updates, stop.updates))

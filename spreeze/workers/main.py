@@ -138,10 +138,10 @@ def report_failure(context: WorkerContext, errors_dir: Path, error: BaseExceptio
 
 
 def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
-    """Ends this process when the supervisor has died in any way.
+    """Ends this process when the supervisor has died in any way, by two means, each of which has a gap.
 
-    Each of the two means has a gap: the kernel's death signal (Linux only) follows the thread that started this
-    process, and a waiting thread cannot run while C code holds the interpreter lock.
+    The kernel's death signal (Linux only) follows the thread that started this process, and a waiting thread cannot run
+    while C code holds the interpreter lock.
     """
     end_with_parent()
     if os.getppid() != supervisor_pid:

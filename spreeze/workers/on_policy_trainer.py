@@ -2,10 +2,9 @@
 
 With a lag of 1 (HTS-RL): while rollout j is collected with theta(j), theta(j+1) is learned from D(j-1), which
 theta(j-1) collected; in rollout 0 there is nothing to learn, so theta(1) = theta(0). With a lag of 0 (the synchronous
-baseline): D(j) is collected with theta(j), and then theta(j+1) is learned from it.
-
-Before the swap, everything that a later rollout depends on is stored in memory that outlives this process. The
-successor of a killed learner reads the state of the rollout and learns the same again, unless the next state is stored.
+baseline): D(j) is collected with theta(j), and then theta(j+1) is learned from it. All that a later rollout depends on
+is stored before the swap in memory that outlives this process. The successor of a killed learner reads the state of the
+rollout and learns the same again, unless the next state is stored.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
     ) -> None:
         """Continues from the state of the current rollout, if there is one.
 
-        ``lag`` is 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
-        every policy. The file ``fingerprints`` gets a line of hashes at each swap. With a ``mixer``, what is learned is
-        shared with others. A WorkerError if the state is missing, a CheckpointError if it is of another network.
+        ``lag``: 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
+        every policy. The file ``fingerprints`` gets a line of hashes at each swap. A ``mixer`` shares what is learned
+        with others. A WorkerError if the state is missing, a CheckpointError if it is of another network.
         """
         self.algorithm, self._rollouts, self._memory = algorithm, rollouts, memory
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
@@ -240,8 +239,8 @@ class RolloutAverage:
     """An exponential average of an on-policy algorithm's policy, one step after each rollout learned from.
 
     With ``policy_average`` = 0 it is the newest policy. Over u updates it keeps ``policy_average ** u`` of itself,
-    less at first: after r rollouts no more than r / (9 + r), so that the first weights are soon forgotten. The running
-    mean and deviation of observations are averaged with the weights that were learned with them.
+    after r rollouts no more than r / (9 + r): the first weights are soon forgotten. The running mean and deviation of
+    observations are averaged with the weights learned with them.
     """
 
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:

@@ -24,9 +24,9 @@ _SILENT_STEPS = 4
 class PolicyAverage:
     """An exponential average of a policy's weights over updates (Polyak and Juditsky 1992; Tarvainen and Valpola 2017).
 
-    After u updates it keeps ``min(decay, (1 + u) / (10 + u))`` of itself in an update, so that the first weights are
-    soon forgotten. It takes a step every ``_AVERAGE_EVERY`` updates, or after each launch of several, with the same
-    decay per update; outside of recorded graphs, on the stream that they run on.
+    After u updates it keeps ``min(decay, (1 + u) / (10 + u))`` of itself in an update. It takes a step every
+    ``_AVERAGE_EVERY`` updates, or after each launch of several, with the same decay per update; outside of recorded
+    graphs, on the stream that they run on.
     """
 
     def __init__(self, algorithm: OffPolicyAlgorithm, decay: float) -> None:
@@ -70,9 +70,8 @@ class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
     Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that scale
-    their inputs and outputs. It then takes the mean of these and of the newest of each other learner. Moments
-    of the optimizer stay its own. No learner waits: one that has sent nothing for ``_SILENT_STEPS`` of these steps,
-    as it is dead, done or far slower, is left out until it sends again.
+    inputs and outputs, then takes the mean of these and the newest of each other learner. Moments of the optimizer stay
+    its own. No learner waits: one silent for ``_SILENT_STEPS`` of these steps is left out until it sends again.
     """
 
     def __init__(

@@ -98,10 +98,7 @@ class ReplayStatistics:
             self.on_device.renew(self.normalizer, 1.0 / self.return_scale, float(self._reward_clip))
 
     def scale_rewards(self, reward: np.ndarray) -> None:
-        """Divides rewards in place by the scale of returns, and bounds them; one that is not finite becomes 0.
-
-        Earlier versions stored rewards beyond float32; an update with one of them would be skipped.
-        """
+        """Divides rewards in place by the scale of returns, and bounds them; one that is not finite becomes 0."""
         bound = self._reward_clip
         if self.returns is not None:
             reward *= np.float32(1.0 / self.returns.scale)

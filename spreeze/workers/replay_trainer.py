@@ -67,10 +67,10 @@ class ReplayTrainer:
         session: float = 0.0,
         loaded_rows: tuple[int, ...] = (),
     ) -> None:
-        """With ``learner.compile`` the kernels of an update are fused by ``torch.compile`` before this returns.
+        """``learner.compile`` fuses the kernels of an update by ``torch.compile`` before this returns.
 
-        ``loaded_rows`` of each shard came from an earlier session, so they are in the statistics of a checkpoint. A
-        checkpoint with this ``session`` was written for the same rows.
+        ``loaded_rows`` of each shard came from an earlier session, so a checkpoint's statistics have them. A checkpoint
+        with this ``session`` was written for the same rows.
         """
         device = resolve_device(learner.device)
         devices = DeviceSplit.parse(device)
@@ -143,10 +143,7 @@ class ReplayTrainer:
             self.algorithm.set_parallel(parallel)
 
     def update_learning_rates(self, progress: float) -> None:
-        """Sets learning rates and importance weights for this fraction of the run.
-
-        Progress is rounded down to thousandths, so that equal runs get equal rates.
-        """
+        """Sets learning rates and importance weights for this fraction of the run, rounded down to thousandths."""
         thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
         if thousandths != self._progress:
             self._progress = thousandths

@@ -128,9 +128,9 @@ def on_policy_algorithm(job: BaseLearnerJob, correction: str) -> OnPolicyAlgorit
 def progress_of(job: BaseLearnerJob, session_s: Callable[[], float]) -> Progress:
     """Completed fraction of the run, for the learning rate of an on-policy learner.
 
-    It follows env steps if the run ends by them, so that learning does not depend on the clock; of several learners
-    each takes its part of them. It follows the clock if nothing else ends the run: with a target return or a number of
-    updates the time is only a limit, and the fraction stays 0. So it does where other learners have other clocks.
+    It follows env steps if the run ends by them, so that learning does not depend on the clock; several learners take a
+    part each. It follows the clock if nothing else ends the run. With a target return, a number of updates, or learners
+    that have other clocks, the time is only a limit, and the fraction stays 0.
     """
     stop, mix = job.stop, getattr(job, "mix", None)
     if stop.env_steps is not None:

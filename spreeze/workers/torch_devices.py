@@ -68,7 +68,7 @@ def free_bytes(device: torch.device) -> int:
 def out_of_memory(error: BaseException) -> bool:
     """True if an error only means too little memory, which leaves the device usable.
 
-    On a GPU only ``torch.OutOfMemoryError`` does, not other CUDA errors that mention memory. On a CPU PyTorch raises a
+    On a GPU only ``torch.OutOfMemoryError``, not other CUDA errors that mention memory. On a CPU PyTorch raises a
     RuntimeError, recognized by its text; Python and NumPy raise MemoryError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -88,9 +88,8 @@ def peak_bytes(device: str) -> int:
 def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[TwoThreads | None]:
     """Sets this process's threads of one matmul, and yields a second thread if the algorithms can use one.
 
-    Denormal numbers become zero in this thread and those it starts. A unit switched off by the ReLU has gradient zero,
-    and Adam's mean of it is a denormal number after 900 updates, which slows a processor down about a hundred times;
-    only real runs show it, never synthetic rows.
+    Denormal numbers become zero in this thread and those it starts: Adam's mean of a zero gradient (a unit switched off
+    by the ReLU) is denormal after 900 updates, and slows a processor about a hundred times; in real runs only.
     """
     flushed = torch.set_flush_denormal(True)
     parallel, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.choices is None else (None, threads)
@@ -119,9 +118,9 @@ def _matmuls_round() -> bool:
 def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     """Context in which float32 matmuls of this process round their inputs to ``precision``.
 
-    ``largest`` is the number of multiplications of the largest one (``largest_matmul``): on processors where oneDNN's
-    float32 kernels are twice as fast as MKL's, it computes them where that outweighs the longer time that it takes for
-    small ones. Networks must be created within this context. A ConfigError if a device does not have this precision.
+    ``largest``: multiplications of the largest one (``largest_matmul``), from which oneDNN's float32 kernels are used
+    on processors where they are twice as fast as MKL's; small ones take longer. Networks must be created within this
+    context. A ConfigError if a device does not have this precision.
     """
     gpus = gpus_of(device)
     check_precision(precision, on_gpu=bool(gpus))

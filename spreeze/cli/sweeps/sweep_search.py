@@ -1,11 +1,9 @@
 """``spreeze sweep --search``: settings proposed by Optuna (TPE, arXiv 1907.10902), runs below the median ended early.
 
 ``--set KEY`` searches around the value that a run would have, ``KEY=LOW:HIGH`` a range, ``KEY=A,B`` choices;
-``KEY=VALUE`` is fixed.
-
-``NAME.search.log`` beside the runs is the study's journal. Whoever reads it takes part: a resumed search, and any
-number of commands at once, each with trials of its own. A trial is a run for each seed, and its value the mean of
-their returns over the last fifth.
+``KEY=VALUE`` is fixed. ``NAME.search.log`` beside the runs is the study's journal. Whoever reads it takes part: a
+resumed search, and any number of commands at once, each with trials of its own. A trial is a run for each seed, and its
+value the mean of their returns over the last fifth.
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ def _new(args: argparse.Namespace, common: Sequence[str]) -> Sweep:
 def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str], Config]:
     """Space, fixed assignments, and the configuration of a run with only these.
 
-    Raises the ConfigError of a run that would be refused, at either end of each range, or one about no stop condition.
+    A ConfigError for no stop condition, or for a run refused at either end of a range.
     """
     fixed = [text for text in plan["set"] if is_fixed(text)]
     given = [*plan["arguments"], *_flags(fixed)]
@@ -195,10 +193,7 @@ def fraction_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
 
 
 def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: float = 1.0) -> float | None:
-    """Mean return over the fifth of a run that ends where it is, or was at ``until``; None without evaluation.
-
-    A part of the run, not a number of evaluations, of which a busy machine has fewer.
-    """
+    """Mean return over the fifth of a run, by its length, that ends now or at ``until``; None without evaluation."""
     done = [row for row in evaluations if fraction_done(row, stop) <= until]
     if not done:
         return None
@@ -473,7 +468,6 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """Name of the searched parameter."""
         return f"1 - {self.key}" if self.complement else self.key
 
     @property
@@ -517,8 +511,8 @@ def is_fixed(text: str) -> bool:
 def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
     """The axes of ``--set`` texts, and the assignments that are fixed; the usual settings where no text has an axis.
 
-    ``config`` is that of a run without the searched settings. Raises a ConfigError for an unknown setting, one that
-    occurs twice, or a range that is empty or beyond the allowed one.
+    ``config``: a run without the searched settings. A ConfigError for an unknown or repeated setting, or a range that
+    is empty or beyond the allowed one.
     """
     axes: list[Axis] = []
     fixed: list[str] = []

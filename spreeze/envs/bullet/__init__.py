@@ -1,11 +1,9 @@
-"""The Bullet tasks of pybullet-envs-gymnasium 0.6.0, bit for bit, at about twice its speed.
+"""The Bullet tasks of pybullet-envs-gymnasium 0.6.0, bit for bit, at about twice its speed, by queries in batches.
 
-That package queries Bullet for one number at a time; these query in batches. Bullet is imported with the first task.
-
-They are more reproducible than the package alone: Bullet's MJCF reader never initializes a link's transform (valgrind's
+They are more reproducible than the package: Bullet's MJCF reader never initializes a link's transform (valgrind's
 memcheck reports it), so previous memory contents determine the link's position until the first reset, the order of the
 broad phase's tree, and thereby the contacts. Here models are loaded from zeroed memory, as in a new process
-(``zeroed_links``).
+(``zeroed_links``). Bullet is imported with the first task.
 """
 
 from __future__ import annotations

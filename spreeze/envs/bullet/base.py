@@ -230,12 +230,11 @@ def clipped(action: np.ndarray) -> list[float]:
 
 @contextlib.contextmanager
 def zeroed_links() -> Iterator[None]:
-    """Within the block, new links of Bullet get zeroed memory, as in a new process.
+    """Within the block, new links of Bullet get zeroed memory, as in a new process; nothing without glibc.
 
-    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 makes its ``UrdfLink`` with ``new`` and never initializes the
-    link's transform; the package's docstring describes the consequences. The heap returns free chunks of the exact size
-    before it splits larger ones, so all of these are allocated, zeroed and freed. Does nothing without glibc. Can also
-    decorate a function that loads models.
+    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 never initializes the transform of its ``UrdfLink``; see the
+    module. The heap returns free chunks of the exact size first, so all of these are allocated, zeroed and freed. Can
+    also decorate a function that loads models.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_info"):

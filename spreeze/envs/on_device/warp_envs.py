@@ -58,11 +58,10 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         njmax: int | None = None,
         **args: Any,
     ) -> None:
-        """``args`` are those of Gymnasium's environment.
+        """``args`` are those of Gymnasium's environment; an EnvironmentError_ for other tasks than these walkers.
 
-        ``device`` is a name such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` and ``njmax`` limit the
-        contacts and constraints of each environment (None: MuJoCo Warp's choice). Raises an EnvironmentError_ for
-        other tasks than these walkers.
+        ``device``: a name such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` and ``njmax`` limit contacts and
+        constraints of each environment (None: MuJoCo Warp's choice).
         """
         if name not in _NAMES:
             raise EnvironmentError_(f"warp has no '{name}'{did_you_mean(name, _NAMES)}; it has {', '.join(_NAMES)}")

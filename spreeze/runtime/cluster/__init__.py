@@ -2,8 +2,8 @@
 
 In mode spreeze they have samplers; where learners mix they have whole runs, whose learners join those of this one.
 
-``bridge`` (driver)  a worker process of the run, which holds the connection to Ray: it asks each host for chunks of
-                     rows, writes them into the run's replay, and sends weights. A crash of Ray ends this process alone.
+``bridge`` (driver)  worker process with the connection to Ray: asks each host for chunks of rows, writes them into the
+                     run's replay, and sends weights. A crash of Ray ends this process alone.
 ``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
 ``host``             the samplers of that host, or its run; knows nothing of Ray.
 ``learner_bridge``   (driver) in place of the bridge where learners mix: carries messages between hosts.
@@ -11,16 +11,14 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.
 
 *Flow.* At most two pulls are in progress to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4
-MB, or sooner with what there is. It carries how far the host may continue, which follows from the run's rate limiter:
-so back-pressure reaches the samplers, and learner, limiter and replay know nothing of other hosts. Each version of the
-weights is one object in Ray's store, which every host fetches once.
+MB, or sooner with what there is. It carries how far the host may continue by the run's rate limiter: so back-pressure
+reaches the samplers. Each version of the weights is one object in Ray's store, which every host fetches once.
 
 *Faults.* A restarted gateway starts a new epoch of row numbers; what was in progress is lost, and counted. A host that
 does not answer is waited for; one that Ray counts as dead is dropped, and taken in again when it comes back. When the
 bridge ends, Ray ends its actors, and samplers end with the process that started them.
 
-*Trust.* Ray itself runs any code that a member of its cluster sends, so its own token authentication
-(``RAY_AUTH_MODE=token``) is on in clusters that are made here. What this package sends through Ray is ``bytes`` alone,
-which Ray does not pickle; of our own code Ray pickles only the name of the actor's class. Every message bears an HMAC
-with the run's secret.
+*Trust.* Ray runs any code that a member of its cluster sends, so its token authentication (``RAY_AUTH_MODE=token``) is
+on in clusters that are made here. This package sends ``bytes`` alone, which Ray does not pickle; of our code Ray
+pickles only the name of the actor's class. Every message bears an HMAC with the run's secret.
 """

@@ -196,10 +196,7 @@ class HostSamplers(threading.Thread):
             self._events.append(clean(text, 300))
 
     def take_weights(self, data: bytes) -> tuple[int, int]:
-        """Gives the samplers a version of the weights; returns the newest (epoch, version) that they have.
-
-        A TransportError if it cannot be read.
-        """
+        """Gives samplers the weights; returns the newest (epoch, version) they have; TransportError if unreadable."""
         try:
             weights = decode(data, Path("weights from the driver"))
         except (*DAMAGE, WeightsError) as error:

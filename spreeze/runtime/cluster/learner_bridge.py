@@ -1,11 +1,10 @@
 """The bridge of modes whose learners mix: gives each other host a run of its own, and carries messages to and fro.
 
-Ray starts these runs and ends them (``host.HostRun``). Each host has the messages of all learners in its own memory
+Ray starts and ends these runs (``host.HostRun``). Each host has the messages of all learners in its own memory
 (``transport.gossip``). The bridge gives a host the newest messages of its learner's in-neighbours, and listens for its
-learner's own. One call of a kind is under way to each host: while it travels, a newer message replaces an older one.
-
-Presence is sent apart from messages, which may be large: by a ping, four times a second, both sides list the learners
-that are alive. A learner that has been silent for ``SILENT_S`` is left out of the graph, whatever the cause.
+learner's own: one call of a kind to each host at a time, in which a newer message replaces an older one. Presence is
+sent apart from large messages: by a ping, four times a second, both sides list the learners that are alive. A learner
+silent for ``SILENT_S`` is left out of the graph.
 """
 
 from __future__ import annotations

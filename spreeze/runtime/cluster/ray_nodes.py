@@ -258,8 +258,8 @@ def local_environment(folder: Path) -> dict[str, str]:
 class LocalCluster:
     """Several nodes of Ray on this machine, for demonstrations, tests and benches.
 
-    They listen on the loopback address alone, their token is known to this process and its children only, and all that
-    Ray writes goes into a temporary folder that is removed.
+    They listen on the loopback address alone, with a token known to this process and its children only. All that Ray
+    writes goes into a temporary folder that is removed.
     """
 
     def __init__(self, hosts: int) -> None:
@@ -280,12 +280,10 @@ class LocalCluster:
             self.add()
 
     def add(self) -> None:
-        """Starts one more host."""
         with _handlers_kept():
             self.hosts.append(self._cluster.add_node(**_LOCAL_NODE))
 
     def close(self) -> None:
-        """Ends all of it."""
         with contextlib.suppress(Exception):  # a node that was killed
             self._cluster.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -37,7 +37,7 @@ _BANDWIDTH_BYTES = 1 << 24
 def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[str, Any]:
     """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is requested.
 
-    With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is checked as well
+    With a ``task`` (arguments of ``envs.probe.probe_env``, or none of them) each host's gateway is checked
     (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured. A ConfigError if Ray is not
     installed, or the cluster rejects us.
     """

@@ -154,10 +154,10 @@ class EpisodeRecorder:
     def keep(
         self, episodes: Sequence[Episode], seeds: Sequence[int], record: Mapping[str, Any], *, tries: bool = True
     ) -> bool:
-        """Writes the best, the median and the worst of an evaluation's episodes, and deletes surplus recordings.
+        """Writes the best, median and worst of an evaluation's episodes, and deletes surplus recordings.
 
         With ``tries`` it may try, once, whether an episode repeats. True if the environments have to be made anew, so
-        that the next episodes are drawn while they are played; an OSError if the disk is full.
+        that the next episodes are drawn while played; an OSError if the disk is full.
         """
         played, self._tapes = self._played(episodes, seeds), {}
         if not played:

@@ -95,8 +95,8 @@ def drawing_task(run_dir: Path) -> Task:
 def draw(run_dir: Path, key: EvaluationKey, kind: str, make_task: Callable[[Path], Task] = drawing_task) -> str:
     """Draws the pictures of an episode, unless another process does; returns why they end early, or nothing.
 
-    ``make_task`` may return a task of this run that was made before. A RunError if there is no such episode, an OSError
-    if the run directory cannot be written to.
+    ``make_task`` may return a task of this run made before. A RunError without such an episode, an OSError if the run
+    directory cannot be written to.
     """
     episode = read_recording(run_dir, key).of_kind(kind)
     path = frames_path(run_dir, key, episode.kinds[0])

@@ -82,8 +82,8 @@ def fresh_seeds(count: int, *entropy: int) -> list[int]:
 def envs_at_once(spec: EnvSpec) -> int:
     """Number of environments to step together; depends on the id only.
 
-    The batch size decides the last bit of an action, and a score must repeat on another day and machine. A Bullet
-    environment takes 29 MiB, and its step costs 30 times a policy call, so batching gains nothing there.
+    The batch size decides the last bit of an action, and scores must repeat on other days and machines. A Bullet
+    environment takes 29 MiB, and its step costs 30 times a policy call, so batching gains nothing.
     """
     return 2 if is_bullet(spec.env_id) else 16
 
