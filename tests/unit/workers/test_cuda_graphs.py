@@ -487,7 +487,7 @@ def test_a_checkpoint_of_this_session_counts_nothing_twice_and_one_of_an_earlier
         loaded = learning_of(ring, normalize_obs=True, session=2.0, loaded_rows=tuple(ring.committed.tolist()))
         loaded.load_state(tensors, state)
         loaded.refresh()
-        assert loaded.normalizer.count == 400.0, "rows that an earlier session counted"
+        assert loaded.statistics.normalizer.count == 400.0, "rows that an earlier session counted"
 
 
 def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
