@@ -17,7 +17,7 @@ an export format     inference/export.py, types.py               its codec in ``
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
 ===================  ==========================================  =====================================================
 
-What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime/process_supervisor.py`` (restarts);
+What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime/worker_pool.py`` (restarts);
 which episodes are kept, in ``workers/episodes/episode_recorder.py``; how samplers of other hosts deliver rows, in
 ``runtime/cluster`` (``gateway``, ``bridge``).
 

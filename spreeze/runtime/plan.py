@@ -50,7 +50,7 @@ class RunTuner(Protocol):
     """A tuner that measures while a run trains."""
 
     def begin(self, run: Any, workers: Any) -> None:
-        """Starts measuring for an ``Assembly`` with its workers, a ``ProcessSupervisor``."""
+        """Starts measuring for an ``Assembly`` with its workers, a ``WorkerPool``."""
 
     def notes(self) -> list[str]:
         """Lines since the last call, for the user."""

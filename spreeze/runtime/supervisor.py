@@ -28,9 +28,9 @@ from spreeze.runtime.final_evaluation import evaluate_at_the_end
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerSpec
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.status_table import StatusTable
@@ -113,7 +113,7 @@ class _RunLoop:
         context = RunContext(
             run_dir=run_dir.path, status=run.status, nonce=run_dir.nonce, gives_way=gives_way, logs=logs
         )
-        self._workers = ProcessSupervisor(context, on_event=recorder.event, launcher=launcher)
+        self._workers = WorkerPool(context, on_event=recorder.event, launcher=launcher)
         self._finished: dict[Address, str] = {}
         self.leave_free = plan.config.tuning.leave_free
         self._env_args = EnvironmentArguments(plan, run_dir, recorder.event)

@@ -26,7 +26,7 @@ from spreeze.errors import SpreezeError
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.plan import RunPlan, TunerChoice
-from spreeze.runtime.process_supervisor import ProcessSupervisor
+from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.status_table import RetunedSettings
 from spreeze.tuner.knobs import as_configured, find_memory_plan, fit_rollout, max_samplers
@@ -228,7 +228,7 @@ class TunerThread(abc.ABC):
         self._stop = TunerStop(tuning.interrupts)
         self._thread: threading.Thread | None = None
 
-    def begin(self, run: Assembly, workers: ProcessSupervisor) -> None:
+    def begin(self, run: Assembly, workers: WorkerPool) -> None:
         """Starts measuring for a run with these workers."""
         self._notes.put(self.begins)
         self._thread = threading.Thread(target=self._run, args=(run, workers), name="tuner", daemon=True)
@@ -252,7 +252,7 @@ class TunerThread(abc.ABC):
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, run: Assembly, workers: ProcessSupervisor) -> None:
+    def _run(self, run: Assembly, workers: WorkerPool) -> None:
         record, start = None, AWAKE()
         try:
             with only_tuner(self._notes.put, self._stop) as note:
@@ -275,7 +275,7 @@ class TunerThread(abc.ABC):
             self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {text}")
 
     @abc.abstractmethod
-    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: WorkerPool, note: str | None) -> dict[str, Any]:
         """The tuner's record."""
 
     def _conclude(self, record: dict[str, Any] | None) -> None:  # noqa: B027 (optional)
@@ -293,7 +293,7 @@ class InRunTuner(TunerThread):
     _reported_knobs = _CHANGEABLE
     _windows: _RunWindows | None = None
 
-    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: WorkerPool, note: str | None) -> dict[str, Any]:
         tuning, first, cores = self._tuning, self._first, self._tuning.machine.cores.usable
         self._windows = windows = _RunWindows(run, workers.pids, first, cores, self._stop)
         windows.wait_for_samplers()
@@ -335,7 +335,7 @@ class BesideRunTuner(TunerThread):
         "training progress made meanwhile is kept"
     )
 
-    def _measured(self, run: Assembly, workers: ProcessSupervisor, note: str | None) -> dict[str, Any]:
+    def _measured(self, run: Assembly, workers: WorkerPool, note: str | None) -> dict[str, Any]:
         tuning = self._tuning
 
         @contextlib.contextmanager

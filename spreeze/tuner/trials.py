@@ -24,7 +24,7 @@ from spreeze.run_directory import scratch_folder
 from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.process_supervisor import ProcessSupervisor
+from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.tuner.problem import (
     BATCH,
@@ -217,7 +217,7 @@ class Trial(contextlib.ExitStack, Windows):
             logs.start()
             way = self._plan.config.tuning.give_way
             context = RunContext(run_dir=run_dir, status=run.status, nonce=nonce, gives_way=way, logs=logs)
-            self._workers = ProcessSupervisor(context, on_event=lambda level, text: None)
+            self._workers = WorkerPool(context, on_event=lambda level, text: None)
             self.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in run.specs.values():
                 if spec.role.steps or (self._kind.learns and (spec.role.learns or spec.role.infers)):

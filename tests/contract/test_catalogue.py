@@ -47,8 +47,8 @@ CATALOGUE = {
         "serial::test_a_request_to_stop_waits_for_an_environment_as_for_a_worker",
         "awake::test_code_that_lets_no_other_run_is_ended_from_outside")),
     7: Row("the constructor takes 90 s", (
-        "supervisor::test_each_phase_has_its_own_deadline",
-        "supervisor::test_a_start_has_a_deadline_of_its_own_which_is_told_and_named",
+        "worker_pool::test_each_phase_has_its_own_deadline",
+        "worker_pool::test_a_start_has_a_deadline_of_its_own_which_is_told_and_named",
         "odd_envs::test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_waited_for_aloud",
         "odd_envs::test_an_environment_that_is_slow_to_start_is_made_few_times",
         "collectors::test_making_environments_keeps_the_heartbeat_going"),
@@ -56,8 +56,8 @@ CATALOGUE = {
     8: Row("the environment segfaults", (
         "environment_faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
     9: Row("the environment ends the process", (
-        "supervisor::test_exit_0_without_being_done_is_a_failure",
-        "supervisor::test_what_a_worker_wrote_last_stands_in_the_reason_of_its_end_unless_it_reported_one",
+        "worker_pool::test_exit_0_without_being_done_is_a_failure",
+        "worker_pool::test_what_a_worker_wrote_last_stands_in_the_reason_of_its_end_unless_it_reported_one",
         "odd_envs::test_an_environment_that_dies_is_told_with_its_last_words",
         "environment_faults::test_a_sampler_whose_environment_takes_it_down_is_started_again")),
     10: Row("the environment leaks memory", (
@@ -90,7 +90,7 @@ CATALOGUE = {
     16: Row("NaN or infinite loss or gradient", (
         "off_policy::test_non_finite_batch_is_refused_and_counted",
         "fault_stubs::test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint",
-        "supervisor::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words")),
+        "worker_pool::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words")),
     17: Row("weights with NaN about to be published", (
         "weights::test_values_that_are_not_finite_are_never_published",)),
     18: Row("learner SIGKILLed", ("kill::test_every_role_is_killed_in_turn_and_training_goes_on",)),
@@ -104,7 +104,7 @@ CATALOGUE = {
     21: Row("GPU lost, its monitor hangs", (
         "hardware::test_hung_driver_does_not_hang_the_caller",
         "utilisation::test_hung_driver_never_holds_a_sample_up_and_its_old_figures_expire",
-        "supervisor::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words"), stub=True,
+        "worker_pool::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words"), stub=True,
         adjusted="the run ends with the reason and its checkpoint instead of pausing: a lost GPU comes back with a "
                  "reboot at best, and a resume continues from there"),
     22: Row("a GPU gone at resume", (
@@ -199,7 +199,7 @@ CATALOGUE = {
         "run_directory::test_the_age_of_a_request_does_not_depend_on_the_clock",
         "checkpoint::test_newest_by_epoch_and_updates_not_by_time"), stub=True),
     44: Row("the laptop sleeps, Ctrl-Z", (
-        "supervisor::test_nobody_is_blamed_when_the_machine_slept",
+        "worker_pool::test_nobody_is_blamed_when_the_machine_slept",
         "awake::test_a_long_gap_without_work_is_sleep_and_leaves_the_clock_where_it_was",
         "awake::test_ctrl_z_stops_a_process_without_a_shell_too_and_its_clock_with_it",
         "awake::test_a_family_is_stopped_and_goes_on_but_for_what_was_stopped_before",
@@ -207,10 +207,10 @@ CATALOGUE = {
         "envs::test_a_probe_that_was_stopped_meanwhile_is_tried_again"), stub=True),
     45: Row("limits of descriptors, threads, processes", (
         "machine_faults::test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left",
-        "supervisor::test_a_process_that_cannot_be_started_counts_as_a_failure")),
+        "worker_pool::test_a_process_that_cannot_be_started_counts_as_a_failure")),
     46: Row("evaluator or visualizer crashes, no display", (
         "kill::test_every_role_is_killed_in_turn_and_training_goes_on",
-        "supervisor::test_evaluator_and_visualizer_rest_without_harm_and_are_tried_again",
+        "worker_pool::test_evaluator_and_visualizer_rest_without_harm_and_are_tried_again",
         "visualizer::test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly")),
     47: Row("standard output closed, log disk full", (
         "machine_faults::test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run",

@@ -357,9 +357,9 @@ if "SPREEZE_WORKER" not in os.environ:
 """
 _IMPATIENT = """
 import sys
-import spreeze.runtime.process_supervisor
+import spreeze.runtime.worker_pool
 from spreeze.cli import train
-spreeze.runtime.process_supervisor.DEATH_S = 1.0
+spreeze.runtime.worker_pool.DEATH_S = 1.0
 sys.exit(train.main())
 """
 """``spreeze train`` that does not wait long for what was killed."""

@@ -27,7 +27,7 @@ from spreeze.modes.replay_modes import ReplayData
 from spreeze.runtime.assembly import Assembly, assembled
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.process_supervisor import ProcessSupervisor
+from spreeze.runtime.worker_pool import WorkerPool
 
 _START_S, _SETTLE_S = 60.0, 0.5
 _LEARNING_SETTLES_S = 8.0
@@ -45,7 +45,7 @@ STATES: dict[str, tuple[str, ...]] = {
 class WorkerGroup:
     """Workers of a run, of whom only those work that a measurement is about; the others are stopped by SIGSTOP."""
 
-    def __init__(self, workers: ProcessSupervisor, run: Assembly) -> None:
+    def __init__(self, workers: WorkerPool, run: Assembly) -> None:
         self.workers, self.run = workers, run
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
@@ -89,7 +89,7 @@ def worker_group(plan: RunPlan, roles: Collection[str]) -> Iterator[WorkerGroup]
     """Workers of these roles of the run that ``plan`` describes; they have ended when this ends."""
     with run_folder() as folder, assembled(assemble, plan, folder, time.monotonic()) as run:
         run_context = RunContext(run_dir=folder, status=run.status, nonce=secrets.token_hex(8))
-        workers = ProcessSupervisor(run_context, on_event=lambda level, text: None)
+        workers = WorkerPool(run_context, on_event=lambda level, text: None)
         found = WorkerGroup(workers, run)
         try:
             if "learner" not in roles:
@@ -155,7 +155,7 @@ def memory_rows(plan: RunPlan) -> list[Row]:
     ]
 
 
-def _memory_bytes(workers: ProcessSupervisor) -> int:
+def _memory_bytes(workers: WorkerPool) -> int:
     """The largest proportional resident memory of a worker (its share of pages that processes have in common)."""
     children = [handle.process for handle in workers.handles.values() if handle.process is not None]
     held = [psutil.Process(child.pid).memory_full_info() for child in children]

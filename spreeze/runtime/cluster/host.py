@@ -35,7 +35,7 @@ from spreeze.metrics.table import SLOTS, TABLE
 from spreeze.run_directory import scratch_folder, versions
 from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment, start_process
-from spreeze.runtime.process_supervisor import ProcessSupervisor
+from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.chunks import RowReader, outlet_limiter, outlet_spec
 from spreeze.transport.gossip import GossipMemory
@@ -81,7 +81,7 @@ class HostSamplers(threading.Thread):
         self._events: deque[str] = deque(maxlen=_MAX_EVENTS)
         self._folder = Path()
         self._status: StatusTable | None = None
-        self._workers: ProcessSupervisor | None = None
+        self._workers: WorkerPool | None = None
         self.weights_order = (-1, -1)
 
     def run(self) -> None:
@@ -118,7 +118,7 @@ class HostSamplers(threading.Thread):
         self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
         outlet = RowReader(ring)
         context = RunContext(run_dir=self._folder, status=self._status, nonce=nonce, gives_way=job.gives_way, logs=logs)
-        self._workers = ProcessSupervisor(context, on_event=self._note)
+        self._workers = WorkerPool(context, on_event=self._note)
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
             sampler = SamplerJob(

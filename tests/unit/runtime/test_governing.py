@@ -30,8 +30,8 @@ from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.process_supervisor import ProcessSupervisor
 from spreeze.runtime.rates import CounterSample, GroupSample
+from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.shared_memory import Wakeup, readable
@@ -339,7 +339,7 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
         (tmp_path / sub).mkdir()
     with assembled(assemble, decided, tmp_path, time.monotonic()) as run:
         status, row = run.status, run.specs["sampler-0"].row
-        workers = ProcessSupervisor(
+        workers = WorkerPool(
             RunContext(run_dir=tmp_path, status=status, nonce="resting"), on_event=lambda level, text: None
         )
         status.header[status_table.ACTIVE_SAMPLERS] = 0

@@ -3,7 +3,7 @@ import importlib
 import pytest
 
 from spreeze.metrics.table import SLOTS
-from spreeze.runtime.process_supervisor import RestartState
+from spreeze.runtime.worker_pool import RestartState
 from spreeze.workers import jobs
 from spreeze.workers.roles import ROLES, RestartLimit
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rings import count_torn
 from test_checkpoint import OPERATIONS, Crash
-from test_supervisor import Stage
+from test_worker_pool import Stage
 
 from spreeze.errors import CheckpointError, WorkerError
 from spreeze.transport.checkpoint import CheckpointStore

@@ -47,7 +47,7 @@ class WorkerHandle:
     waited_s: float | None = None  # core-waiting time so far, noted when the current silence reached half its deadline
 
 
-class ProcessSupervisor:
+class WorkerPool:
     """Starts, watches, restarts and stops workers."""
 
     def __init__(

@@ -15,9 +15,9 @@ from spreeze.errors import WorkerError
 from spreeze.machine.awake import AwakeClock
 from spreeze.machine.logs import Log
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
-from spreeze.runtime import process_supervisor
+from spreeze.runtime import worker_pool
 from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec
-from spreeze.runtime.process_supervisor import ProcessSupervisor
+from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import DEADLINE_S, ROLES, Address, Phase
@@ -73,7 +73,7 @@ class Stage(Launcher):
         self.refuse, self.clock = False, clock(self)
         self.status = StatusTable.create(len(ROWS))
         run_context = RunContext(run_dir=tmp_path, status=self.status, nonce="x")
-        self.workers = ProcessSupervisor(
+        self.workers = WorkerPool(
             run_context, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
             launcher=self, clock=self.clock,
         )  # fmt: skip
@@ -184,7 +184,7 @@ def test_each_phase_has_its_own_deadline(stage, phase):
 def test_a_worker_that_waits_for_a_core_is_not_hung(stage, monkeypatch):
     scene, waited = stage("learner"), {"s": 50.0}
     silent = scene.child("learner")
-    monkeypatch.setattr(process_supervisor, "waited_for_core_s", lambda pid: waited["s"])
+    monkeypatch.setattr(worker_pool, "waited_for_core_s", lambda pid: waited["s"])
     scene.heartbeat("learner", Phase.INIT)
     scene.workers.watch()
     deadline_s = int(DEADLINE_S[Phase.INIT])
