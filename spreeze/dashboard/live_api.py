@@ -24,7 +24,7 @@ from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.comparison import FINAL_EVALUATIONS, final_metric, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MAX_NUMBERS
-from spreeze.metrics.progress import Trend, has_risen, published, trend_of
+from spreeze.metrics.progress import Trend, has_risen, is_stuck, published, trend_of
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.stop_reasons import stop_reason
@@ -413,7 +413,7 @@ def _trend(
         target = reference.value
     reached = -math.inf if best is None else best.return_mean
     text = f"{curve.trend.sentence(target if state in LIVE_STATES else None, reached)}."
-    return f"{text} {_STUCK}" if not curve.risen and (target is None or reached < target) else text
+    return f"{text} {_STUCK}" if curve.stuck and (target is None or reached < target) else text
 
 
 class _Curve(NamedTuple):
@@ -421,13 +421,14 @@ class _Curve(NamedTuple):
 
     trend: Trend | None
     final: float | None  # mean of the last ten
-    risen: bool  # True if the best one is clearly above the first
+    risen: bool  # True if some in a row are clearly above the first
+    stuck: bool  # True if they have not risen for minutes
 
 
 def _mean_of_last(final: float | None, count: int) -> str:
     if final is None:
         return DASH
-    return number(final) + (f" (mean of {count})" if count < FINAL_EVALUATIONS else "")
+    return number(final) + (f" (n={count})" if count < FINAL_EVALUATIONS else "")
 
 
 @lru_cache(16)
@@ -435,7 +436,8 @@ def _latest_returns(path: Path, nonce: str, count: int) -> _Curve:
     """A summary after ``count`` evaluations of a run."""
     with MetricsReader(path / "metrics.db").connected() as reader:
         latest = reader.evaluations(max(0, count - _TREND_EVALUATIONS))
-    return _Curve(trend_of(latest), final_metric(latest), has_risen(latest))
+    trend = trend_of(latest)
+    return _Curve(trend, final_metric(latest), risen=has_risen(latest), stuck=is_stuck(latest, trend))
 
 
 def _samplers(shown: Snapshot) -> str:

@@ -149,16 +149,26 @@ _GAIN = 0.02  # Share of the gain so far by which the best mean has to rise in t
 _Z_95 = 1.96
 _MIN_TREND_POINTS = 6
 _MAX_TREND_POINTS = 200  # Points through which a trend is drawn; more of them are averaged in turn.
+_MIN_STUCK_S = 120.0  # training time and evaluations without a rise before a run is called stuck
+_MIN_STUCK = 10
 _MIN_TREND_S = 30.0  # Training time that a trend covers at least: a slope over seconds says little about a minute.
 
 
 def has_risen(curve: Sequence[EvaluationRow]) -> bool:
-    """True if the best evaluation is clearly above the first one, by the intervals of both."""
+    """True if the best mean of a few evaluations in a row is clearly above the first one, by their intervals."""
     if not curve:
         return False
-    first, best = curve[0], max(curve, key=lambda record: record.return_mean)
-    margin = math.hypot(first.half_width or 0.0, best.half_width or 0.0)
-    return best.return_mean - first.return_mean > margin
+    size, first = min(FIRST, len(curve)), curve[0]
+    best, end = max((mean, end) for end, mean in enumerate(running_mean(curve, size)) if end >= size - 1)
+    widths = [row.half_width or 0.0 for row in curve[end - size + 1 : end + 1]]
+    return best - first.return_mean > math.hypot(first.half_width or 0.0, math.hypot(*widths) / size)
+
+
+def is_stuck(curve: Sequence[EvaluationRow], trend: Trend | None) -> bool:
+    """True if the returns have not risen for minutes, and do not rise now."""
+    if trend is None or curve[-1].t - curve[0].t < _MIN_STUCK_S or len(curve) < _MIN_STUCK:
+        return False
+    return trend.low <= 0.0 and not has_risen(curve)
 
 
 def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:

@@ -675,7 +675,7 @@ def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_w
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = live_api.live_response(run, 0.0, 0, "")["text"]
         assert (text["progress"], text["since_best"]) == ("41 %, at most 2:05 left", "1:00")
-        assert text["final"] == "5 (mean of 3)"
+        assert text["final"] == "5 (n=3)"
         (run / "config.toml").write_text("[stop]\nseconds = 300.0\n")
         assert live_api.live_response(run, 0.0, 0, "")["text"]["progress"] == "41 %, 2:05 left"
         (run / "config.toml").write_text("[stop]\nseconds = 300.0\ntarget_return = 5.0\n")

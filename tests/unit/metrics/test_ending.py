@@ -9,7 +9,9 @@ from spreeze.metrics.progress import (
     Published,
     Trend,
     ending_of,
+    has_risen,
     has_stopped_rising,
+    is_stuck,
     robust_slope,
     slope_of,
     trend_of,
@@ -52,6 +54,27 @@ def test_returns_have_stopped_rising_only_where_they_rose_and_the_last_third_doe
 def test_few_evaluations_tell_nothing():
     assert not has_stopped_rising([])
     assert not has_stopped_rising(curve(levels_off)[::20])
+
+
+@pytest.mark.parametrize(
+    ("returns", "risen"),
+    [
+        ([25.0, 40.0, 134.0, 60.0, 79.0, 66.0, 71.0, 64.0, 70.0], True),
+        ([0.0, -0.01, 0.01, 0.0, -0.01, 0.01, 0.0, 0.0, -0.01], False),
+        ([100.0, 20.0, 10.0, 15.0, 12.0, 11.0, 10.0, 14.0, 12.0], False),
+        ([1.0], False),
+    ],
+)
+def test_returns_have_risen_where_a_few_in_a_row_are_clearly_above_the_first(returns, risen):
+    rows = [EvaluationRow(10.0 * k, k, k, 1, k, 10, value, 30.0, 9.0) for k, value in enumerate(returns)]
+    assert has_risen(rows) is risen
+    assert not is_stuck(rows, trend_of(rows)), "90 s say too little"
+
+
+@pytest.mark.parametrize(("gain_per_s", "stuck"), [(0.0, True), (1.0, False)])
+def test_a_run_is_stuck_after_minutes_without_a_rise(gain_per_s, stuck):
+    rows = curve(lambda t: gain_per_s * t, until_s=300.0, noise=0.3)
+    assert is_stuck(rows, trend_of(rows)) is stuck
 
 
 def test_the_slope_s_interval_is_that_of_least_squares():
