@@ -256,6 +256,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
             last,
             best,
             risen=curve.risen,
+            over="Over its last session" if (run.get("sessions") or 1) > 1 else "Over the whole run",
             ended=run.get("exit_reason"),
             error=read_summary(path).get("error"),
             won=better_run(path),
@@ -467,6 +468,7 @@ def _note(
     best: EvaluationRow | None,
     *,
     risen: bool,
+    over: str,
     ended: str | None,
     error: object,
     won: str | None,
@@ -475,7 +477,8 @@ def _note(
     """The sentences below the tiles, and whether they are about a problem.
 
     ``ended`` and ``error``: why it ended; ``won``: the better run of a comparison of algorithms; ``risen`` is False
-    while returns are those of the start; ``restarting``: a worker that is not back yet, so rates show no bottleneck.
+    while returns are those of the start; ``over``: the time of an ended run's rates; ``restarting``: a worker that
+    is not back yet, so rates show no bottleneck.
     """
     problem = state in ("failed", "crashed", "damaged")
     if state == "stopping":
@@ -493,7 +496,7 @@ def _note(
         return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
     text, side = bottleneck(shown)
     if state not in LIVE_STATES:
-        text = f"{_why_ended(ended, error)} {'' if side is Side.TUNER else 'Over the whole run: '}{text}"
+        text = f"{_why_ended(ended, error)} {'' if side is Side.TUNER else f'{over}: '}{text}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
     return {

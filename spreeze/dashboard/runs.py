@@ -63,7 +63,8 @@ def _selected_run(path: Path, folder: Path) -> None:
     recorded = path == SAMPLE
     st.header(components.plain(run.title), anchor=False)
     ended = f" ({run.exit_reason})" if run.exit_reason else ""
-    st.caption(components.plain(f"{run.state}{ended} \u00b7 {number(run.updates)} updates \u00b7 {short(path)}"))
+    updates = "" if alive else f" \u00b7 {number(run.updates)} updates"  # this part of the page is not renewed
+    st.caption(components.plain(f"{run.state}{ended}{updates} \u00b7 {short(path)}"))
     if run.about.note:
         st.text(run.about.note)
     cells = st.columns(4)
@@ -81,7 +82,7 @@ def _selected_run(path: Path, folder: Path) -> None:
     more["note"] = f"Requested {name} to stop."
     components.act_button(cells[1], "Stop", control.stop, name, folder, **more)
     help_text = "It is running: stop it first." if alive else None
-    with cells[2].popover("Delete", disabled=alive or recorded, width="stretch", help=help_text):
+    with cells[2].popover("Delete", key=f"delete_{name}", disabled=alive or recorded, width="stretch", help=help_text):
         st.write(f"Delete **{run.name}** with its checkpoints and clips? This cannot be undone.")
         confirmation = st.text_input("Type its name to confirm", key=f"sure_{name}")
         more = {"note": f"{name} was deleted.", "disabled": confirmation != name}

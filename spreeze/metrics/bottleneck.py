@@ -65,7 +65,7 @@ def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
     if snapshot.tuner_measures:
         turns = "taking turns with the run, which is paused meanwhile"
         how = "on the running workers" if snapshot.lag is None else turns
-        return Bottleneck(f"The tuner measures {how}: rates are lower until it has chosen.", Side.TUNER)
+        return Bottleneck(f"The tuner measures {how}: rates change until it has chosen.", Side.TUNER)
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)

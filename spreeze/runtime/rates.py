@@ -6,6 +6,7 @@ Metrics are for the whole run: counters and rates are sums over groups, other nu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -187,6 +188,10 @@ class Rates:
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
         groups = new.groups[part]
         changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
+        if (seconds := new.t_s - old.t_s) > 0:  # of each reading with its own batch size, which the tuner changes
+            pairs = itertools.pairwise(self._window)
+            frames = sum(_frames(a.groups[part], b.groups[part], self.batch_size) for a, b in pairs)
+            changes["update_frames_per_s"] = frames / seconds
         return _counts(groups, self.table) | changes | {"samples_per_insert": samples_per_insert(groups)}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
@@ -282,11 +287,13 @@ def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: M
 
 
 def _frames(old: _Groups, new: _Groups, batch_size: int) -> float:
-    """Updates between two readings times the batch size at the second, which tuner and learner may change."""
-    return sum(
-        max(after.learner["updates"] - before.learner["updates"], 0.0) * (after.learner.get("batch_size") or batch_size)
-        for before, after in zip(old, new, strict=True)
-    )
+    """Updates between two readings times their batch size; the smaller one where tuner or learner changed it."""
+    frames = 0.0
+    for before, after in zip(old, new, strict=True):
+        sizes = [size for size in (before.learner.get("batch_size"), after.learner.get("batch_size")) if size]
+        updates = max(after.learner["updates"] - before.learner["updates"], 0.0)
+        frames += updates * min(sizes, default=batch_size)
+    return frames
 
 
 def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:

@@ -78,7 +78,7 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
             Side.TUNER,
             "It ended before the tuner had chosen.",
         ),
-        (_snapshot(0.50, 0.02, tuner_measures=True), Side.TUNER, "measures on the running workers: rates are lower"),
+        (_snapshot(0.50, 0.02, tuner_measures=True), Side.TUNER, "measures on the running workers: rates change"),
         (
             _snapshot(0.50, 0.02, tuner_measures=True, lag=1),
             Side.TUNER,

@@ -125,8 +125,10 @@ def test_update_frames_of_a_whole_run_count_each_update_with_the_batch_of_its_ti
     gauges = Rates(10, warmup_s=0.0)
     gauges.read(_reading(60.0, (0,), 1000, sampled=1, learner={"batch_size": 10.0}))
     gauges.read(_reading(70.0, (0,), 1100, sampled=2, learner={"batch_size": 10.0}))
-    gauges.read(_reading(80.0, (0,), 1200, sampled=3, learner={"batch_size": 100.0}))
-    assert gauges.steady()["update_frames_per_s"] == (100 * 10 + 100 * 100) / 20.0
+    gauges.read(_reading(70.5, (0,), 1102, sampled=3, learner={"batch_size": 100.0}))
+    live = gauges.read(_reading(72.5, (0,), 1202, sampled=4, learner={"batch_size": 100.0}))
+    assert live["update_frames_per_s"] == (2 * 10 + 100 * 100) / 2.5, "the updates of a change may be of the old size"
+    assert gauges.steady()["update_frames_per_s"] == (100 * 10 + 2 * 10 + 100 * 100) / 12.5
 
 
 def test_a_resumed_counter_alone_is_not_the_beginning_of_learning():
