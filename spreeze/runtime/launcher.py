@@ -341,7 +341,8 @@ class Prewarm(Launcher, contextlib.AbstractContextManager["Prewarm"]):
                 places = {1: output.fileno(), 2: output.fileno(), **{fd: fd for fd in fds}}
                 message = json.dumps({"argument": argument, "places": list(places)}).encode() + b"\n"
                 sent = socket.send_fds(self._line, [message], list(places.values()))
-                self._line.sendall(message[sent:])
+                if rest := message[sent:]:  # it closes its end once it has all: then even sending nothing fails
+                    self._line.sendall(rest)
                 taken, self._process = self._process, None
         self.close()
         return taken or super()._begin(argument, spec, run_context, fds, output)

@@ -144,6 +144,21 @@ def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
     assert "Traceback" in (tmp_path / "logs" / "learner.log").read_text()
 
 
+def test_a_waiting_process_that_takes_its_job_at_once_is_used(tmp_path, monkeypatch):
+    def send_and_see_the_end(line, messages, fds):
+        sent = send_fds(line, messages, fds)
+        assert line.recv(1) == b"", "it has read all and closed its end"
+        return sent
+
+    send_fds = socket.send_fds
+    with Prewarm(1) as held:
+        waiting = held._process.pid
+        held._line.settimeout(PATIENCE_S)
+        monkeypatch.setattr(socket, "send_fds", send_and_see_the_end)
+        with _Started(held, tmp_path) as started:
+            assert started.child.pid == waiting
+
+
 @pytest.mark.parametrize("other", [{"threads": 2}, {"nonce": "another run's"}])
 def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
     with Prewarm(1) as held:
