@@ -187,15 +187,16 @@ class Rates:
 
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
         groups = new.groups[part]
-        changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
-        if (seconds := new.t_s - old.t_s) > 0:  # of each reading with its own batch size, which the tuner changes
-            pairs = itertools.pairwise(self._window)
-            frames = sum(_frames(a.groups[part], b.groups[part], self.batch_size) for a, b in pairs)
-            changes["update_frames_per_s"] = frames / seconds
+        seconds = new.t_s - old.t_s
+        changes = self._changes(old.groups[part], groups, seconds)
+        # Each reading with its own batch size, which the tuner changes.
+        pairs = itertools.pairwise(self._window)
+        frames = sum(_frames(a.groups[part], b.groups[part], self.batch_size) for a, b in pairs)
+        changes["update_frames_per_s"] = frames / seconds if seconds > 0 else None
         return _counts(groups, self.table) | changes | {"samples_per_insert": samples_per_insert(groups)}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
-        changes = _rates(old, new, seconds, self.batch_size, self.table) | _shares(old, new, self.table)
+        changes = _rates(old, new, seconds, self.table) | _shares(old, new, self.table)
         return changes if self.balanced_rows is None else changes | _balance(old, new, self.balanced_rows)
 
     def _note(self, reading: CounterSample) -> None:
@@ -273,16 +274,15 @@ def _change(old: _Groups, new: _Groups, role: str, slot: str) -> float:
     return _total(new, role, slot) - _total(old, role, slot)
 
 
-def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable) -> dict[str, float | None]:
+def _rates(old: _Groups, new: _Groups, seconds: float, table: MetricTable) -> dict[str, float | None]:
     counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
     if seconds <= 0:
-        return dict.fromkeys((*counters, "update_frames_per_s"))
+        return dict.fromkeys(counters)
     rates: dict[str, float | None] = {}
     for name, counter in counters.items():
         if counter.source is None:
             raise ValueError(f"metric {counter.name} comes from no slot, so it has no rate: take out per_s_of")
         rates[name] = max(_change(old, new, *counter.source), 0.0) / seconds
-    rates["update_frames_per_s"] = _frames(old, new, batch_size) / seconds
     return rates
 
 
