@@ -162,7 +162,7 @@ def gather(run: Path, name: str, folder: Path) -> list[str]:
     points = [(int(row["env_steps"]), float(row["return_mean"])) for row in read_rows(run / "eval.csv")]
     points = [point for point in points if math.isfinite(point[1])]
     if points:
-        reference = published(clean(state.get("algo"), 40), clean(state.get("env_id"), 100))
+        reference = published(clean(state.get("env_id"), 100))
         (folder / CURVE).write_bytes(model_card.curve(points, reference))
     (folder / CARD).write_text(model_card.card(run, name, points, clip=bool(clips)), encoding="utf-8")
     module = clean(spec.import_module, 200)

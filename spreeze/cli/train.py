@@ -506,7 +506,7 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
         held = document.get("time_to_target_held_s")
         more.append(f", target confirmed {reached:.1f} s after the command began")
         more += [] if held is None else [f", reached by the mean of {HELD} evaluations after {held:.1f} s"]
-    if (known := published(document["algo"], document["env"])) is not None:
+    if (known := published(document["env"])) is not None:
         more.append(f"; {known.label}")
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
     hint = "it ended before its first update: give it more time, or lower replay.learning_starts or rollout.size\n"

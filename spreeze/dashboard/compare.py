@@ -146,8 +146,12 @@ def _sweeps() -> dict[str, _Sweep]:
 
 
 def _read(names: list[str]) -> dict[Path, Curve]:
-    curves, without = dict[Path, Curve](), list[str]()
+    curves, without, deleted = dict[Path, Curve](), list[str](), list[str]()
+    present = {*run_names(runs_dir())}
     for name in names:
+        if name not in present:
+            deleted.append(name)
+            continue
         try:
             path = run_path(name, runs_dir())
             curve = comparison.read_curve(path)
@@ -158,8 +162,9 @@ def _read(names: list[str]) -> dict[Path, Curve]:
             curves[path] = dataclasses.replace(curve, name=name)
         else:
             without.append(name)
-    if without:
-        st.caption(components.plain(f"Left out, because they have no evaluation: {', '.join(without)}"))
+    for reason, left_out in (("have no evaluation", without), ("were deleted", deleted)):
+        if left_out:
+            st.caption(components.plain(f"Left out, because they {reason}: {', '.join(left_out)}"))
     return curves
 
 
@@ -312,7 +317,7 @@ def _target(curves: list[Curve]) -> float:
     ends = {curve.ended_at for curve in curves}
     if len(ends) == 1 and (end := ends.pop()) is not None:
         return end
-    listed = published(curves[0].group.algo, curves[0].group.env)
+    listed = published(curves[0].group.env)
     reached: dict[RunGroup, float] = {}
     for curve in curves:
         means = comparison.running_mean(curve.evaluations, comparison.FINAL_EVALUATIONS)

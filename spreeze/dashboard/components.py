@@ -28,7 +28,7 @@ def show_live(path: Path, page_key: str) -> None:
     """Mounts the Live component for a run, drawn for the ``Activity.key`` ``page_key``; it reruns when that changes."""
     run = row(path)
     parts = data_flow(read_run(path))
-    reference = published(run.algo, run.env_id)
+    reference = published(run.env_id)
     # Tuples, because Streamlit loads pandas to find out whether a list is a table.
     _component("live", "live.css", "chart.js", "board.js", "film.js", "player.js", "agent.js", "live.js")(
         key=f"live-{run.name}",

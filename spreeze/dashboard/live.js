@@ -437,7 +437,12 @@ class LivePage {
     traces = traces.map(counting);
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
     const reference = this.data.references?.[0];
-    if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], whole: true, x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
+    if (reference && all.length) {
+      const known = [...this.evals.y].filter(Number.isFinite), least = known.reduce((a, b) => Math.min(a, b), Infinity), most = known.reduce((a, b) => Math.max(a, b), -Infinity);
+      const off = known.length > 0 && Math.max(reference.value - most, least - reference.value) > Math.max(most - least, 1e-9 * Math.abs(most));
+      const line = off ? { x: [], y: [] } : { x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] };  // far away it would flatten the curve
+      traces.push({ name: off ? `${reference.label} (outside the chart)` : reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], whole: true, ...line });
+    }
     this.chartOf(this.returnCard).show(traces);
     this.legend(this.returnCard, traces.toReversed());
   }

@@ -408,7 +408,7 @@ def _trend(
     """The slope of the latest returns, and while the run lives when they reach its target."""
     if curve.trend is None:
         return ""
-    reference = published(run.get("algo"), run.get("env_id"))
+    reference = published(run.get("env_id"))
     target = finite_number(stop.get("target_return"))
     if target is None and reference is not None:
         target = reference.value

@@ -345,7 +345,7 @@ def show_table(folder: Path) -> None:
                 width=104,
                 help="Title, else what its sweep varied, else name without date and time. The arrow: shown below.",
             ),
-            "tags": st.column_config.ListColumn(help="Tags, edited below."),
+            "tags": st.column_config.ListColumn(width=80, help="Tags, edited below."),
             "task": st.column_config.TextColumn(width=130),
             "algorithm": st.column_config.TextColumn(width=100, help="Algorithm, mode, seed."),
             "started": st.column_config.TextColumn(width=84),
@@ -370,6 +370,7 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
     name = item.about.title or varied or _DATE.sub("", item.name)  # a whole name would not fit
     return {
         "run": f"\u25b8 {name}" if is_shown else name,
+        "tags": list(item.about.tags),
         "state": [item.state],
         "task": item.env_id or DASH,
         "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
@@ -380,7 +381,6 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
         "end mean": item.eval_final,
         "returns": _curve_of(run_path(item.name, folder), item.wall_s),
         "ended by": None if item.exit_reason is None else _ENDED_BY.get(item.exit_reason, item.exit_reason),
-        "tags": list(item.about.tags),
     }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, implied_mode, rows, task_text
-from spreeze.config.layers import Layer, toml_value, unknown_setting
+from spreeze.config.layers import OTHER_NAMES, Layer, toml_value, unknown_setting
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import Config, RunConfig, StopConfig, active_settings, field_of
@@ -457,9 +457,7 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     """The flags of ``spreeze sweep``; a ConfigError for a malformed or unread line, or if nothing ends the runs."""
     for line in plan.lines:
         if not _LINE.match(line):
-            raise ConfigError(
-                f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as {request.algo}.gamma=0.98,0.99"
-            )
+            raise ConfigError(f"{line[:80]!r}: expected SECTION.FIELD=VALUE,VALUE such as {_example(request, line)}")
     if request.compares:
         raise ConfigError("several runs need an algorithm: choose one, or start a single run")
     _check_read(request, plan)
@@ -470,6 +468,14 @@ def sweep_options(request: control.Request, plan: SweepPlan) -> list[str]:
     flags += [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
     flags += [f"--set={line}" for line in plan.lines]
     return [*flags, "--seeds", str(plan.seeds), "--first-seed", str(request.seed)]
+
+
+def _example(request: control.Request, line: str) -> str:
+    """The line with the section that it lacks, for each setting that it may mean, as ``lr=1e-3``; else a valid line."""
+    name, _, values = (part.strip() for part in line.partition("="))
+    wanted = OTHER_NAMES.get(name, name)
+    keys = [key for key in active_settings(request.config) if f"_{key.partition('.')[2]}".endswith(f"_{wanted}")]
+    return " or ".join(f"{key}={values[:60] or 'VALUE,VALUE'}" for key in keys) or f"{request.algo}.gamma=0.98,0.99"
 
 
 def _check_read(request: control.Request, plan: SweepPlan) -> None:

@@ -36,13 +36,14 @@ def card(run: Path, name: str, points: Sequence[tuple[int, float]], *, clip: boo
     """
     record, summary, best = read_run(run), read_json(run / "summary.json"), read_json(run / "checkpoints" / "best.json")
     env, algo = clean(record.get("env_id"), 100), clean(record.get("algo"), 40)
-    reference = published(algo, env)
+    reference = published(env)
     returns = [
         ("this policy", _with_spread(best.get("return"), best.get("std")), f"{_number(best.get('played'))} episodes"),
         ("end of the run", _number(summary.get("eval_return_final")), "mean of the last ten evaluations"),
     ]
     if reference:
-        returns.append((f"published, {reference.env_steps:,} env steps", _number(reference.value), SOURCE))
+        what = f"best published, {reference.algo} on {reference.env_id}, {reference.env_steps:,} env steps"
+        returns.append((what, _number(reference.value), SOURCE))
     short = name.rpartition("/")[2]
     return "\n".join(
         [

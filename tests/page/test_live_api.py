@@ -198,6 +198,27 @@ def test_where_the_counters_of_a_resumed_run_go_back_the_page_draws_its_later_se
     assert [drawn[-1][0] for drawn in (over_time, over_steps, over_updates)] == [[1, 4], [1, 30], [5, 7]]
 
 
+_REFERENCE = """
+const page = Object.create(LivePage.prototype), drawn = [];
+page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.legend = () => {};
+page.evals = { t: [1, 2, 3], s: [1, 2, 3], u: [1, 2, 3], y: [10, 30, 20], lo: [0, 20, 10], hi: [20, 40, 30] };
+page.chartOf = () => ({ show: (traces) => drawn.push([traces.at(-1).name, traces.at(-1).y]) });
+for (const value of [50, 51, -10, -11]) {
+  page.data = { colours: ["a", "b"], references: [{ value, label: "zoo" }] }; page.showReturn();
+}
+console.log(JSON.stringify(drawn));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_a_published_return_is_drawn_where_it_does_not_flatten_the_curve():
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _REFERENCE
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    outside = ["zoo (outside the chart)", []]
+    assert json.loads(found.stdout) == [["zoo", [50, 50]], outside, ["zoo", [-10, -10]], outside]
+
+
 def test_another_session_of_the_run_is_sent_whole(run):
     fill(run, 20)
     first = live_api.live_response(run, 0.0, 0, "")

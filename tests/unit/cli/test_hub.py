@@ -135,7 +135,8 @@ def test_the_page_has_returns_beside_the_published_one_settings_versions_and_how
     (result,) = json.loads(told["model-index"])[0]["results"]
     assert result["dataset"]["name"] == "Pendulum-v1"
     assert result["metrics"][0]["value"] == "-167.70 +/- 100.10"
-    for words in ("-167.70 +/- 100.10 | 20 episodes", "| -840.5 |", "| published, 20,000 env steps | -157 |",
+    for words in ("-167.70 +/- 100.10 | 20 episodes", "| -840.5 |",
+                  "| best published, td3 on Pendulum-v1, 20,000 env steps | -151.9 |",
                   "spreeze pull me/robot", "spreeze play robot", "gamma = 0.9", "spreeze 0.2.0", "two cores",
                   "(return.png)", 'src="replay.mp4"'):  # fmt: skip
         assert words in body, words
@@ -152,7 +153,7 @@ def test_what_is_unknown_is_a_dash(tmp_path):
 
 @pytest.mark.parametrize("points", [[(10, -5.0)], [(0, 1.0), (10, 1.0)], [(0, -1600.0), (20_000, -150.0)]])
 def test_the_curve_is_a_picture_with_a_line(points):
-    for there in (None, published("sac", "Pendulum-v1")):
+    for there in (None, published("Pendulum-v1")):
         with Image.open(io.BytesIO(model_card.curve(points, there))) as picture:
             assert picture.size == (800, 400)
             colours = {colour for _, colour in picture.convert("RGB").getcolors(10_000)}

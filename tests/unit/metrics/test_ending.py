@@ -12,6 +12,7 @@ from spreeze.metrics.progress import (
     has_risen,
     has_stopped_rising,
     is_stuck,
+    published,
     robust_slope,
     slope_of,
     trend_of,
@@ -131,11 +132,11 @@ def test_a_budget_ends_what_a_plateau_does_not():
     [
         (
             {},
-            -157.0,
-            "ends by itself: at a return of -157 (RL Baselines3 Zoo), confirmed on fresh starts, "
+            -151.9,
+            "ends by itself: at -151.9, the best of RL Baselines3 Zoo, confirmed on fresh starts, "
             "once returns no longer rise (after 10 min or more), or after 30 min",
         ),
-        ({"budget_s": 120.0}, -157.0, "or after 2 min"),
+        ({"budget_s": 120.0}, -151.9, "or after 2 min"),
         ({"seconds": 0.0}, None, None),
         ({"updates": 9}, None, None),
         ({"target_return": -200.0}, None, None),
@@ -154,3 +155,31 @@ def test_without_an_evaluator_there_is_no_return_to_end_at():
     values = {"evaluation": {"enabled": False}}
     assert ending_of(resolve([Layer("user", values)]).config, "Pendulum-v1").target is None
     assert isinstance(ending_of(resolve([]).config, "Pendulum-v1").target, Published)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "found"),
+    [
+        ("Pendulum-v1", "Pendulum-v1"),
+        ("LunarLander-v3", "LunarLander-v2"),
+        ("HalfCheetah-v5", "HalfCheetah-v3"),
+        ("HalfCheetahBulletEnv-v0", "HalfCheetahBulletEnv-v0"),
+        ("CartPole-v0", None),  # its episodes are shorter
+        ("my_robot:Hopper-v5", None),
+        ("Hopper", None),
+        ("Hopper-v5000000000", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_task_is_compared_with_its_best_published_return_or_that_of_an_older_version(env_id, found):
+    reference = published(env_id)
+    assert (reference and reference.env_id) == found
+    if reference is not None:
+        assert f" on {found} after " in reference.label
+
+
+def test_published_returns_are_the_best_of_each_task():
+    assert published("Walker2d-v5").value == 4933.1
+    assert published("MountainCar-v0").label == "RL Baselines3 Zoo, DQN on MountainCar-v0 after 120k env steps: -100.8"
+    assert published("Hopper-v4").label.endswith("TQC on Hopper-v3 after 1 M env steps: 3754.2")

@@ -194,7 +194,7 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     assert train._final_report(document, "my_robot").count("runs/x --import my_robot") == 3
     known = train._final_report(document | {"env": "Pendulum-v1", "stopped_by": "plateau"}, None)
     assert ", because returns no longer rose: " in known
-    assert "RL Baselines3 Zoo after 20k env steps: -157" in known
+    assert "RL Baselines3 Zoo, TD3 on Pendulum-v1 after 20k env steps: -151.9" in known
     assert "before its first update" not in known
     assert "it ended before its first update: give it more time" in train._final_report(document | {"updates": 0}, None)
 
