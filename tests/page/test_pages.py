@@ -349,7 +349,7 @@ def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
     assert not page.exception
     assert sorted(groups_of(page)) == [["sac - learner.batch_size=256", 1], ["sac - learner.batch_size=32", 1]]
     assert not page.warning
-    assert any(one.value == "Left out, because they were deleted: gone" for one in page.caption)
+    assert any(one.value == r"Left out, because they were deleted\: gone" for one in page.caption)
     (folder / "batches.sweep.json").write_text("damaged")
     page.run()
     assert not page.exception
