@@ -19,11 +19,11 @@ from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.demonstrations import NO_RETURNS, ReturnSums, load_demonstrations
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
 from spreeze.workers.roles import Address
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 _HOST_LEAD_ROWS = 2048
 """Rows that other hosts may insert when samplers of this machine already wait: so hosts come first, and local cores are

@@ -24,10 +24,10 @@ from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.tuner.problem import too_much_memory
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronize
 
 _CHECK_S = 0.02  # Time between two checks of the memory of a measurement.

@@ -172,7 +172,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
             self.trainer.set_batch_size(learner.batch_size)
         self._pace.begin_again()
         limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
-        self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batch_rows)
+        self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batches.num_rows)
 
     def _imitate(self, inserted: int) -> bool:
         """One update, without the count of samples per insert, which begins when samplers do."""
@@ -217,12 +217,12 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         if trainer.algorithm.imitation is not None:
             trainer.algorithm.imitation.begin(trainer.updates)
         max_updates = None if job.stop.updates is None else job.stop.updates - trainer.updates
-        rows = trainer.update_within_memory(max_updates, self._shrunk) * trainer.batch_rows
+        rows = trainer.update_within_memory(max_updates, self._shrunk) * trainer.batches.num_rows
         self._replay.rows_drawn += rows  # in one go: the tuner sets it to 0 at any moment
 
     def _shrunk(self, text: str) -> None:
         self._report(text, "warning")
-        self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batch_rows)
+        self._limiter = dataclasses.replace(self._limiter, batch_size=self.trainer.batches.num_rows)
         malloc_trim()
         self._context.heartbeat(Phase.UPDATE)
 

@@ -26,10 +26,9 @@ from spreeze.config.schema import LearnerConfig
 from spreeze.inference.normalizer import Normalizer, ReturnMoments
 from spreeze.inference.policy import with_exploring
 from spreeze.metrics.table import TABLE
-from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.weights import sha256_of
-from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
+from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.compiled_updates import compile_updates
 from spreeze.workers.gpu_replay import (
     AnyGpuReplay,
@@ -41,6 +40,7 @@ from spreeze.workers.gpu_replay import (
 )
 from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.parameter_averages import PolicyAverage
+from spreeze.workers.replay_batches import ReplayBatches
 from spreeze.workers.replay_statistics import DeviceNormalizer, ReplayStatistics
 from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cached, resolve_device
 
@@ -98,14 +98,10 @@ class ReplayTrainer:
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
         self._explore_average = config.explore_average
-        self._reader, self._layout, self._gamma = reader, layout, config.gamma
-        self._prioritised = reader if isinstance(reader, PrioritisedReader) else None
-        self._importance_exponent = config.importance_exponent
-        self._weight: torch.Tensor | None = None
-        """[B], importance weights of the batch's rows, with prioritised replay."""
-        self._device, self._actor_device, self._device_text = devices.critics, devices.actor, device
-        self._rng, self._seed = np.random.default_rng([seed, 7]), seed
-        self._frame_shape = None if spec.frames is None else spec.frames.shape
+        self._reader, self._layout, self._seed = reader, layout, seed
+        self._device, self._device_text = devices.critics, device
+        self._is_split = devices.actor != devices.critics
+        self._has_images = spec.frames is not None
         self.notes: list[str] = []
         """Decisions about replay, launches and a resume, each to be reported once."""
         self._updates_per_launch = learner.updates_per_launch
@@ -121,10 +117,9 @@ class ReplayTrainer:
             session=session,
             loaded_rows=loaded_rows,
         )
+        self.batches = ReplayBatches(spec, layout, reader, self.statistics, devices, config, seed=seed)
+        self._prioritised = self.batches.prioritised
         self.set_batch_size(learner.batch_size)
-        gpus = {device for device in (self._device, self._actor_device) if device.type == "cuda"}
-        # A waiting host yields its core: samplers need it.
-        self._copied = {gpu: torch.cuda.Event(blocking=True) for gpu in gpus}  # type: ignore[no-untyped-call]
         self.updates = 0
         self._progress = self._rollbacks = 0
         if learner.gpu_replay and self._device.type == "cuda":
@@ -150,7 +145,7 @@ class ReplayTrainer:
             self.algorithm.anneal(thousandths / 1000.0)
 
     def _open_gpu_replay(self) -> None:
-        if self._frame_shape is not None:
+        if self._has_images:
             self.notes.append("image batches are gathered on the host, which assembles the frame stacks")
             return
         if self._layout.sequence is not None:
@@ -170,7 +165,7 @@ class ReplayTrainer:
     def use_gpu_replay(self, gpu_replay: AnyGpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
         graphs = self._updates_per_launch > 0
-        against = reason_against(split=self._actor_device != self._device, period=self.algorithm.period)
+        against = reason_against(split=self._is_split, period=self.algorithm.period)
         if graphs and against is not None:
             self.notes.append(f"no CUDA graphs: {against}")
             graphs = False
@@ -189,10 +184,10 @@ class ReplayTrainer:
 
     def _compile(self) -> None:
         """Compiles the update, without images, whose kernels are cuDNN's; a note says what came of it."""
-        if self._frame_shape is not None:
+        if self._has_images:
             self.notes.append("updates are not compiled: images have kernels of cuDNN")
             return
-        rows = torch.zeros(self._rows.shape, device=self._device)
+        rows = torch.zeros(self.batches.rows.shape, device=self._device)
         self.notes.append(compile_updates(self.algorithm, lambda: self._update_with(rows.clone())))
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._has_batch = False
@@ -241,30 +236,15 @@ class ReplayTrainer:
         self.algorithm.set_parallel(None)
         self.notes.append(text)
 
+    @property
+    def batch_size(self) -> int:
+        """Env steps of an update."""
+        return self.batches.size
+
     def set_batch_size(self, batch_size: int) -> None:
-        """Draws that many rows at once from now on; frees the old buffers first, since memory may be short."""
-        pinned = "cuda" in (self._device.type, self._actor_device.type)
-        self.batch_rows = max(1, batch_size // self._layout.env_steps_per_row)
-        self.batch_size = self.batch_rows * self._layout.env_steps_per_row
-        """Env steps of an update; with sequences each row has several."""
+        """Draws that many env steps at once from now on."""
         self.algorithm.drop_buffers()
-        self._host_batch: TransitionBatch | SequenceBatch | None = None
-        self._frames: torch.Tensor | None = None
-        self._actor_obs: torch.Tensor | None = None
-        self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
-        self._rewards_np = self._rows_np
-        self._rows = torch.empty((self.batch_rows, self._layout.width), dtype=torch.float32, pin_memory=pinned)
-        self._rows_np = self._rows.numpy()
-        is_whole = self._layout.sequence is not None
-        self._rewards_np = self._rows_np[:, self._layout.sequence_rewards if is_whole else self._layout.reward]
-        if self._prioritised is not None:
-            self._weight = torch.ones(self.batch_rows, pin_memory=pinned)
-        if self._frame_shape is not None:
-            shape = (batch_size, self._layout.window, *self._frame_shape)
-            self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        elif self._actor_device != self._device:
-            self._actor_obs = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
-        self._frames_np = None if self._frames is None else self._frames.numpy()
+        self.batches.resize(batch_size)
         if self._graphed is not None:
             self._graphed.set_batch_size(batch_size)
 
@@ -284,18 +264,8 @@ class ReplayTrainer:
             self.refresh()
         if self._graphed is not None:
             return self._launch(self._graphed, start, max_updates)
-        for copied in self._copied.values():
-            copied.synchronize()  # the copy of the pinned rows may not be done yet
-        self.rows_redrawn += self._draw()
-        if self._prioritised is not None and self._weight is not None:
-            exponent = self._importance_exponent
-            exponent += (1.0 - exponent) * self._progress / 1000.0
-            self._weight.numpy()[:] = self._prioritised.importance_weights(exponent)
-        self.statistics.scale_rewards(self._rewards_np)
-        if self.statistics.normalizer is not None:
-            for obs in self._layout.observations(self._rows_np, self._frames_np):
-                self.statistics.normalizer.apply(obs)
-        batch, actor_batch = self._batch(), self._actor_batch()
+        self.rows_redrawn += self.batches.draw(self._progress / 1000.0)
+        batch, actor_batch = self.batches.batch(), self.batches.actor_batch()
         self.gather_s += perf_counter() - start
         self._has_batch = True
         critic_s, actor_s = self.algorithm.update(batch, actor_batch)
@@ -312,7 +282,7 @@ class ReplayTrainer:
             try:
                 return self.update(max_updates)
             except (RuntimeError, MemoryError) as error:
-                can_shrink = self.has_gpu_replay or (self.batch_size // 2 >= _MIN_BATCH and self.batch_rows > 1)
+                can_shrink = self.has_gpu_replay or (self.batch_size // 2 >= _MIN_BATCH and self.batches.num_rows > 1)
                 if not out_of_memory(error) or not can_shrink:
                     raise
             # Outside the handler, so that the traceback no longer holds what the update allocated.
@@ -334,54 +304,11 @@ class ReplayTrainer:
 
     def _update_with(self, rows: torch.Tensor) -> None:
         """Runs one update with rows of GPU replay, without the host."""
-        actor_batch = None
         if self.statistics.on_device is not None:
             self.statistics.on_device.apply(rows)
-        if self._actor_obs is not None:
-            layout = self._layout
-            observations = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
-            actor_batch = TransitionBatch(observations[0], None, None, None, None, None, observations[1])
-        critic_s, actor_s = self.algorithm.update(self._split(rows, None), actor_batch)
+        critic_s, actor_s = self.algorithm.update(self.batches.split(rows), self.batches.actor_batch_of(rows))
         self.critic_s += critic_s
         self.actor_s += actor_s
-
-    def _draw(self) -> int:
-        """Copies a batch out of replay; returns the number of repeated draws."""
-        frames = self._frames_np
-        frames = frames if frames is None else frames.reshape(*frames.shape[:2], -1)
-        return self._reader.sample(self._rng, self._rows_np, frames)
-
-    def _batch(self) -> TransitionBatch | SequenceBatch:
-        if self._device in self._copied:
-            rows = self._rows.to(self._device, non_blocking=True)
-            frames = None if self._frames is None else self._frames.to(self._device, non_blocking=True)
-            self._copied[self._device].record(torch.cuda.current_stream(self._device))
-            return self._split(rows, frames)
-        if self._host_batch is None or self._layout.n_step > 1:
-            # One-step batches are views of the same rows, made once.
-            self._host_batch = self._split(self._rows, self._frames)
-        return self._host_batch
-
-    def _actor_batch(self) -> TransitionBatch | None:
-        """The actor's part of the batch on its own device; None if it shares the critics' device."""
-        if self._actor_obs is None:
-            return None
-        torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._actor_obs)
-        observations = self._actor_obs.to(self._actor_device, non_blocking=True)
-        if self._actor_device in self._copied:
-            self._copied[self._actor_device].record(torch.cuda.current_stream(self._actor_device))
-        return TransitionBatch(observations[0], None, None, None, None, None, observations[1])
-
-    def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch | SequenceBatch:
-        layout, gamma = self._layout, self._gamma
-        batch: TransitionBatch | SequenceBatch
-        if layout.sequence is not None:
-            batch = layout.split_sequences(rows, gamma)
-        else:
-            batch = layout.split(rows, gamma) if frames is None else layout.split_frames(rows, frames, gamma)
-        if self._weight is None:
-            return batch
-        return batch._replace(weight=self._weight.to(self._device, non_blocking=True))
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         lag, age = 0.0, 0.0
@@ -421,7 +348,7 @@ class ReplayTrainer:
         """``Algorithm.health`` on the rows of the latest update; empty before the first."""
         if not self._has_batch:
             return {}
-        drawn = self._batch() if self._graphed is None else self._split(self._graphed.gpu_replay.batch, None)
+        drawn = self.batches.batch() if self._graphed is None else self.batches.split(self._graphed.gpu_replay.batch)
         return self.algorithm.health(drawn)
 
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -461,7 +388,7 @@ class ReplayTrainer:
         state = {
             "algorithm": self.algorithm.state_json(),
             "updates": self.updates,
-            "draw_rng": self._rng.bit_generator.state,
+            "draw_rng": self.batches.rng.bit_generator.state,
             **self.statistics.state(),
             "times_back": self._rollbacks,
             "largest_error": self._prioritised.largest_error if self._prioritised else None,
@@ -488,7 +415,7 @@ class ReplayTrainer:
                 "the random state of the checkpoint is from another device type; the noise of updates is "
                 f"reseeded from seed {self._seed} and update {self.updates}"
             )
-        self._rng.bit_generator.state = state["draw_rng"]
+        self.batches.rng.bit_generator.state = state["draw_rng"]
         if self._graphed is not None:
             self._graphed.gpu_replay.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
         self.statistics.load_state(state)
@@ -500,7 +427,8 @@ class ReplayTrainer:
         """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays."""
         counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._rollbacks + 1}
         algorithm = state["algorithm"] | {"updates": self.updates}
-        self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": self._rng.bit_generator.state})
+        draws = self.batches.rng.bit_generator.state
+        self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": draws})
 
     def _set_rollbacks(self, times: int) -> None:
         self._rollbacks, multiplier = times, 0.5**times

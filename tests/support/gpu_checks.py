@@ -49,13 +49,13 @@ from spreeze.modes.replay_modes import ReplayData
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import REPLAY, Trial
 from spreeze.types import Choices, EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch
 from spreeze.workers.gpu_replay import CudaGraph, GpuReplay
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import ROLES, role_of
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import gpus_of, learner_threads, matmuls_in, synchronize
 
 FLOAT64_TOLERANCE, ROUNDED_TOLERANCE, SAME_TOLERANCE = 1e-6, 0.1, 1e-2

@@ -15,10 +15,10 @@ from spreeze.cli.bench import synthetic_spec
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 from spreeze.workers.torch_devices import gpus_of, largest_matmul, learner_threads, matmuls_in, resolve_device
 
 _REPLAY_ROWS, _WARMUP_UPDATES = 2**17, 16

@@ -16,10 +16,10 @@ from spreeze.envs.small_tasks import Docking
 from spreeze.envs.task import ObsBuffer, make_task, open_task
 from spreeze.errors import BadTransition
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.types import RowLayout
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 
 def made(*args, **image):
@@ -98,7 +98,7 @@ def test_what_a_sampler_stores_is_what_the_learner_draws_normalized_but_for_the_
     learner = LearnerConfig(batch_size=200, device="cpu")
     learning = ReplayTrainer(spec, "dqn", config, layout, ReplayReader(ring), learner, seed=0, normalize_obs=True)
     learning.update()
-    batch = learning._batch()
+    batch = learning.batches.batch()
     normalizer = learning.statistics.normalizer
     assert normalizer.count > 120  # each step's newest numbers, and those of resets
     for obs in (batch.obs.numpy(), batch.next_obs.numpy()):

@@ -12,9 +12,9 @@ from test_frames import FRAME, collect
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.prioritised_replay import PrioritisedReader, SumTree, open_reader
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.types import Box, Choices, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 
 @pytest.mark.parametrize("size", [1, 33, 3000, 70_000])
@@ -161,13 +161,13 @@ def test_a_learner_weighs_rows_gives_their_errors_back_and_repeats(name, changes
         reader = first._prioritised
         expected = (first.algorithm.row_errors() + 1e-6) ** 0.6
         np.testing.assert_allclose(reader._tree[reader._drawn.row], expected, rtol=1e-4)
-        assert (first._weight == 1.0).all()  # all were new
+        assert (first.batches.batch().weight == 1.0).all()  # all were new
         for _ in range(20):
             first.update()
         again.update()
         for _ in range(20):
             again.update()
-        assert first._weight.min() < 1.0
+        assert first.batches.batch().weight.min() < 1.0
         assert first.parameters_sha256() == again.parameters_sha256()
         resumed = learner(ring, algo, spec, **changes)
         resumed.load_state(*first.state())

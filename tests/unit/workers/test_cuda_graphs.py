@@ -493,7 +493,7 @@ def test_a_checkpoint_of_this_session_counts_nothing_twice_and_one_of_an_earlier
 def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=1, device="cpu+cpu")
-        learning._actor_device = torch.device("meta")  # stands in for a second device
+        learning._is_split = True  # stands in for a second device
         learning.use_gpu_replay(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
         assert learning.notes == ["no CUDA graphs: actor and critics are on different devices"]
 

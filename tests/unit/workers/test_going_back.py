@@ -8,9 +8,9 @@ from rings import ring_of
 
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.prioritised_replay import open_reader
+from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.synthetic_rows import fill_with_synthetic_rows
 
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, max_episode_steps=None, reward_threshold=None,
                action=Box((-1.0,), (1.0,)))  # fmt: skip
