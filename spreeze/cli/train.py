@@ -62,8 +62,8 @@ from spreeze.runtime.callback_process import check_callbacks
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
+from spreeze.runtime.outcome import Outcome, summary
 from spreeze.runtime.plan import EarlierSessions, RunPlan
-from spreeze.runtime.recorder import Outcome, summary
 from spreeze.tuner.in_run import BesideRunTuner, InRunTuner, can_tune_in_run, first_setting, rollouts_at_first
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.problem import CAPACITY, ENVS, SAMPLERS, Setting, TrialResult

@@ -37,8 +37,9 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher
+from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import Outcome, View
+from spreeze.runtime.recorder import View
 from spreeze.runtime.supervisor import run_workers
 
 

@@ -16,8 +16,9 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher
+from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import Outcome, View
+from spreeze.runtime.recorder import View
 from spreeze.runtime.supervisor import run_workers
 from spreeze.runtime.turns import TurnLauncher
 from spreeze.transport.rate_limiter import WithoutWaiting

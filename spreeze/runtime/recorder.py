@@ -1,4 +1,4 @@
-"""Records a run: metrics, events, evaluations, the outcome, ``summary.json``."""
+"""Records a run: metrics, events, evaluations, the outcome."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from spreeze.errors import SpreezeError
 from spreeze.formatting import size
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.hardware import Machine, memory_limits
+from spreeze.machine.hardware import memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.comparison import FINAL_EVALUATIONS, HELD, final_metric, worst_of_last
@@ -26,11 +25,12 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
 from spreeze.metrics.writer import MetricsWriter
 from spreeze.process_identity import process_age_s
-from spreeze.run_directory import RunDir, group_folder, versions
+from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.callback_process import CallbackLinks
 from spreeze.runtime.loggers import Loggers
+from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, GroupSample, Rates, split_names
+from spreeze.runtime.rates import CounterSample, GroupSample, Rates
 from spreeze.workers.context import is_power_of_ten
 from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 
@@ -50,53 +50,6 @@ class View(Protocol):
 
     def note(self, text: str) -> None:
         """Shows one line permanently."""
-
-
-@dataclass
-class Outcome:
-    """The results of a run; None is unknown."""
-
-    device: str | None = None
-    wall_s: float = 0.0
-    env_steps: int = 0
-    updates: int = 0
-    samples_per_insert: float | None = None
-    policy_lag_mean: float | None = None
-    episodes: int = 0
-    eval_episodes: int | None = None  # in eval_return; others may have been cut by the time limit or lost to errors
-    eval_episodes_cut: int | None = None
-    eval_episodes_lost: int | None = None
-    eval_success_rate: float | None = None  # if the environment reports is_success
-    time_to_target_s: float | None = None  # when fresh starts confirmed it
-    time_to_target_held_s: float | None = None  # of the first time that the mean of HELD in a row did
-    restarts: int = 0
-    env_errors: int | None = None  # exceptions that environments raised
-    transitions_rejected: int | None = None  # bad transitions that environments gave
-    rows_stored: int | None = None  # transitions that reached replay in this session
-    energy_per_million_steps_kj: float | None = None
-    metrics_rows_lost: int = 0  # samples, events and others that could not be stored
-    metrics_trouble: str | None = None  # the latest trouble with the metrics file
-    stopped_by: str = "unknown"
-    error: str | None = None
-    bottleneck: str | None = None
-    parameters_sha256: str | None = None  # of group 0's networks
-    # Up to here, the keys of summary.json.
-    rates: dict[str, float | None] = field(default_factory=dict)
-    warmup_s: float | None = None
-    eval_return: float | None = None
-    eval_best: float | None = None
-    eval_final: float | None = None  # the final metric: over all episodes of the last FINAL_EVALUATIONS evaluations
-    eval_final_evaluations: int = 0
-    eval_worst: float | None = None  # of the last WORST_OF evaluations
-    learners: dict[int, dict[str, Any]] = field(default_factory=dict)  # group -> its learner's results
-
-    def take_learner_result(self, group: int, message: Mapping[str, Any]) -> None:
-        """Takes a learner's last message."""
-        sha256 = message.get("parameters_sha256")
-        self.learners.setdefault(group, {}).update(updates=int(message.get("updates", 0)), parameters_sha256=sha256)
-        self.updates = sum(learner.get("updates", 0) for learner in self.learners.values())
-        if group == 0:
-            self.parameters_sha256 = sha256
 
 
 class Recorder:
@@ -624,51 +577,3 @@ def _progress(
         return None, None
     fraction, eta_s = max(candidates, key=lambda entry: entry[0])
     return min(fraction, 1.0), eta_s
-
-
-def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:
-    """``summary.json``: all that scripts and comparisons need of a finished run; None is unknown."""
-    config, rates, on_policy = plan.config, outcome.rates, plan.config.on_policy is not None
-    part = config.rollout if on_policy else config.sampling
-    fields = vars(outcome).copy()
-    eval_return, eval_best, learners, warmup_s = map(fields.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
-    eval_final, evaluations, worst = map(fields.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
-    del fields["rates"]
-    shares = split_names(on_policy=on_policy, inference_workers=plan.inference_workers > 0)
-    document = {
-        "run_dir": str(run_dir),
-        "env": plan.spec.env_id,
-        "algo": config.run.algo,
-        "mode": config.run.mode,
-        "seed": config.run.seed,
-        "samplers": plan.samplers,
-        "envs_per_sampler": part.envs_per_sampler,
-        "batch_size": plan.batch_size,
-        "learner_threads": config.learner.threads,
-        **fields,
-        "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
-        **{name: rates.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
-        "rates_measured_s": rates.get("measured_s"),
-        "rates_warmup_s": warmup_s,
-        "time_split": {name: rates.get(name) for name in shares},
-        "samples_per_insert_band": config.replay.samples_per_insert_band,
-        "eval_return_mean": eval_return,
-        "eval_return_best": eval_best,
-        "target_return": plan.target_return,
-        "eval_return_final": eval_final,
-        "eval_return_final_evaluations": evaluations,
-        "eval_return_worst_of_20": worst,
-        "reasons": plan.reasons,
-        "versions": versions(),
-        "machine": machine.one_line(),
-    }
-    if plan.learners > 1:
-        document["learners"] = [{"group": group, **learners.get(group, {})} for group in range(plan.learners)]
-    if on_policy:
-        document |= {
-            "inference_workers": plan.inference_workers,
-            "sync_interval": plan.sync_interval,
-            "correction": config.rollout.correction if plan.lag else None,
-            "synchrony": config.rollout.synchrony if plan.lag == 0 else None,
-        }
-    return document

@@ -27,9 +27,10 @@ from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
 from spreeze.runtime.final_evaluation import evaluate_at_the_end
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerSpec
+from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.runtime.recorder import SAMPLE_S, Recorder, View
 from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
