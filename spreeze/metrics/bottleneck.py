@@ -178,7 +178,7 @@ def _on_device(snapshot: Snapshot) -> Bottleneck:
 
 def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:
     waits = f"learner waits {percent(learner_wait)}"
-    if others and (snapshot.external_cpu_cores or 0.0) > snapshot.leave_free * len(snapshot.core_uses):
+    if others and snapshot.leave_free == 0.0:
         active, cores = _active_samplers(snapshot), number(snapshot.external_cpu_cores)
         text = f"Other programs are the limit: they keep {cores} cores, so {active}; {waits}."
         return Bottleneck(text, Side.OTHERS)
@@ -190,9 +190,11 @@ def _active_samplers(snapshot: Snapshot) -> str:
 
 
 def _why_paused(snapshot: Snapshot) -> str:
-    """Number of active samplers, and the reason, where other programs are not it."""
-    if snapshot.leave_free > 0.0:
+    """Number of active samplers, and the reason, where other programs alone are not it."""
+    if snapshot.leave_free > 0.0:  # without it samplers share the cores with other programs
         why = f"{percent(snapshot.leave_free)} of the cores are left free"
+        if _others_active(snapshot):
+            why += f", and other programs keep {number(snapshot.external_cpu_cores)} cores busy"
     else:
         why = "of the balance of samples per insert"
     return f"{_active_samplers(snapshot)} because {why}"
