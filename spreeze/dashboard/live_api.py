@@ -232,7 +232,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         "scores": scored,
         "evals_next": count,
         "text": {
-            **texts(shown, fresh, run, last, path),
+            **texts(shown, fresh, run, last, path, config.get("evaluation", {}).get("episodes")),
             "progress": DASH if not is_live or state == "stopping" else shown.time_left or DASH,
             "final": _mean_of_last(curve.final, count),
             "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
@@ -361,12 +361,22 @@ def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
 
 
 def texts(
-    shown: Snapshot, values: Mapping[str, float], run: Mapping[str, Any], last: EvaluationRow | None, path: Path
+    shown: Snapshot,
+    values: Mapping[str, float],
+    run: Mapping[str, Any],
+    last: EvaluationRow | None,
+    path: Path,
+    episodes: object = None,
 ) -> dict[str, str]:
-    """Every number outside of the charts as text, metrics by their names; unknown ones are a dash."""
+    """Every number outside of the charts as text, metrics by their names; unknown ones are a dash.
+
+    ``episodes`` is the number that an evaluation plays unless it is cut short.
+    """
     parts = data_flow(run)
     names = [tile[0] for tile in _TILES] + [name for stage in (parts.stages if parts else ()) for name in stage.items]
     interval = None if last is None else last.half_width
+    is_cut = last is not None and isinstance(episodes, int) and last.episodes < episodes
+    of = f"; {last.episodes} of {episodes} episodes" if last is not None and is_cut else ""
     drawn_s: float | None = None
     with contextlib.suppress(OSError):
         drawn_s = (path / "live.jpg").stat().st_mtime
@@ -379,7 +389,7 @@ def texts(
         "state": shown.state,
         "wall": duration(shown.wall_s),
         "eval_return": DASH if last is None else number(last.return_mean),
-        "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
+        "interval": (DASH if interval is None else f"\u00b1 {number(interval)}") + of,
         "best": number(shown.eval_best),
         "samplers_active": _samplers(shown),
         "picture": f"picture {_age(drawn_s)} old [h:min:s]; drawn only while somebody looks"

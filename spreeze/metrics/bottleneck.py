@@ -27,6 +27,9 @@ _AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as h
 _ENDED = ("finished", "stopped", "failed", "crashed", "damaged")  # states of a run
 
 
+_LEARNING = ("running", "training")  # as the page and the run itself call it
+
+
 class Side(StrEnum):
     SAMPLER = "sampler"
     LEARNER = "learner"
@@ -69,6 +72,10 @@ def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
+    refills = snapshot.updates and snapshot.lag is None and snapshot.samples_per_insert is None
+    if refills and snapshot.state in _LEARNING:
+        wanted = number(snapshot.learning_starts)
+        return Bottleneck(f"Warming up: replay gets {wanted} env steps before learning goes on.", Side.WARMING_UP)
     return None
 
 

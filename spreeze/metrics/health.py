@@ -75,9 +75,7 @@ def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:
         MAX_FALLS,
         "of the evaluation's episodes terminated before their time limit"
         + ("" if falls else "; whether that is good depends on the task"),
-        ": the robot falls in most of them; a click on the return shows how the worst one fell; train on"
-        if falls
-        else "",
+        ": the robot falls; a click on the return shows how the worst one fell; train on" if falls else "",
         "it comes with an evaluation",
     )
     return judgement if falls else judgement._replace(level=Health.UNKNOWN)

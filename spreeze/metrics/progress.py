@@ -295,10 +295,10 @@ class Ending:
     def sentence(self) -> str:
         """A sentence on when it ends."""
         target = (
-            "" if self.target is None else f"at {self.target.value:g}, the best of {ZOO}, confirmed on fresh starts, "
+            "" if self.target is None else f"a return of {self.target.value:g} on fresh starts (the best of {ZOO}); "
         )
-        least = f"(after {_MIN_S / 60.0:g} min or more)"
-        return f"ends by itself: {target}once returns no longer rise {least}, or after {self.budget_s / 60.0:g} min"
+        plateau = f"returns that have stopped rising (not before {_MIN_S / 60.0:g} min)"
+        return f"ends by itself at the first of: {target}{plateau}; {self.budget_s / 60.0:g} min"
 
     def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> StopReason | None:
         """Budget or plateau, or None; ``curve`` holds the evaluations, those of this session from ``first``."""

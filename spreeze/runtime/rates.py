@@ -193,7 +193,10 @@ class Rates:
         pairs = itertools.pairwise(self._window)
         frames = sum(_frames(a.groups[part], b.groups[part], self.batch_size) for a, b in pairs)
         changes["update_frames_per_s"] = frames / seconds if seconds > 0 else None
-        return _counts(groups, self.table) | changes | {"samples_per_insert": samples_per_insert(groups)}
+        counts = _counts(groups, self.table)
+        if changes.get("env_steps_per_s") == 0.0:  # what samplers last measured holds no longer
+            counts |= {metric.name: None for metric, _ in self.table.of("sampler", Kind.GAUGE)}
+        return counts | changes | {"samples_per_insert": samples_per_insert(groups)}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
         changes = _rates(old, new, seconds, self.table) | _shares(old, new, self.table)

@@ -371,7 +371,8 @@ class Recorder:
         if self._inserted_before is None:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
         metrics = self.rates.read(reading) | self._gauges(reading.groups) | (governed or {})
-        metrics |= self._info.means(reading.t_s)
+        if metrics.get("env_steps_per_s") != 0.0:
+            metrics |= self._info.means(reading.t_s)
         earlier = self._plan.earlier
         metrics |= {
             "env_steps": earlier.env_steps + reading.env_steps,

@@ -281,8 +281,8 @@ def slow_targets(tau: float, updates_per_s: float, settles: float) -> str | None
     if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _MIN_BACKUPS_PER_S:
         return None
     return (
-        f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {tau:g} an update, "
-        f"{updates_per_s:.3g} updates/s over {_PACE_S:.0f} s), so values, which look {1.0 / settles:.0f} backups ahead, follow with a time "
+        f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {tau:g} an update, {updates_per_s:.3g} "
+        f"updates/s over {_PACE_S:.0f} s), so values, which look {1.0 / settles:.0f} backups ahead, follow with a time "
         f"constant of {1.0 / (backups_per_s * settles):,.0f} s; choose smaller networks or a smaller --batch-size, "
         "else raise tau or n_step"
     )

@@ -879,8 +879,16 @@ def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path
     stages = live_api.pipeline(parts)
     assert [stage["title"] for stage in stages] == ["Samplers", buffer, "Learner"]
     assert live_api.lag_unit(parts) == unit
-    known = live_api.texts(snapshot({}, {}, {}), {}, {"mode": mode, "algo": algo}, None, tmp_path)
+    known = live_api.texts(snapshot({}, {}, {}), {}, {"mode": mode, "algo": algo}, None, tmp_path, 10)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)
+
+
+def test_an_evaluation_that_was_cut_short_tells_how_many_episodes_it_has(tmp_path):
+    row = EvaluationRow(10.0, 100, 5, 1, 5, 6, 133.0, 12.0, 200.0)
+    cut, whole = (live_api.texts(snapshot({}, {}, {}), {}, {}, row, tmp_path, count)["interval"] for count in (10, 6))
+    assert cut.endswith("; 6 of 10 episodes")
+    assert cut.startswith(whole)
+    assert "episodes" not in whole
 
 
 @pytest.mark.parametrize(("best", "now", "std", "told"), [

@@ -133,10 +133,10 @@ def test_a_budget_ends_what_a_plateau_does_not():
         (
             {},
             -151.9,
-            "ends by itself: at -151.9, the best of RL Baselines3 Zoo, confirmed on fresh starts, "
-            "once returns no longer rise (after 10 min or more), or after 30 min",
+            "ends by itself at the first of: a return of -151.9 on fresh starts (the best of RL Baselines3 Zoo); "
+            "returns that have stopped rising (not before 10 min); 30 min",
         ),
-        ({"budget_s": 120.0}, -151.9, "or after 2 min"),
+        ({"budget_s": 120.0}, -151.9, "; 2 min"),
         ({"seconds": 0.0}, None, None),
         ({"updates": 9}, None, None),
         ({"target_return": -200.0}, None, None),

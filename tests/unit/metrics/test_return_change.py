@@ -117,6 +117,14 @@ def test_a_metric_that_had_never_changed_is_named_at_its_first_change(tmp_path):
     assert "Times gone back went from 0 to 1 times, which had not changed before." in found.sentences
 
 
+def test_a_metric_that_stood_still_but_for_its_beginning_is_not_said_to_have_never_changed(tmp_path):
+    rows = [row(10.0 * i, 100.0) for i in range(1, 12)]
+    steps = [0.0, 1800.0, *[0.0] * 8, 240.0]
+    values = [(10.0 * i - 5.0, "env_steps_per_s", value) for i, value in enumerate(steps, 1)]
+    found = sentences(tmp_path, rows, metrics=values)
+    assert any(text.endswith("which mostly stood still before.") for text in found.sentences), found.sentences
+
+
 def test_events_between_the_two_are_listed_by_time_and_others_are_not(tmp_path):
     events = [(5.0, "error", "old"), (14.0, "info", "resumed"), (12.0, "warning", "restarted"), (30.0, "info", "x")]
     found = sentences(tmp_path, [row(10, 100.0), row(20, 50.0)], events=events)

@@ -152,6 +152,17 @@ def test_episode_means_leave_out_samplers_without_an_episode():
     assert metrics["episode_return"] == -10.0
 
 
+def test_while_no_sampler_steps_their_episodes_are_unknown():
+    episode = {"episodes": 2.0, "episode_return": -10.0}
+    readings = [_reading(float(t), (steps, 1)) for t, steps in enumerate((1, 5, 5, 5, 5, 5, 6))]
+    rates, found = Rates(1), []
+    for reading in readings:
+        reading.groups[0].samplers[0].update(episode)
+        found.append(rates.read(reading)["episode_return"])
+    assert found[:2] == [-10.0, -10.0]
+    assert found[-2:] == [None, -10.0]
+
+
 def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
     learner = {"learn_s": 0.75, "wait_s": 0.25, "policy_lag": 1.0}
     gauges = Rates(32)
