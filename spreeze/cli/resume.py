@@ -20,7 +20,7 @@ from spreeze.files import read_bytes, read_json, replace_bytes
 from spreeze.formatting import clean, duration, number
 from spreeze.metrics.comparison import sources_in
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import checked, group_folder, read_run, session_starts
+from spreeze.run_directory import checked, finite_number, group_folder, read_run, session_starts
 from spreeze.runtime.plan import EarlierSessions
 from spreeze.transport.checkpoint import newest_state
 from spreeze.transport.weights import read_weights
@@ -48,7 +48,7 @@ def write_settings(run: Path, settings: Settings) -> None:
 
 
 def settings_of(run: Path, import_module: str | None = None) -> Settings:
-    """Settings of an earlier session; ``import_module`` is that of the command line.
+    """Settings of an earlier session, with what was to be left free at its end; ``import_module``: the command line's.
 
     A RunError if they were never written, cannot be read, are incomplete, or are those of another task than
     ``run.json`` or the newest checkpoint tells.
@@ -66,7 +66,11 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
     except RecursionError:
         raise _refused(run, "config.toml: nested too deeply") from None
     _check_agrees(run, settings.config)
-    return settings
+    config = settings.config
+    share = finite_number(read_run(run).get("leave_free"), 0.9, 0.0)  # changeable while a run goes on
+    if share is not None:
+        config = dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, leave_free=share))
+    return dataclasses.replace(settings, config=config)
 
 
 def _refused(run: Path, why: str) -> RunError:

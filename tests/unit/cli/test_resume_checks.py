@@ -132,6 +132,13 @@ def test_whole_settings_are_taken_with_and_without_the_end_mark(run):
     assert settings_of(run).config == SETTINGS.config
 
 
+@pytest.mark.parametrize(("told", "kept"), [(0.25, 0.25), (0.0, 0.0), (None, 0.5), ("x", 0.5), (7.0, 0.5)])
+def test_what_was_left_free_at_the_end_of_a_session_is_left_free_in_the_next(run, told, kept):
+    write_settings(run, resolve([Layer("user", CHOICES), Layer("set", {"tuning": {"leave_free": 0.5}})]))
+    write_json(run / "run.json", TOLD | {"leave_free": told})
+    assert settings_of(run).config.tuning.leave_free == kept
+
+
 @pytest.mark.parametrize("mark", [True, False])
 def test_settings_that_were_cut_anywhere_are_refused(run, mark):
     """Cuts at the end of a line, each valid TOML, and within one: none gives other settings."""
