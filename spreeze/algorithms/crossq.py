@@ -21,6 +21,7 @@ from spreeze.algorithms.distributional import CategoricalCritics, QuantileCritic
 from spreeze.algorithms.fused_mlp import Parameters
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.algorithms.sac import SAC, SoftActorCriticConfig
+from spreeze.config.algorithm_bases import average_setting
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -29,6 +30,8 @@ from spreeze.inference.lazy_torch import Tensor, torch
 @dataclass(frozen=True, kw_only=True)
 class CrossQConfig(SoftActorCriticConfig):
     """CrossQ: SAC with batch normalization in place of target networks (Bhatt et al. 2024, arXiv 1902.05605)."""
+
+    policy_average: float = average_setting(0.998)
 
     def __post_init__(self) -> None:
         super().__post_init__()

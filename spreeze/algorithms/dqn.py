@@ -30,7 +30,7 @@ from spreeze.algorithms.off_policy import (
 )
 from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
-from spreeze.config.algorithm_bases import ActionValueConfig, RecurrentReplayConfig, ReturnRange
+from spreeze.config.algorithm_bases import ActionValueConfig, RecurrentReplayConfig, ReturnRange, average_setting
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError
@@ -43,6 +43,7 @@ from spreeze.types import EnvSpec, FrameSpec, TransitionBatch
 class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
     """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (arXiv 1710.02298) as options."""
 
+    policy_average: float = average_setting(0.998)
     layer_norm: bool = setting(False, "normalize the hidden layers (arXiv 1607.06450); not for images", fixed=True)
     cnn: str = setting(
         "nature", "convolutional layers for images; hidden_sizes follow", choices=tuple(CNNS), fixed=True

@@ -28,6 +28,18 @@ _NORMALIZE_RETURNS = setting(
 )
 
 
+def average_setting(decay: float) -> float:
+    """The setting ``policy_average`` of an off-policy algorithm, with its default."""
+    average: float = setting(
+        decay,
+        "decay per update of an exponential moving average of the policy, which is evaluated, shown and "
+        "saved; 0: off; 0.998 averages about 500 updates, early on a tenth of those so far",
+        low=0.0,
+        high=0.999999,
+    )
+    return average
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Section):
     """Settings of all off-policy algorithms."""
@@ -48,13 +60,7 @@ class AlgorithmConfig(Section):
     )
     lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
     normalize_returns: bool = _NORMALIZE_RETURNS
-    policy_average: float = setting(
-        0.0,
-        "decay per update of an exponential moving average of the policy, which is evaluated, shown and "
-        "saved; 0: off; 0.998 averages about 500 updates",
-        low=0.0,
-        high=0.999999,
-    )
+    policy_average: float = average_setting(0.0)
     explore_average: bool = setting(False, "samplers explore with the averaged policy, too")
     priority_exponent: float = setting(
         0.0,

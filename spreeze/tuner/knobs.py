@@ -261,7 +261,7 @@ def _envs_per_sampler(problem: TuningProblem) -> Choice:
         count, why = 4, f"a step takes {step:.0f} us, inference is negligible"
     elif problem.objective == "return" and {device.name for device in problem.devices} == {"cpu"}:
         # More would spread the first env steps, which are random, over more beginnings of episodes.
-        count, why = 8, f"a step takes {step:.0f} us, more than a learner on the processor needs"
+        count, why = 8, f"a step takes {step:.0f} us, so these supply a learner on the processor"
     else:
         count = next((count for count in (8, 16) if _INFERENCE_US / (count * step) <= _INFERENCE_SHARE), 32)
         why = f"a step takes {step:.0f} us, inference is batched"

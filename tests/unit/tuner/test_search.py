@@ -203,7 +203,7 @@ def test_a_learner_on_the_processor_or_a_mode_that_takes_few_env_steps_keeps_the
     assert _tuned(quick, objective="sampling")[0].choices[ENVS].value == 32
     choice = _tuned(quick)[0].choices[ENVS]
     assert choice.value == 8
-    assert "more than a learner on the processor needs" in choice.reason
+    assert "so these supply a learner on the processor" in choice.reason
     choice = _tuned(quick, knobs=replace(quick.problem(), balanced=True))[0].choices[ENVS]
     assert choice.value == quick.problem().configured[ENVS] == 8
     assert "enough for one update per env step" in choice.reason
