@@ -111,9 +111,11 @@ def _show_state(box: DeltaGenerator, name: str) -> None:
 
 def _short(run: RunRow, varied: str | None = None) -> str:
     """A run in the narrow list of the sidebar: what distinguishes it, such as settings that its sweep varied, first."""
-    if run.name == SAMPLE_NAME or run.about.title:
+    if run.name == SAMPLE_NAME:
         return run.title
     task, seed = f"{run.env_id or run.name} {run.algo or ''}", f"s{whole(run.seed)}"
+    if run.about.title:
+        return f"{run.about.title}, {task} {seed}"
     return f"{task} {varied} {seed}, {run.began}" if varied else f"{run.began} {task} {seed}"
 
 

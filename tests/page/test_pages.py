@@ -15,7 +15,7 @@ from harness import PATIENCE_S
 
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
-from spreeze.run_directory import list_runs, read_about, state_of
+from spreeze.run_directory import describe, list_runs, read_about, state_of
 
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
@@ -337,6 +337,14 @@ def test_any_metric_is_compared_over_any_axis(world):
     assert len(drawn["layout"]["annotations"]) == len(metrics.options) - 1, "a chart for each metric"
     shown = [trace["name"] for trace in drawn["data"] if trace.get("name") and trace.get("showlegend")]
     assert len(shown) == 2, "each group once in the legend"
+
+
+def test_a_run_with_a_title_is_still_found_by_its_task(world):
+    folder, page = compared(world, a=256)
+    describe(folder / "a", title="walks best", tags=[], note="")
+    page.run()
+    assert page.sidebar.selectbox[0].options[0].startswith("walks best, ")
+    assert " sac s" in page.sidebar.selectbox[0].options[0]
 
 
 def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
