@@ -296,7 +296,7 @@ def test_what_a_sampler_stores_is_what_the_learner_draws(name, n_step):
         learning = ReplayTrainer(spec, "dqn", config, layout, ReplayReader(ring),
                                  LearnerConfig(batch_size=500, device="cpu"), seed=0, normalize_obs=False)  # fmt: skip
         learning.update()
-        batch = learning._batch()
+        batch = learning.batches.batch()
         seen = set()
         for row in range(500):
             first, last = (
