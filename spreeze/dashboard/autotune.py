@@ -138,9 +138,9 @@ def show_start(name: str, folder: Path) -> None:
         text = f"Autotune measures this machine: settings measured so far {len(tuning.rows)}, at most {left} s left"
         st.progress(1.0 - left_s / TUNING_S, text)
         st.caption(
-            f"Training waits for it: processes and memory of mode {components.plain(run.get('mode'))} are fixed once "
-            "it trains. The result is kept, and later starts reuse it within seconds. Without Autotune a start does "
-            "not wait."
+            "Training waits for it, because its choices include processes or memory that are fixed once this run "
+            "trains. The result is kept, and later starts reuse it within seconds. Without Autotune a start does not "
+            "wait."
         )
     _measured(tuning)
     if now.lines:

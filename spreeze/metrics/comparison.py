@@ -339,9 +339,9 @@ def _run(curve: Curve, rules: Rules, limit_s: float, longest_s: float) -> RunRep
     rows = curve.evaluations
 
     def times(policies: int) -> tuple[float | None, ...]:
-        """Time to each target; a run that ended at its target return has reached it, however few evaluations it has."""
+        """Time to each target; a run with fewer evaluations that ended at its target return has reached it."""
         counted = rows if policies == rules.policies else whole(rows)
-        at_end = -math.inf if curve.ended_at is None else curve.ended_at
+        at_end = -math.inf if curve.ended_at is None or len(counted) >= policies else curve.ended_at
         reached_s = [(target, required_time(counted, target, policies)) for target in rules.targets]
         return tuple(curve.end_s if at is None and target <= at_end else at for target, at in reached_s)
 
@@ -607,7 +607,8 @@ def _standing_text(standing: Standing, at_limit: bool) -> str:
     time = "the time limit" if at_limit else "the time that all runs have"
     text = (
         f"{first.env}, after {_seconds_text(standing.limit_s)}, {time}: {_short(first)} has a return of "
-        f"{spread_text(best)}, {_short(standing.second)} {spread_text(next_best)}"
+        f"{spread_text(best)}, {_short(standing.second)} {spread_text(next_best)} (means over the last "
+        f"{FINAL_EVALUATIONS} evaluations until then, or all if fewer)"
     )
     seeds = min(best.seeds, next_best.seeds)
     if seeds < MIN_RUNS:

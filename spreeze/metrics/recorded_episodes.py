@@ -337,9 +337,9 @@ def marks_of(
         value = float(episode.value[0])
         verdict = "about right"
         if abs(value - actual) > max(0.1 * abs(actual), 1e-3):
-            verdict = f"{'over' if value > actual else 'under'}estimated by {number(abs(value - actual))}"
+            verdict = f"{number(abs(value - actual))} {'above' if value > actual else 'below'} it"
             if is_soft and value > actual:
-                verdict = f"{number(value - actual)} higher, rewards of entropy included"
+                verdict += ", rewards of entropy included"
         text = f"value at the start {number(value)}, discounted return that came {number(actual)}"
         marks.append(Mark(f"{text}: {verdict}", 1))
     return marks

@@ -292,6 +292,14 @@ def test_a_run_that_was_ended_for_reaching_a_return_has_reached_it():
     assert f"{HTS.label} took 13.5 s" in verdicts(found)[1]
 
 
+def test_the_mean_of_ten_of_a_run_with_more_evaluations_is_not_taken_from_its_end():
+    rows = [*((t, 100.0) for t in range(1, 11)), (11, 500.0)]
+    (found,) = report(
+        [dataclasses.replace(curve(HTS, 1, *rows, end_s=13.5), ended_at=475.0)], Rules(targets=(475.0,))
+    ).runs
+    assert (found.first_s, found.required_s) == ((11,), (None,))
+
+
 def test_pairs_take_the_seeds_that_both_have():
     curves = [
         curve(HTS, 1, (1, 10.0)),
