@@ -207,6 +207,9 @@ class Rates:
         updates = [(a.learner["updates"], b.learner["updates"]) for a, b in zip(before, reading.groups, strict=True)]
         if self.restores and any(old == 0 < new for old, new in updates):
             self._window.clear()  # updates of a checkpoint took no time just now
+        starts = zip(before, reading.groups, strict=True)
+        if any(a.inserted_at_learning_start < 0 <= b.inserted_at_learning_start for a, b in starts):
+            self._window.clear()  # until now the learner could only wait
         self.restores = self.restores or any(new < old for old, new in updates)
         self._window.append(reading)
         while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:

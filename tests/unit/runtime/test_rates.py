@@ -152,6 +152,18 @@ def test_episode_means_leave_out_samplers_without_an_episode():
     assert metrics["episode_return"] == -10.0
 
 
+def test_what_a_learner_waited_before_it_began_is_no_share_of_its_time():
+    rates = Rates(32)
+    for t_s, baseline, learner in (
+        (0.0, -1, {"wait_s": 0.0}),
+        (1.0, -1, {"wait_s": 1.0}),
+        (1.5, 64, {"wait_s": 1.5}),
+        (2.0, 64, {"wait_s": 1.5, "critic_s": 0.5}),
+    ):
+        found = rates.read(_reading(t_s, (64,), 0, inserted=64, baseline=baseline, learner=learner))
+    assert (found["learner_wait_share"], found["learner_critic_share"]) == (0.0, 1.0)
+
+
 def test_while_no_sampler_steps_their_episodes_are_unknown():
     episode = {"episodes": 2.0, "episode_return": -10.0}
     readings = [_reading(float(t), (steps, 1)) for t, steps in enumerate((1, 5, 5, 5, 5, 5, 6))]
