@@ -13,7 +13,7 @@ from spreeze.cli.evaluate import find_weights, recorded_spec
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
 from spreeze.config.recorded_spec import spec_from
-from spreeze.config.schema import Config
+from spreeze.config.schema import Config, field_of
 from spreeze.envs.task import check_fits
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.files import read_bytes, read_json, replace_bytes
@@ -67,7 +67,8 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
         raise _refused(run, "config.toml: nested too deeply") from None
     _check_agrees(run, settings.config)
     config = settings.config
-    share = finite_number(read_run(run).get("leave_free"), 0.9, 0.0)  # changeable while a run goes on
+    most = field_of("tuning.leave_free").metadata["high"]
+    share = finite_number(read_run(run).get("leave_free"), most, 0.0)  # it can be changed while a run goes on
     if share is not None:
         config = dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, leave_free=share))
     return dataclasses.replace(settings, config=config)

@@ -52,6 +52,14 @@ def fill(path, count, step_s=0.5, first=0):
     writer.close()
 
 
+def run_live_page(steps):
+    """What a script prints after those of the Live page, as JSON, in Node.js."""
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + steps
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return json.loads(found.stdout)
+
+
 def ask(path, query):
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query.encode()}
     return Request(scope)
@@ -166,10 +174,8 @@ console.log(JSON.stringify([drawn, page.scores]));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_what_is_sent_whole_takes_the_place_of_what_a_page_had():
-    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
-    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _TAKE_WHOLE
-    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert json.loads(found.stdout) == [[[["c", [1]], ["d", [1]]], [["c", [1, 2]], ["d", [1]]]], "2"]
+    found = run_live_page(_TAKE_WHOLE)
+    assert found == [[[["c", [1]], ["d", [1]]], [["c", [1, 2]], ["d", [1]]]], "2"]
 
 
 _GO_BACK = """
@@ -188,10 +194,7 @@ console.log(JSON.stringify(drawn));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_where_the_counters_of_a_resumed_run_go_back_the_page_draws_its_later_session():
-    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
-    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _GO_BACK
-    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    over_time, over_steps, over_updates = json.loads(found.stdout)
+    over_time, over_steps, over_updates = run_live_page(_GO_BACK)
     assert over_time[:2] == [[[1, 2, 3], [1, 9, 2], [0, 8, 1]], [[1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3]]]
     assert over_steps[:2] == [[[1, 2], [1, 2], [0, 1]], [[10, 30], [3, 4], [2, 3]]]
     assert over_updates[0] == [[5, 7], [1, 4], [0, 3]]
@@ -212,11 +215,9 @@ console.log(JSON.stringify(drawn));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_a_published_return_is_drawn_where_it_does_not_flatten_the_curve():
-    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
-    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _REFERENCE
-    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    found = run_live_page(_REFERENCE)
     outside = ["zoo (outside the chart)", []]
-    assert json.loads(found.stdout) == [["zoo", [50, 50]], outside, ["zoo", [-10, -10]], outside]
+    assert found == [["zoo", [50, 50]], outside, ["zoo", [-10, -10]], outside]
 
 
 def test_another_session_of_the_run_is_sent_whole(run):
@@ -429,10 +430,8 @@ console.log(JSON.stringify(told));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_the_end_of_a_watched_run_is_announced_where_the_user_wants_it_and_the_browser_may():
-    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
-    script = "globalThis.window = {};\n" + script.replace("export default function", "function mount") + _END
-    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert json.loads(found.stdout) == [["r1: failed", "out of memory"]]
+    found = run_live_page(_END)
+    assert found == [["r1: failed", "out of memory"]]
 
 
 _DRAW = """
@@ -935,10 +934,7 @@ console.log(JSON.stringify([made, [...changed].map((card) => card.names), page.s
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_each_number_of_the_environment_has_a_chart_of_its_own():
-    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
-    script = f"globalThis.window = {{}};\n{script.replace('export default function', 'function mount')}{_DRAW_NUMBERS}"
-    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    made, names, values = json.loads(found.stdout)
+    made, names, values = run_live_page(_DRAW_NUMBERS)
     assert made == [["grid", "info/a", "a"], ["grid", "info/reward/b", "reward/b"]]
     assert names == [["info/a"], ["info/reward/b"]]
     assert values == [2, 2]
