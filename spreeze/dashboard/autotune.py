@@ -57,9 +57,9 @@ _CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
 
 def page() -> None:
     folder = runs_dir()
-    now = control.activity(folder)
-    if now.name is not None and now.phase == "starting":
-        show_start(now.name, folder)
+    now = followed_activity(navigation.current(), folder)
+    if shows_start(navigation.current(), now):
+        show_start(now.name or "", folder)
         return
     path = navigation.need_run()
     st.title(f"Autotune of {row(path).name}", anchor=False)
@@ -117,6 +117,23 @@ def _algorithms(path: Path) -> None:
 
 def _cell(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else clean(value or DASH, 80)
+
+
+def followed_activity(chosen: Path | None, folder: Path) -> control.Activity:
+    """Activity of the chosen run; after Start that of the new run, which becomes the chosen one once it is there."""
+    following = st.session_state.get("follow")
+    now = control.activity(folder, None if chosen is None or following else chosen.name)
+    if following and now.name is not None and (folder / now.name / "run.json").is_file():
+        del st.session_state["follow"]
+        navigation.choose(now.name)
+        st.rerun()
+    return now
+
+
+def shows_start(chosen: Path | None, now: control.Activity) -> bool:
+    """True if a page shows how a run starts: the chosen run, or any where none is chosen or Start was just pressed."""
+    expected = chosen is None or chosen.name == now.name or bool(st.session_state.get("follow"))
+    return now.phase == "starting" and expected
 
 
 @st.fragment(run_every=1.0)

@@ -25,17 +25,12 @@ def page() -> None:
     path = navigation.current()
     if _ended_in_sweep(path, folder):
         st.session_state["follow"] = True
-    following = st.session_state.get("follow")
-    now = control.activity(folder, None if path is None or following else path.name)
-    if following and now.name is not None and (folder / now.name / "run.json").is_file():
-        del st.session_state["follow"]
-        navigation.choose(now.name)
-        st.rerun()
+    now = autotune.followed_activity(path, folder)
     components.show_errors(folder)
     start.show_sweep(folder, now.name)
     box = st.container()
-    if now.name is not None and now.phase == "starting":
-        autotune.show_start(now.name, folder)
+    if autotune.shows_start(path, now):
+        autotune.show_start(now.name or "", folder)
     else:
         _show_run(path, now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
@@ -72,7 +67,8 @@ def _stop_box(now: control.Activity, folder: Path, *, named: bool) -> None:
     name = now.name or ""
     with st.container():
         if named:
-            st.markdown(f"For the running **{components.plain(name)}**:")
+            doing = "starting" if now.phase == "starting" else "running"
+            st.markdown(f"For the {doing} **{components.plain(name)}**:")
         line = st.container(horizontal=True)
         stopping = now.phase in ("stopping", "late")
         label = "Stopping" if stopping else "Stop"

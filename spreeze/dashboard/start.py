@@ -149,7 +149,9 @@ def form(folder: Path) -> None:
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
         offered = _offered_tasks()
-        env_id = known_task(str(first[0].selectbox("Task", offered, offered.index(tasks()[1]), **any_id, **_KEPT)))
+        # Streamlit warns of a default where a callback has set the value.
+        default = 0 if "start_env" in st.session_state else offered.index(tasks()[1])
+        env_id = known_task(str(first[0].selectbox("Task", offered, default, **any_id, **_KEPT)))
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
             custom = _custom_environment(env_id)
@@ -390,8 +392,8 @@ def _settings(request: control.Request) -> dict[str, Any]:
             with cells[index % 2]:
                 values[key] = components.setting_input(config, key, "start", keep=True, **more)
 
-    st.caption("The run stops at the first of these conditions, or with Stop.")
-    add_inputs(list(_STOPS), blank="not set")
+    st.caption("The run stops at the first of these conditions, or with Stop. Without one it ends as stated below.")
+    add_inputs(list(_STOPS), blank="none")
     st.caption("The machine.")
     add_inputs(list(_MACHINE))
     if request.auto:

@@ -577,6 +577,25 @@ def test_a_run_that_is_shown_while_it_starts_is_drawn_though_a_newer_one_runs(wo
         assert any("Starting" in text.value for text in page.title)
 
 
+def test_a_run_that_is_chosen_stays_shown_while_another_one_starts(world):
+    folder = world("live")
+    state = json.loads((folder / "a1" / "run.json").read_text())
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"state": "tuning"}))
+    make_run(folder, "a0")
+    for name, title in (("autotune", "Autotune of "), ("live", "Pendulum-v1")):
+        page = open_page(name)
+        assert page.title[0].value == "Starting a1", "the newest live run is shown where none was chosen"
+        page.session_state["run"] = "a0"
+        page.run()
+        assert not page.exception
+        assert page.title[0].value.startswith(title)
+    assert any("For the starting **a1**" in text.value for text in page.markdown)
+    page.session_state["follow"] = True  # as Start leaves it
+    page.run()
+    assert page.title[0].value == "Starting a1"
+    assert "follow" not in page.session_state
+
+
 def test_a_folder_whose_name_no_run_may_have_troubles_no_page(world):
     folder = world("finished")
     (folder / "a1").rename(folder / "a1 (copy)")
