@@ -34,7 +34,7 @@ class Film {
         if (state === "untrusted") return module;
         told("drawing ...");
       }
-      let from = 0, idle = 0, rest = new Uint8Array(0);
+      let from = 0, idle = 0, rest = new Uint8Array(0), ahead = episode.drawn;
       while (!signal.aborted) {
         const reply = await fetch(`${this.base}/api/episode/frames?${new URLSearchParams({ ...query, from })}`, { signal, cache: "no-store" });
         if (!reply.ok) throw new Error(await reply.text());
@@ -43,6 +43,10 @@ class Film {
         const all = new Uint8Array(rest.length + bytes.length);
         all.set(rest); all.set(bytes, rest.length);
         rest = this.cut(all);
+        if (!ahead && this.frames.length) {  // the next episode is drawn by a process that has loaded all by then
+          ahead = true;
+          answer(this.base, "episode/warm", { run: this.run }, { method: "POST", signal }).catch(() => {});
+        }
         if (reply.headers.get("X-Done") === "1") break;
         idle = bytes.length || reply.headers.get("X-Drawing") === "1" ? 0 : idle + 1;
         if (idle > 8) throw new Error("the process that draws ended early");

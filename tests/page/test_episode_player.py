@@ -218,6 +218,7 @@ def test_the_newest_episode_of_a_run_without_pictures_moves_and_a_click_on_a_cur
         driver.get(f"{address}/?run=short")
         the_newest_episode_moves(driver)
         driver.get(f"{address}/?run=r1")
+        driver.execute_script("performance.setResourceTimingBufferSize(10000)")
         a_click_on_a_curve_shows_an_episode(driver, kept_evaluations(run)[0].id)
 
 
@@ -253,6 +254,8 @@ def a_click_on_a_curve_shows_an_episode(driver, evaluation):
     web.wait(moving, lambda: driver.execute_script(caption))
     shown = driver.execute_script(player)
     assert (shown["id"], shown["kind"]) == (evaluation, "worst")
+    warmed = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('episode/warm')).length"
+    web.wait(lambda: driver.execute_script(warmed) >= 2)  # the pointer was on the curve; and for the next click
     step = "return document.querySelector('.sz-player .sz-player-left > .sz-strong').textContent"
     focus = driver.find_element("css selector", ".sz-player input[type=range]")
     focus.send_keys(Keys.HOME)

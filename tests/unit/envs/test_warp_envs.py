@@ -14,6 +14,12 @@ needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, re
 needs_warp = pytest.mark.skipif(importlib.util.find_spec("mujoco_warp") is None, reason="mujoco-warp is not installed")
 
 
+@pytest.fixture
+def unoptimized(monkeypatch):
+    """Kernels are compiled in half of the time."""
+    monkeypatch.setattr("warp.config.optimization_level", 0)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mujoco_warp") is not None, reason="mujoco-warp is installed")
 def test_a_missing_package_is_named():
     with pytest.raises(EnvironmentError_, match=r"warp:Ant-v5 needs mujoco-warp: pip install 'spreeze\[warp\]'"):
@@ -31,6 +37,7 @@ def test_one_environment_is_gymnasiums_own():
 @needs_warp
 @needs_mujoco
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
 def test_steps_are_gymnasiums_within_float32(name):
     import torch
@@ -54,6 +61,7 @@ def test_steps_are_gymnasiums_within_float32(name):
 @needs_warp
 @needs_mujoco
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("unoptimized")
 def test_an_unhealthy_hopper_begins_again_and_keeps_its_last_observation():
     import torch
 
