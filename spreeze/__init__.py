@@ -12,6 +12,12 @@ a setting or a flag  config/schema.py                            ``setting(..., 
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row; a mode ``add``s it
 a family of tasks    envs/families.py                            its row, and what makes its environments
 a vector engine      envs/families.py                            its row without ``team``; ``make`` takes ``num_envs``
+a replay transport   transport/replay_ring.py                    its writer for samplers, its reader for the learner;
+                                                                 modes/replay_modes.py creates it
+an observation       envs/obs_flattening.py, envs/make.py        what becomes of its space; where ``make`` wraps it
+an end of a run      metrics/progress.py, runtime/recorder.py    ``Ending``; the order of the conditions; its sentence:
+                                                                 metrics/stop_reasons.py
+a bottleneck         metrics/bottleneck.py                       its sentence; new facts: metrics/snapshot.py
 a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
 an export format     inference/export.py, types.py               its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory

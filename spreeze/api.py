@@ -38,7 +38,7 @@ from spreeze.envs.callers import called_by, name_of
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, joined_mask, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
-from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
+from spreeze.errors import ConfigError, EnvError, SpreezeError, UsageError, WorkerError, did_you_mean
 from spreeze.files import read_json
 from spreeze.inference.policy import Policy, State, exploring_arrays
 from spreeze.inference.user_modules import end_import
@@ -155,7 +155,7 @@ def load_policy(
     Raises:
         RunError: no such run, or it has no weights yet.
         WeightsError: the weights are damaged.
-        EnvironmentError_: the environment cannot be constructed.
+        EnvError: the environment cannot be constructed.
     """
     if which not in CHECKPOINTS:
         raise ConfigError(f"which = {which!r}: expected {' or '.join(CHECKPOINTS)}")
@@ -320,7 +320,7 @@ class TrainedPolicy:
         self._weights = weights
         self._free = {greedy: [self._new_policy(greedy=greedy)] for greedy in (True, False)}
         """Idle policies: no thread uses them, so their buffers may be overwritten."""
-        self._unscale_action, self._form = ActionScaling(self.spec), self.spec.form()
+        self._to_env_units, self._form = ActionScaling(self.spec), self.spec.form()
         self._rng = np.random.default_rng(seed)
         # The parts of a team's observation, or of one with images, are joined by the environment.
         nested = self.spec.parts and not self.spec.team and self.spec.frames is None
@@ -367,11 +367,11 @@ class TrainedPolicy:
         if self.spec.action_mask or action_mask is not None:
             rows = self._with_masks(rows, self._mask(action_mask, len(rows)))
         drawn, state = self._act(rows, state or (), greedy=deterministic)
-        actions = self._unscale_action(drawn)
+        actions = self._to_env_units(drawn)
         return self._form(actions[0] if single else actions), state
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """Constructs an environment compatible with ``predict``; an EnvironmentError_ if none can be made that fits."""
+        """Constructs an environment compatible with ``predict``; an EnvError if none can be made that fits."""
         spec = self.spec
         _refuse_foreign(spec, self._import_module)
         with environment_errors(spec.env_id):
@@ -427,7 +427,7 @@ class TrainedPolicy:
             leaves = leaves_of(env.observation_space, "observation space")
         layout = tuple(leaf.text() for leaf in leaves)
         if layout != self.spec.parts:
-            raise EnvironmentError_(
+            raise EnvError(
                 f"{self.path}: trained on an observation laid out as {'; '.join(self.spec.parts)}, but "
                 f"{self.spec.env_id} has {'; '.join(layout)}"
             )
@@ -497,8 +497,8 @@ def _refuse_foreign(spec: EnvSpec, allowed: str | None) -> None:
     """Calls ``refuse_foreign``; its error names the Python argument in place of the flag."""
     try:
         refuse_foreign(spec.env_id, spec.import_module, allowed)
-    except EnvironmentError_ as error:
-        raise EnvironmentError_(_in_python_terms(str(error))) from None
+    except EnvError as error:
+        raise EnvError(_in_python_terms(str(error))) from None
 
 
 def _in_python_terms(text: str) -> str:

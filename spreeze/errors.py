@@ -27,7 +27,7 @@ class ConfigError(UsageError):
     """A setting with an unknown key, a wrong type or a value out of range."""
 
 
-class EnvironmentError_(UsageError):
+class EnvError(UsageError):
     """An environment that cannot be constructed, or with unsupported spaces."""
 
 

@@ -87,3 +87,13 @@ def duration(seconds: float | None) -> str:
     if hours >= 24:
         return f"{hours // 24} d {hours % 24:02d}:{minutes:02d}"
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def in_a_row(failures: int) -> str:
+    """`` N times in a row`` for a message; empty for the first failure."""
+    return "" if failures == 1 else f" {failures} times in a row"
+
+
+def is_power_of_ten(count: int) -> bool:
+    """True for 1, 10, 100 ..: what repeats is reported at these counts."""
+    return str(count).rstrip("0") == "1"

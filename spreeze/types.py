@@ -114,6 +114,12 @@ class Box:
             np.where(high > exact_high, np.nextafter(high, np.float32(-np.inf)), high),
         )
 
+    def half_and_middle(self) -> tuple[np.ndarray, np.ndarray]:
+        """Half the range and the middle [A] of the bounds: an action in [-1, 1] times one plus the other."""
+        low, high = self.float32_bounds()
+        half = (high - low) * np.float32(0.5)
+        return half, low + half
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -597,12 +603,39 @@ class PolicyFormat(NamedTuple):
     packages: tuple[str, ...]  # packages that writing and checking a file needs, beside NumPy
     runs_on: str  # package that a program with this file needs, as pip knows it
     exact: bool = True  # False: weights are rounded, so that actions may differ from the policy's
+    open: str = ""  # Python source of an example that opens ``file``, which acts on ``x``, and with a ``state``
+    act: str = ""
+    act_with_state: str = ""
 
 
 POLICY_FORMATS = (
-    PolicyFormat("onnx", ".onnx", ("onnx", "onnxruntime"), "onnxruntime"),
-    PolicyFormat("torch", ".pt2", ("torch",), "torch"),
-    PolicyFormat("numpy", ".npz", (), "numpy"),
+    PolicyFormat(
+        "onnx",
+        ".onnx",
+        ("onnx", "onnxruntime"),
+        "onnxruntime",
+        open="session = onnxruntime.InferenceSession(file)",
+        act='session.run(None, {"obs": x})[0][0]',
+        act_with_state='session.run(None, {"obs": x, "state": state})',
+    ),
+    PolicyFormat(
+        "torch",
+        ".pt2",
+        ("torch",),
+        "torch",
+        open="policy = torch.export.load(file).module()",
+        act="policy(torch.from_numpy(x)).numpy()[0]",
+        act_with_state="(part.numpy() for part in policy(torch.from_numpy(x), torch.from_numpy(state)))",
+    ),
+    PolicyFormat(
+        "numpy",
+        ".npz",
+        (),
+        "numpy",
+        open="policy = dict(np.load(file))",
+        act="run(policy, x)[0]",
+        act_with_state="run_with_state(policy, x, state)",
+    ),
     PolicyFormat("c", ".h", (), "a C99 compiler"),
     PolicyFormat("c-int8", ".h", (), "a C99 compiler", exact=False),
 )

@@ -29,7 +29,7 @@ class A2CConfig(OnPolicyConfig):
     lr: float = setting(7e-4, "learning rate", low=0.0, high=1.0)
     entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
     normalize_advantage: bool = setting(False, "normalize advantages per rollout")
-    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient (RMSProp) (RMSProp)", low=0.0, high=1.0)
+    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient (RMSProp)", low=0.0, high=1.0)
     rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
 
 

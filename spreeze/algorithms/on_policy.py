@@ -143,7 +143,7 @@ class OnPolicyAlgorithm(Algorithm):
         # Signs of rewards have the same scale in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.returns = DiscountedReturns(config.gamma) if scales else None
-        """Discounted returns, whose deviation is the unit of rewards; None if they are not scaled."""
+        """Discounted returns, whose standard deviation divides the rewards; None if they are not scaled."""
         masked = {"action_mask": True} if spec.action_mask else {}
         meta = {**self._kind.meta, "obs_dim": spec.obs_dim, **self.net.meta, **masked}
         super().__init__(torch.Generator().manual_seed(seed + 1), meta)

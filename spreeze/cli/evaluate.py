@@ -17,7 +17,7 @@ from spreeze.config import SHIPPED
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.task import Task, check_fits, make_task, options_of
-from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError, WeightsError, described
+from spreeze.errors import ConfigError, EnvError, RunError, SpreezeError, WeightsError, described
 from spreeze.files import read_json
 from spreeze.formatting import clean, percent
 from spreeze.inference.policy import Policy, exploring_arrays
@@ -133,7 +133,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     with environment_errors(spec.env_id), _recorder(args.video) as record:
         episodes = run_episodes(make, policy.act, seeds, on_step=record, tasks=tasks, on_error=on_error)
         if not episodes:
-            raise EnvironmentError_(f"{spec.env_id}: none of {args.episodes} episodes finished; last error: {lost[-1]}")
+            raise EnvError(f"{spec.env_id}: none of {args.episodes} episodes finished; last error: {lost[-1]}")
     if args.csv:
         lines = ["seed,return,length,terminated\n"]
         lines += [f"{e.seed},{e.episode_return!r},{e.length},{int(e.terminated)}\n" for e in episodes]
@@ -146,7 +146,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
 def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mode: str | None) -> Task:
     """The environment of the weights in ``where``; prints a note if it takes long to start.
 
-    An EnvironmentError_ if it cannot be made, takes longer than ``--start-deadline-s``, or does not fit the weights.
+    An EnvError if it cannot be made, takes longer than ``--start-deadline-s``, or does not fit the weights.
     """
     limit_s = args.start_deadline_s
 
@@ -159,13 +159,13 @@ def open_checked(spec: EnvSpec, where: Path, args: argparse.Namespace, render_mo
             options, masks = options_of(spec, whole_games=True), spec.action_mask
             task = make_task(spec.env_id, args.import_module, render_mode, action_mask=masks, **options)
     except OutOfTime:
-        raise EnvironmentError_(
+        raise EnvError(
             f"{spec.env_id} was not made within {limit_s:g} s; if it needs longer to start, set --start-deadline-s "
             f"{2 * limit_s:g}"
         ) from None
     try:
         check_fits(spec, task.spec, where)
-    except EnvironmentError_:
+    except EnvError:
         close_in_time(task.close)
         raise
     return task
@@ -308,17 +308,17 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
 
 
 def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
-    """The environment of the weights; an EnvironmentError_ if there is none, or it needs another ``--import``."""
+    """The environment of the weights; an EnvError if there is none, or it needs another ``--import``."""
     spec = recorded_spec(weights)
     refuse_foreign(spec.env_id, spec.import_module, import_module)
     return spec
 
 
 def recorded_spec(weights: Weights) -> EnvSpec:
-    """The environment of the weights' metadata, without an import; an EnvironmentError_ or WeightsError without one."""
+    """The environment of the weights' metadata, without an import; an EnvError or WeightsError without one."""
     fields: Any = weights.meta.get("env")
     if not isinstance(fields, dict):
-        raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on")
+        raise EnvError(f"{weights.path} does not say which environment it was trained on")
     try:
         return spec_from(fields)
     except ValueError as error:
@@ -351,10 +351,10 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
 
 @contextlib.contextmanager
 def environment_errors(env_id: str) -> Iterator[None]:
-    """Turns exceptions of an environment into a one-line ``EnvironmentError_``."""
+    """Turns exceptions of an environment into a one-line ``EnvError``."""
     try:
         yield
     except SpreezeError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentError_(f"{env_id} failed: {described(error)}") from error
+        raise EnvError(f"{env_id} failed: {described(error)}") from error

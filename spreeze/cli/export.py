@@ -36,21 +36,6 @@ from spreeze.types import POLICY_FORMATS, ActionPart, Choices, EnvSpec, FrameSpe
 
 OBSERVATIONS = 1000  # number of observations that the check compares
 _CSV = "csv"
-_OPEN = {
-    "onnx": "session = onnxruntime.InferenceSession(file)",
-    "torch": "policy = torch.export.load(file).module()",
-    "numpy": "policy = dict(np.load(file))",
-}
-_ACT = {
-    "onnx": 'session.run(None, {"obs": x})[0][0]',
-    "torch": "policy(torch.from_numpy(x)).numpy()[0]",
-    "numpy": "run(policy, x)[0]",
-}
-_ACT_WITH_STATE = {
-    "onnx": 'session.run(None, {"obs": x, "state": state})',
-    "torch": "(part.numpy() for part in policy(torch.from_numpy(x), torch.from_numpy(state)))",
-    "numpy": "run_with_state(policy, x, state)",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,7 +210,7 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
         "",
         *(["", *runner, "", ""] if row.name == "numpy" else []),
         f"file = Path(__file__).with_name({file_name!r})",
-        _OPEN[row.name],
+        row.open,
     ]
     functions = _obs_lines(spec)
     lines += [_make_line(spec, plain_id), *functions, *([""] if functions else []), "", *_loop(spec, row, state_dim)]
@@ -434,10 +419,10 @@ def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
     shaped = ".reshape(env.action_space.shape)" if spec.choices is None else ""
     shaped += ".astype(env.action_space.dtype)" if spec.action.shape != () else ""
     shaped = "" if spec.action_parts else shaped
-    act = [f"action = {_ACT[row.name]}{shaped}"]
+    act = [f"action = {row.act}{shaped}"]
     if state_dim:
         body.append(f"state = np.zeros((1, {state_dim}), np.float32)  # the policy's memory of this episode")
-        act = [f"actions, state = {_ACT_WITH_STATE[row.name]}", f"action = actions[0]{shaped}"]
+        act = [f"actions, state = {row.act_with_state}", f"action = actions[0]{shaped}"]
     if spec.action_parts:
         act.append(f"action = {_structure(spec)}")
     body += ["while not done:", *(f"    {line}" for line in [*see, *act, *step])]
@@ -485,7 +470,7 @@ def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
         "obs, info = env.reset(seed=seed)",
         "total, done = 0.0, False",
         "while not done:",
-        *(f"    {line}" for line in [f"x = joined({seen}, spaces)[None]", f"action = {_ACT[row.name]}", *step]),
+        *(f"    {line}" for line in [f"x = joined({seen}, spaces)[None]", f"action = {row.act}", *step]),
         'print(f"seed {seed}: return of the team {total:.1f}")',
     ]
     return [f"spaces = {spaces}", "for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]

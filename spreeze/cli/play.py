@@ -168,7 +168,7 @@ class _Episode:
             while not (terminated or truncated or self.length >= limit):
                 yield draw(self.length)
                 drawn, state = policy.act(obs.array, state)
-                next_obs, reward, terminated, truncated = task.step(task.unscale_action(drawn)[0])
+                next_obs, reward, terminated, truncated = task.step(task.to_env_units(drawn)[0])
                 obs.put(0, next_obs)
                 self.total += reward
                 self.length += 1

@@ -15,7 +15,7 @@ from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config, field_of
 from spreeze.envs.task import check_fits
-from spreeze.errors import EnvironmentError_, RunError, SpreezeError
+from spreeze.errors import EnvError, RunError, SpreezeError
 from spreeze.files import read_bytes, read_json, replace_bytes
 from spreeze.formatting import clean, duration, number
 from spreeze.metrics.comparison import sources_in
@@ -140,7 +140,7 @@ def _checkpoints(run: Path, config: Config) -> Iterator[tuple[int, dict[str, Any
 def check_environment(run: Path, made: EnvSpec) -> None:
     """Compares the environment with that of ``env.json``, else of the run's weights, bounds included.
 
-    Raises an EnvironmentError_ if they differ.
+    Raises an EnvError if they differ.
     """
     try:
         recorded = spec_from(read_json(run / "env.json"))
@@ -151,8 +151,8 @@ def check_environment(run: Path, made: EnvSpec) -> None:
             return
     try:
         check_fits(recorded, made, run.name)
-    except EnvironmentError_ as error:
-        raise EnvironmentError_(
+    except EnvError as error:
+        raise EnvError(
             f"{error}; nothing was changed; resume it with its original environment, or start a new run"
         ) from None
 

@@ -12,7 +12,7 @@ from spreeze.cli.terminal import show_tuning
 from spreeze.config.layers import effect_notes, resolve, with_algorithm
 from spreeze.config.profiles import export_path, profile_text
 from spreeze.envs.probe import TIMED_STEPS, probe_of
-from spreeze.errors import ConfigError, EnvironmentError_, ResourceError
+from spreeze.errors import ConfigError, EnvError, ResourceError
 from spreeze.files import replace_bytes, write_json
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import background_output, emit, say
@@ -60,7 +60,7 @@ def _tune(args: argparse.Namespace) -> int:
             on_wait=lambda text: say(text, as_json=args.json),
         )
         if (why := untunable_env(probe)) is not None:
-            raise EnvironmentError_(f"{why}; train without --auto")
+            raise EnvError(f"{why}; train without --auto")
         layers, settings, why = with_algorithm(layers, probe.spec, probe.step_us_median)
         if why is not None:
             say(why, as_json=args.json)

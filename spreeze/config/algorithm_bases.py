@@ -424,17 +424,17 @@ class ReplayConfig(Section):
         1_000_000, "capacity of replay", unit="transitions", low=2, high=10**10, flag="--replay-capacity", machine=True
     )
     learning_starts: int = setting(
-        5_000, "env steps with uniformly random actions before the first update", unit="env steps", low=0, high=10**9
+        5_000, "env steps with random actions before the first update", unit="env steps", low=0, high=10**9
     )
     samples_per_insert_min: float = setting(
         8.0,
-        "lower bound of the replay ratio (transitions trained on / transitions collected): below it samplers wait",
+        "lower bound of samples per insert (transitions trained on / collected): below it samplers wait",
         unit="ratio",
         low=0.0,
         high=1e6,
     )
     samples_per_insert_max: float = setting(
-        512.0, "upper bound of the replay ratio: above it the learner waits", unit="ratio", low=0.0, high=1e9
+        512.0, "upper bound of samples per insert: above it the learner waits", unit="ratio", low=0.0, high=1e9
     )
     save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
     demonstrations: str = setting(
@@ -447,7 +447,7 @@ class ReplayConfig(Section):
     offline: bool = setting(False, "learn from --demonstrations alone: no samplers are started", flag="--offline")
     go_back: bool = setting(
         True,
-        "mode spreeze with one learner: once the return has fallen below half of what was gained and stays there, go "
+        "mode spreeze with one learner: once the return has fallen below half of what was gained and stays there, roll "
         "back to the checkpoint nearest to the best policy, with half the learning rates",
     )
     her: str = setting(

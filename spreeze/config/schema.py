@@ -447,8 +447,8 @@ class TuningConfig(Section):
     )
     while_training: bool = setting(
         True,
-        "measure while the run trains, where one learner on this machine does; else before the run, which then waits "
-        "up to a minute",
+        "measure while the run trains, if this machine has its only learner; otherwise before it trains, for up to a "
+        "minute",
         flag="--tune-first",
         inverse="tune before training starts (up to a minute) instead of during it",
         read=_processes,

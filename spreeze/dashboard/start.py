@@ -96,7 +96,7 @@ class _CustomEnv(NamedTuple):
 
 @lru_cache(50)
 def _probed_spec(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
-    """Spaces of the task, probed in a separate process; an ``EnvironmentError_`` if it cannot be used."""
+    """Spaces of the task, probed in a separate process; an ``EnvError`` if it cannot be used."""
     from spreeze.envs.probe import probe_env  # Gymnasium takes 0.3 s
 
     return probe_env(env_id, module, steps=0, args=args).spec

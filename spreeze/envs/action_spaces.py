@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 from spreeze.types import ActionPart, ActionSpec, Box, Choices, EnvSpec, Mixed
 
 _MAX_OPTIONS = 4096  # maximum number of options of all choices: a policy has one output per option
@@ -22,12 +22,12 @@ Path = tuple[str | int, ...]
 
 
 def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ...]]:
-    """A space's actions as one row and, for a Dict or Tuple, their parts; an EnvironmentError_ if none can learn it."""
+    """A space's actions as one row and, for a Dict or Tuple, their parts; an EnvError if none can learn it."""
     what = f"{env_id}: action space {space_text(space)}"
     leaves = list(_leaves(space))
     for path, leaf in leaves:
         if not getattr(leaf, "spaces", True):
-            raise EnvironmentError_(f"{what}: {_name(path)} is an empty {type(leaf).__name__}")
+            raise EnvError(f"{what}: {_name(path)} is an empty {type(leaf).__name__}")
     if leaves == [((), space)]:
         return _flat(what, space), ()
     specs = [(path, leaf, _flat(f"{what}: {_name(path)} {space_text(leaf)}", leaf)) for path, leaf in leaves]
@@ -39,7 +39,7 @@ def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ..
         begin += flat.dim
     box, choice = _joined([flat for _, _, flat in specs])
     if choice is not None and choice.options > _MAX_OPTIONS:
-        raise EnvironmentError_(f"{what} has {choice.options} actions in all; supported are 2 to {_MAX_OPTIONS}")
+        raise EnvError(f"{what} has {choice.options} actions in all; supported are 2 to {_MAX_OPTIONS}")
     return Mixed(box, choice) if box and choice else box or choice, tuple(parts)  # type: ignore[return-value]
 
 
@@ -52,17 +52,17 @@ def _flat(what: str, space: Any) -> Box | Choices:
         largest = max(choice.nvec, default=0)
         count = largest if largest < 2 else choice.options
         if not 2 <= count <= _MAX_OPTIONS:
-            raise EnvironmentError_(f"{what} has {count} actions; supported are 2 to {_MAX_OPTIONS}")
+            raise EnvError(f"{what} has {count} actions; supported are 2 to {_MAX_OPTIONS}")
         return choice
     if not isinstance(space, spaces.Box):
-        raise EnvironmentError_(f"{what} is not supported; wrap it as a {_KINDS}, or a Dict or Tuple of these")
+        raise EnvError(f"{what} is not supported; wrap it as a {_KINDS}, or a Dict or Tuple of these")
     if not np.issubdtype(space.dtype, np.floating):
-        raise EnvironmentError_(f"{what} has an integer dtype, not supported; wrap it as Discrete or MultiDiscrete")
+        raise EnvError(f"{what} has an integer dtype, not supported; wrap it as Discrete or MultiDiscrete")
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     if not low.size:
-        raise EnvironmentError_(f"{what} is empty")
+        raise EnvError(f"{what} is empty")
     if not (high - low < np.finfo(np.float32).max).all():  # also if a bound is infinite or NaN
-        raise EnvironmentError_(f"{what} is unbounded; wrap it in TransformAction with a bounded Box")
+        raise EnvError(f"{what} is unbounded; wrap it in TransformAction with a bounded Box")
     return Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
 
 
@@ -74,7 +74,7 @@ def _leaves(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     keys = sorted(nested, key=str) if isinstance(nested, Mapping) else range(len(nested))
     for key in keys:
         if isinstance(nested, Mapping) and not isinstance(key, str):
-            raise EnvironmentError_(f"action space {space_text(space)} has the key {key!r}; keys have to be texts")
+            raise EnvError(f"action space {space_text(space)} has the key {key!r}; keys have to be texts")
         yield from _leaves(nested[key], (*path, key))
     if not keys:
         yield path, space

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spreeze.errors import EnvironmentError_, described, did_you_mean, first_true
+from spreeze.errors import EnvError, described, did_you_mean, first_true
 from spreeze.inference.user_modules import is_within
 from spreeze.types import EnvSpec
 
@@ -27,15 +27,15 @@ _RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
 
 @contextlib.contextmanager
 def constructing(env_id: str) -> Iterator[None]:
-    """Turns any error in this context into an EnvironmentError_ about the constructor; hides advice to authors."""
+    """Turns any error in this context into an EnvError about the constructor; hides advice to authors."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # ``make.describe`` checks what matters to a user
             yield
-    except EnvironmentError_:
+    except EnvError:
         raise
     except Exception as error:
-        raise EnvironmentError_(f"{env_id} could not be constructed: {described(error)}") from error
+        raise EnvError(f"{env_id} could not be constructed: {described(error)}") from error
 
 
 class Family(NamedTuple):
@@ -56,10 +56,10 @@ class Family(NamedTuple):
 def envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     """``num_envs`` environments of EnvPool."""
     if importlib.util.find_spec("envpool") is None:
-        raise EnvironmentError_(f"envpool:{name} needs envpool: pip install 'spreeze[envpool]', or use --env {name}")
+        raise EnvError(f"envpool:{name} needs envpool: pip install 'spreeze[envpool]', or use --env {name}")
     package: Any = importlib.import_module("envpool")
     if name not in package.list_all_envs():
-        raise EnvironmentError_(f"envpool has no '{name}'{did_you_mean(name, package.list_all_envs())}")
+        raise EnvError(f"envpool has no '{name}'{did_you_mean(name, package.list_all_envs())}")
     # One thread: a sampler is one core, and samplers are what the tuner counts.
     return package.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
 
@@ -71,14 +71,14 @@ def gymnasium_vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) 
     known = gymnasium.registry.get(name)
     if known is None or known.vector_entry_point is None:
         reason = "is not registered" if known is None else "has no vector environment of its own"
-        raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}: each sampler steps several")
+        raise EnvError(f"vector:{name}: '{name}' {reason}; use --env {name}: each sampler steps several")
     return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
 
 
 def mujoco_warp(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     """Gymnasium's MuJoCo task of that name, stepped by MuJoCo Warp on a GPU, or on a CPU for tests."""
     if importlib.util.find_spec("mujoco_warp") is None:
-        raise EnvironmentError_(f"warp:{name} needs mujoco-warp: pip install 'spreeze[warp]', or use --env {name}")
+        raise EnvError(f"warp:{name} needs mujoco-warp: pip install 'spreeze[warp]', or use --env {name}")
     from spreeze.envs.on_device.warp_envs import WarpEnv
 
     return WarpEnv(name, num_envs, seed, **args)
@@ -87,26 +87,26 @@ def mujoco_warp(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> An
 def own_module(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
     """The environment that ``parallel_env()`` of the ``--import`` module makes."""
     if name != import_module:
-        raise EnvironmentError_(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
+        raise EnvError(f"'parallel:{name}' would import module '{name}': add --import {name} to allow it")
     return _parallel_env(importlib.import_module(name), render_mode, args)
 
 
 def _parallel_env(module: Any, render_mode: str | None, args: dict[str, Any]) -> Any:
     if not hasattr(module, "parallel_env"):
-        raise EnvironmentError_(f"module '{module.__name__}' has no parallel_env(), which constructs the environment")
+        raise EnvError(f"module '{module.__name__}' has no parallel_env(), which constructs the environment")
     return module.parallel_env(**args, **({} if render_mode is None else {"render_mode": render_mode}))
 
 
 def foraging(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> _Foraging:
     """Level-Based Foraging of lbforaging."""
     if importlib.util.find_spec("lbforaging") is None:
-        raise EnvironmentError_(f"lbf:{name} needs lbforaging: pip install 'spreeze[multiagent]'")
+        raise EnvError(f"lbf:{name} needs lbforaging: pip install 'spreeze[multiagent]'")
     import gymnasium
 
     importlib.import_module("lbforaging")  # registers its ids
     known = [known_id for known_id in gymnasium.registry if known_id.startswith("Foraging")]
     if name not in known:
-        raise EnvironmentError_(
+        raise EnvError(
             f"lbforaging has no '{name}'{did_you_mean(name, known)}; for example "
             "Foraging-8x8-2p-3f-v3: size, players, foods"
         )
@@ -116,17 +116,15 @@ def foraging(name: str, import_module: str | None, render_mode: str | None, args
 def mpe2(name: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> Any:
     """A task of mpe2 in which agents work together."""
     if importlib.util.find_spec("mpe2") is None:
-        raise EnvironmentError_(f"mpe2:{name} needs mpe2: pip install 'spreeze[multiagent]'")
+        raise EnvError(f"mpe2:{name} needs mpe2: pip install 'spreeze[multiagent]'")
     package = importlib.import_module("mpe2")
     known = [module.name for module in pkgutil.iter_modules(package.__path__) if re.search(r"_v\d+$", module.name)]
     if name not in known:
         hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
-        raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
+        raise EnvError(f"mpe2 has no '{name}'{hint}")
     if _RIVALS.match(name):
         teams = ", ".join(other for other in known if not _RIVALS.match(other))
-        raise EnvironmentError_(
-            f"mpe2:{name}: its agents compete, but a team must share one reward; use one of {teams}"
-        )
+        raise EnvError(f"mpe2:{name}: its agents compete, but a team must share one reward; use one of {teams}")
     return _parallel_env(importlib.import_module(f"mpe2.{name}"), render_mode, args)
 
 

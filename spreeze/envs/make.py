@@ -25,7 +25,7 @@ from spreeze.envs.goals import goals_of
 from spreeze.envs.obs_flattening import leaves_of
 from spreeze.envs.pictures import pictures_in, refuse_pictures
 from spreeze.envs.vector_task import make_single
-from spreeze.errors import ConfigError, EnvironmentError_, described, did_you_mean
+from spreeze.errors import ConfigError, EnvError, described, did_you_mean
 from spreeze.inference.user_modules import import_named, is_script, is_within
 from spreeze.machine.output import say
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
@@ -102,7 +102,7 @@ def make_env(
     """Makes one environment (time limit included, no autoreset, no checker).
 
     The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs only in speed, wherever that is proven
-    and no picture is requested (``bullet_engine``). An EnvironmentError_ for an unknown id, a missing module, or a
+    and no picture is requested (``bullet_engine``). An EnvError for an unknown id, a missing module, or a
     constructor that raises.
 
     Args:
@@ -125,7 +125,7 @@ def make_env(
         team = make_team(env_id, import_module, render_mode, values)
         if render_mode == "human" and not team.metadata.get("render_modes"):
             team.close()
-            raise EnvironmentError_(f'{env_id} does not support render_mode="human": no window')
+            raise EnvError(f'{env_id} does not support render_mode="human": no window')
         return _check_drawing(team, env_id, render_mode)
     name = env_id.rpartition(":")[2]
     registered = _registered(env_id, import_module, fast=not (render_mode or options.get("plain") or args))
@@ -141,12 +141,12 @@ def make_env(
 
 
 def _of_engine(env: gymnasium.Env[Any, Any], env_id: str, picture: bool | None) -> gymnasium.Env[Any, Any]:
-    """The environment of an engine; an EnvironmentError_ if it observes pictures, which engines do not support."""
+    """The environment of an engine; an EnvError if it observes pictures, which engines do not support."""
     with closed_on_error(env):
         if picture is None:
             refuse_pictures(env.observation_space, f"{env_id}: observation space {space_text(env.observation_space)}")
         if picture:
-            raise EnvironmentError_(f"{env_id}: env.image = true is not supported for vector engines; use a plain id")
+            raise EnvError(f"{env_id}: env.image = true is not supported for vector engines; use a plain id")
     return env
 
 
@@ -166,7 +166,7 @@ def _registered(env_id: str, import_module: str | None, *, fast: bool) -> Any:
 
     module, colon, name = env_id.rpartition(":")
     if colon and not is_within(module, import_module):
-        raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
+        raise EnvError(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
         entry_point = attribute_at(import_module, name) if colon and import_module else None
@@ -193,7 +193,7 @@ def _register(name: str, registry: Any) -> None:
     """Registers an id of ours, of Atari or of Bullet, which need no ``--import``."""
     if name.startswith(_ATARI_PREFIX):
         if importlib.util.find_spec("ale_py") is None:
-            raise EnvironmentError_(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
+            raise EnvError(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
         importlib.import_module(_IMAGE_MODULE).register()
     elif name in OWN_IDS:
         importlib.import_module(OWN_IDS[name])
@@ -236,24 +236,24 @@ def is_known_to_repeat(env_id: str) -> bool:
 def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
     """``key=value`` texts as keywords; a value is read as JSON or Python, a bare word as a string.
 
-    An EnvironmentError_: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
+    An EnvError: no '=', no name, a name given twice or reserved, or a value that ``literal_or_text`` refuses.
     """
     values: dict[str, Any] = {}
     for text in args:
         key, sep, raw = text.partition("=")
         key, start = key.strip(), f"--env-arg {text[:80]!r}:"
         if not sep or not key.isidentifier():
-            raise EnvironmentError_(f"{start} expected key=value, for example max_episode_steps=200")
+            raise EnvError(f"{start} expected key=value, for example max_episode_steps=200")
         if key in _RESERVED_ARGS:
-            raise EnvironmentError_(f"{start} '{key}' is set by Spreeze; remove it")
+            raise EnvError(f"{start} '{key}' is set by Spreeze; remove it")
         if key in values:
-            raise EnvironmentError_(f"{start} '{key}' was given twice")
+            raise EnvError(f"{start} '{key}' was given twice")
         try:
             values[key] = literal_or_text(raw)
         except ConfigError as error:
-            raise EnvironmentError_(f"{start} {error}") from None
+            raise EnvError(f"{start} {error}") from None
         if key == "render_mode" and values[key] == "human":
-            raise EnvironmentError_(f"{start} samplers cannot open windows; use spreeze play")
+            raise EnvError(f"{start} samplers cannot open windows; use spreeze play")
     return values
 
 
@@ -290,7 +290,7 @@ def has_display() -> bool:
 
 def _refuse_window(name: str, render_mode: str | None) -> None:
     if render_mode == "human" and not has_display():
-        raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or record a clip")
+        raise EnvError(f"no display for a window of {name}: set DISPLAY or record a clip")
 
 
 def _check_drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
@@ -299,7 +299,7 @@ def _check_drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | N
     if render_mode == "rgb_array" and modes is not None and "rgb_array" not in modes:
         env.close()
         how = f"renders only as {', '.join(map(str, modes))}, which needs a display" if modes else "does not render"
-        raise EnvironmentError_(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+        raise EnvError(f"{name} {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
     renderer: Any = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is not None:
         _follow_robot(renderer)
@@ -363,10 +363,10 @@ def _mujoco_warning(text: str) -> None:
 
 
 def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
-    """Raises an EnvironmentError_ if an environment named by a file, of any origin, needs a module not allowed."""
+    """Raises an EnvError if an environment named by a file, of any origin, needs a module not allowed."""
     module = foreign_module(env_id, import_module)
     if module not in (None, allowed):
-        raise EnvironmentError_(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")
+        raise EnvError(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")
 
 
 def foreign_module(env_id: str, import_module: str | None) -> str | None:
@@ -377,36 +377,36 @@ def foreign_module(env_id: str, import_module: str | None) -> str | None:
 
 
 def import_user_module(module: str) -> None:
-    """Imports the module or script that ``--import`` names; an EnvironmentError_ if that fails."""
+    """Imports the module or script that ``--import`` names; an EnvError if that fails."""
     if not is_script(module) and not _MODULE.match(module):
-        raise EnvironmentError_(
+        raise EnvError(
             f"--import {module!r}: expected a module name such as my_package.my_envs, or a script such as my_envs.py"
         )
     try:
         import_named(module)
     except Exception as error:
-        raise EnvironmentError_(f"--import {module}: {described(error)}") from error
+        raise EnvError(f"--import {module}: {described(error)}") from error
 
 
-def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: bool) -> EnvironmentError_:
+def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: bool) -> EnvError:
     """The error about an unregistered id; ``of_module``: a class of the module was searched for, too."""
     if name in BULLET_IDS:
-        return EnvironmentError_(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
+        return EnvError(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
     package = next((entry for prefix, entry in PACKAGES.items() if name.startswith(prefix)), None)
     imported = None if import_module is None else import_module.partition(".")[0]
     if package is not None and imported != package[0]:
         module, install = package
         installed = "" if importlib.util.find_spec(module) else f"pip install {install}, then "
-        return EnvironmentError_(f"{name} comes from module '{module}': {installed}add --import {module}")
+        return EnvError(f"{name} comes from module '{module}': {installed}add --import {module}")
     known = [*registry, *BULLET_IDS, *OWN_IDS]
     if import_module is None:
         script = name if is_script(name) else "my_robot.py"
         hint = "" if script == name else did_you_mean(name, known)
         hint = hint or f"; your own: --import MODULE that registers it, or --import {script} --env {script}:CLASS"
-        return EnvironmentError_(f"unknown environment '{name}'{hint}")
+        return EnvError(f"unknown environment '{name}'{hint}")
     text = f"unknown environment '{name}': module '{import_module}' was imported, but has no such"
     if not of_module and isinstance(getattr(sys.modules[import_module], name, None), type):
-        return EnvironmentError_(f"{text} id; its class {name} is --env {import_module}:{name}")
+        return EnvError(f"{text} id; its class {name} is --env {import_module}:{name}")
     names = [env_id for env_id, spec in registry.items() if _top_module(spec.entry_point) == imported]
     if of_module:
         kinds = {key: value for key, value in vars(sys.modules[import_module]).items() if isinstance(value, type)}
@@ -418,7 +418,7 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
     kind = "id, class or function" if of_module else "id"
     if is_script(import_module):
         hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
-    return EnvironmentError_(f"{text} {kind}{hint}")
+    return EnvError(f"{text} {kind}{hint}")
 
 
 def _top_module(entry_point: Any) -> str:
@@ -457,7 +457,7 @@ def _force_direct(entry_point: Any) -> None:
 
 
 def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> EnvSpec:
-    """An environment's description; an EnvironmentError_ names a space that no algorithm here can handle."""
+    """An environment's description; an EnvError names a space that no algorithm here can handle."""
     if is_team("" if env.spec is None else env.spec.id):
         from spreeze.envs.team_env import describe_team
 
@@ -493,7 +493,7 @@ def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
     leaves = () if isinstance(space, spaces.Box) else leaves_of(space, what)
     size = spaces.flatdim(space) if isinstance(space, spaces.Box) else leaves[-1].stop if leaves else 0
     if not size:
-        raise EnvironmentError_(f"{what} is empty")
+        raise EnvError(f"{what} is empty")
     return size, tuple(leaf.text() for leaf in leaves)
 
 

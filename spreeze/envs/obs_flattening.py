@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.scalars import array_like
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 from spreeze.types import ActionPart, Choices
 
 MASK = "action_mask"  # key of the mask in the info, as in Gymnasium's Taxi-v3
@@ -68,7 +68,7 @@ class Leaf:
 def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
     """The leaves of a Gymnasium space with their columns, in the order of the vector; errors call the space ``what``.
 
-    An EnvironmentError_ names a leaf that cannot be part of a vector, and the reason.
+    An EnvError names a leaf that cannot be part of a vector, and the reason.
     """
     from gymnasium import spaces
 
@@ -78,13 +78,13 @@ def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
             continue
         start, name = leaves[-1].stop if leaves else 0, path_text(path)
         if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
-            raise EnvironmentError_(
+            raise EnvError(
                 f"{what}: '{name}' is a {type(part).__name__}, which has no fixed length; wrap the environment so "
                 "that it is a Box, Discrete, MultiBinary or MultiDiscrete"
             )
         size = spaces.flatdim(part)
         if size > MAX_ONE_HOT and not isinstance(part, spaces.Box | spaces.MultiBinary):
-            raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
+            raise EnvError(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
         leaves.append(Leaf(path, start, start + size, part))
     return tuple(leaves)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from spreeze.envs.obs_flattening import Leaf, leaves_of, path_text
 from spreeze.envs.scalars import array_like
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 from spreeze.types import EnvSpec, PictureSpec
 
 MIN_SIDE = 36  # minimum height and width of bytes that count as a picture: a board or a map of cells is smaller
@@ -24,7 +24,7 @@ _MAX_OF_UNIT = 1.5
 def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation space") -> tuple[PictureSpec, ...]:
     """The pictures of an observation space, which errors call ``what``; empty if it has only numbers.
 
-    ``wanted`` is the setting ``env.image``. An EnvironmentError_ if a picture is wanted and no part can be one, or as
+    ``wanted`` is the setting ``env.image``. An EnvError if a picture is wanted and no part can be one, or as
     ``leaves_of``.
     """
     if wanted is False:
@@ -36,7 +36,7 @@ def pictures_in(space: Any, wanted: bool | None = None, what: str = "observation
         return (_picture(leaves[0], wanted=True),)
     if large := [leaf for leaf in leaves if _is_large(leaf.space) and _bounds(leaf.space)]:
         return tuple(_picture(leaf, wanted=True) for leaf in large)
-    raise EnvironmentError_(
+    raise EnvError(
         f"env.image = true: {what} has no image (a bounded Box of at least {MIN_SIDE} x {MIN_SIDE} pixels), but "
         f"{', '.join(leaf.text() for leaf in leaves)[:200] or 'no part'}; remove it"
     )
@@ -48,12 +48,12 @@ def _picture(leaf: Leaf, *, wanted: bool = False) -> PictureSpec:
     if wanted:
         text = " ".join(str(space).split())[:120]
         if not _is_box(space) or not 2 <= len(shape) <= 4:
-            raise EnvironmentError_(
+            raise EnvError(
                 f"env.image = true: observation space {text} is not an image: expected one Box [H, W], "
                 "[H, W, C] or [C, H, W], optionally in a Dict"
             )
         if (known := _bounds(space)) is None:
-            raise EnvironmentError_(
+            raise EnvError(
                 f"env.image = true: observation space {text} is unbounded: an image needs bounds, such as 0 and 1"
             )
         bounds = known
@@ -100,10 +100,10 @@ def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def refuse_pictures(space: Any, what: str) -> None:
-    """Raises an EnvironmentError_ if the observation space ``what`` of a vector engine or team has a picture."""
+    """Raises an EnvError if the observation space ``what`` of a vector engine or team has a picture."""
     for leaf in leaves_of(space, what):
         if is_picture(leaf.space):
-            raise EnvironmentError_(
+            raise EnvError(
                 f"{what}: '{leaf.name}' is an image of a vector engine or team, which is not supported; use --set "
                 f"env.image=false to treat it as {leaf.stop - leaf.start} values"
             )

@@ -34,7 +34,7 @@ from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env
 from spreeze.envs.obs_flattening import text_left_out
 from spreeze.envs.task import Task, make_task
-from spreeze.errors import EnvironmentError_, described
+from spreeze.errors import EnvError, described
 from spreeze.files import replace_bytes
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
@@ -145,7 +145,7 @@ def probe_env(
 ) -> Probe:
     """Describes and times an environment in a child process; options as ``EnvOptions`` and ``ProbeOptions``.
 
-    ``steps``: env steps to time (at most 1.5 s); 0 only makes, resets and steps once. An EnvironmentError_ if it cannot
+    ``steps``: env steps to time (at most 1.5 s); 0 only makes, resets and steps once. An EnvError if it cannot
     be used, hangs, or crashed its process; a KeyboardInterrupt if ``interrupted`` returned True, once the child has
     ended.
     """
@@ -163,7 +163,7 @@ def probe_of(config: Config, *, steps: int = 0, **waiting: Unpack[Waiting]) -> P
 def ids_of(import_module: str, **waiting: Unpack[Waiting]) -> list[str]:
     """The ids that a module registers with Gymnasium, or else its environment classes as ``MODULE:CLASS``.
 
-    A child process imports it. At most 200 ids, its own before those of modules that it imports. An EnvironmentError_
+    A child process imports it. At most 200 ids, its own before those of modules that it imports. An EnvError
     if it cannot be imported.
     """
     return [str(name) for name in in_child("ids", import_module, import_module, **waiting)["ids"]]
@@ -204,8 +204,8 @@ def in_child(
                 if second and "error" not in result:
                     result |= child.second(result["start_s"])
             if "error" in result:
-                raise EnvironmentError_(result["error"])
-        except EnvironmentError_:
+                raise EnvError(result["error"])
+        except EnvError:
             if AWAKE.slept_s == slept_s:
                 raise
         else:
@@ -259,7 +259,7 @@ class _Child:
                 end_orphans(self._nonce)
 
     def result(self, deadline_s: float) -> dict[str, Any]:
-        """Result of the child; an EnvironmentError_ if it ends, or the deadline passes, before there is one."""
+        """Result of the child; an EnvError if it ends, or the deadline passes, before there is one."""
         if self._wait(_RESULT, deadline_s, notify=True):
             return self._read(_RESULT)
         code = self._process.poll()
@@ -267,14 +267,14 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGUSR1)
             time.sleep(_STACK_S)
-            raise EnvironmentError_(
+            raise EnvError(
                 f"{self._env_id}: no environment step within {deadline_s:g} s; the probe was ended"
                 f"{self._stderr_text()}; if it needs longer to start, set --start-deadline-s "
                 f"{2 * deadline_s:g}"
             )
         if self._interrupted():
             raise KeyboardInterrupt
-        raise EnvironmentError_(
+        raise EnvError(
             f"{self._env_id}: its process ended with {ending(code, self._kills)} before the first step"
             f"{self._stderr_text()}"
         )
@@ -299,7 +299,7 @@ class _Child:
         with _Child(job, self._interrupted, self._on_wait) as child:
             try:
                 return "error" not in child.result(within_s)
-            except EnvironmentError_:
+            except EnvError:
                 return False
 
     def _wait(self, name: str, within_s: float, *, notify: bool) -> bool:
@@ -445,13 +445,13 @@ class _Actions:
 
     def __init__(self, task: Task, count: int) -> None:
         self._task, self._rng = task, np.random.default_rng(0)
-        self._drawn = task.unscale_action(uniform_actions(task.spec, count, self._rng))
+        self._drawn = task.to_env_units(uniform_actions(task.spec, count, self._rng))
 
     def at(self, index: int) -> np.ndarray:
         mask = self._task.mask
         action: np.ndarray = self._drawn[index]
         if mask is not None:
-            action = self._task.unscale_action(uniform_actions(self._task.spec, 1, self._rng, mask[None]))[0]
+            action = self._task.to_env_units(uniform_actions(self._task.spec, 1, self._rng, mask[None]))[0]
         return action
 
 
@@ -474,7 +474,7 @@ def main(argv: list[str]) -> int:
         else:
             result = dataclasses.asdict(check_up(task))
     except Exception as error:
-        failed = "" if isinstance(error, EnvironmentError_) else f"{task['env_id']} failed in the probe: "
+        failed = "" if isinstance(error, EnvError) else f"{task['env_id']} failed in the probe: "
         result = {"error": f"{failed}{_text_of(error, 1000)}"}
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -527,7 +527,7 @@ def _one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _text_of(error: Exception, limit: int = 300) -> str:
-    return _one_line(error, limit) if isinstance(error, EnvironmentError_) else described(error, limit)
+    return _one_line(error, limit) if isinstance(error, EnvError) else described(error, limit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from spreeze.envs.action_spaces import action_of, row_of
 from spreeze.envs.make import closed_on_error
 from spreeze.envs.obs_flattening import MASK, leaves_of
 from spreeze.envs.vector_task import VectorTask
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 from spreeze.types import Box, Choices, EnvSpec
 
 
@@ -28,7 +28,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
             space = getattr(env, "single_observation_space", env.observation_space)
             self.observation_space = _as_vector(space) if isinstance(space, gymnasium.spaces.Dict) else space
             if not isinstance(self.observation_space, gymnasium.spaces.Box):
-                raise EnvironmentError_(
+                raise EnvError(
                     f"{env_id}: its observation space is a {type(space).__name__}; vector engines need a Box, or a "
                     "Dict of Box"
                 )
@@ -86,7 +86,7 @@ def _as_vector(space: gymnasium.spaces.Dict) -> gymnasium.Space[Any]:
     leaves = leaves_of(space, "observation space")
     for leaf in leaves:
         if not isinstance(leaf.space, gymnasium.spaces.Box):
-            raise EnvironmentError_(
+            raise EnvError(
                 f"observation space: {leaf.name} is a {type(leaf.space).__name__}; nested observations of vector "
                 "engines must be Box"
             )

@@ -18,7 +18,7 @@ from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, m
 from spreeze.envs.pictures import DrawnPictures
 from spreeze.envs.scalars import FLOAT32_MAX, array_like, flag_of, number_of
 from spreeze.envs.vector_task import VectorTask, make_vector
-from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.errors import BadTransition, EnvError
 from spreeze.formatting import clean
 from spreeze.types import Choices, EnvSpec
 
@@ -42,8 +42,7 @@ class ActionScaling:
         if spec.box is None:
             return
         self.low, self.high = spec.box.float32_bounds()
-        self._half = (self.high - self.low) * np.float32(0.5)
-        self._middle = self.low + self._half
+        self._half, self._middle = spec.box.half_and_middle()
         if spec.choices is not None:  # indices: 1 x + 0, within 0 .. n - 1
             highest = np.array(spec.choices.nvec, np.float32) - 1.0
             zeros = np.zeros_like(highest)
@@ -113,7 +112,7 @@ class Task:
         """``info`` of the latest step."""
         self.success: bool | None = None
         """True if the latest episode that has ended was a success; None if the environment does not report it."""
-        self.unscale_action = ActionScaling(spec)
+        self.to_env_units = ActionScaling(spec)
         """Converts actions [N, A] of a policy to those of ``step``."""
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -332,7 +331,7 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
     """Makes an unwrapped environment of a known description for user code; errors as ``make_env``.
 
     With images, it observes its last k frames, uint8 [k, *frame], the input of policies. Also raises an
-    EnvironmentError_ if its spaces are not those of the description.
+    EnvError if its spaces are not those of the description.
     """
     env = make_env(spec.env_id, spec.import_module, render_mode, **options_of(spec, whole_games=True))
     with closed_on_error(env):
@@ -347,15 +346,15 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 
 def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
-    """Raises ``EnvironmentError_`` if the spaces of an environment differ from those that a policy was trained on."""
+    """Raises ``EnvError`` if the spaces of an environment differ from those that a policy was trained on."""
     sizes, expected = ((env.obs_dim, actions_text(env), env.team) for env in (made, spec))
     if sizes != expected:
-        raise EnvironmentError_(
+        raise EnvError(
             f"{where}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
             f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
         )
     if made.obs_layout != spec.obs_layout:
-        raise EnvironmentError_(
+        raise EnvError(
             f"{where}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
             f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
         )
@@ -367,14 +366,14 @@ def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
     )
     for trained, now, what in shapes:
         if trained != now and None not in (trained, now):  # an older version did not record it
-            raise EnvironmentError_(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
+            raise EnvError(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
     if spec.action_parts != made.action_parts:
         before, after = (clean([part.path for part in env.action_parts], 200) for env in (spec, made))
-        raise EnvironmentError_(
+        raise EnvError(
             f"{where}: trained on an action of the parts {before}, but {made.env_id} has {after}, or others of these"
         )
     if (spec.action.low, spec.action.high) != (made.action.low, made.action.high):
-        raise EnvironmentError_(
+        raise EnvError(
             f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go {_bounds_text(made)}"
         )
 

@@ -21,7 +21,7 @@ from spreeze.envs.families import FAMILIES, constructing
 from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
 from spreeze.envs.pictures import refuse_pictures
 from spreeze.envs.scalars import flag_of, number_of
-from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.errors import BadTransition, EnvError
 from spreeze.types import Choices, EnvSpec, TeamSpec
 
 
@@ -29,7 +29,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """A parallel environment with the interface of a single agent that acts for all."""
 
     def __init__(self, env_id: str, env: Any) -> None:
-        """An EnvironmentError_ if the spaces of the agents cannot be learned, or if they have action masks."""
+        """An EnvError if the spaces of the agents cannot be learned, or if they have action masks."""
         self._env, self._agents = env, tuple(env.possible_agents)
         self._flatten: list[Flattener] = []
         for agent in self._agents:
@@ -39,7 +39,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         actions = [env.action_space(agent) for agent in self._agents]
         for agent, space in zip(self._agents, actions, strict=True):
             if not isinstance(space, gymnasium.spaces.Discrete):
-                raise EnvironmentError_(f"{env_id}: action space of {agent} is {space}; agents need Discrete actions")
+                raise EnvError(f"{env_id}: action space of {agent} is {space}; agents need Discrete actions")
         self._starts = [int(space.start) for space in actions]
         size = max(flatten.obs_dim for flatten in self._flatten)
         self._starting_state(env_id, size)
@@ -65,7 +65,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._state_dim, self._obs_dim, self._size = 0, size * len(self._agents), size
         obs, infos = self._env.reset(seed=0)
         if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
-            raise EnvironmentError_(
+            raise EnvError(
                 f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that invalid actions "
                 "do nothing"
             )
@@ -125,7 +125,7 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def make_team(env_id: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> TeamEnv:
-    """The environment of a team's id, after its module was imported; an EnvironmentError_ if it cannot be made."""
+    """The environment of a team's id, after its module was imported; an EnvError if it cannot be made."""
     prefix, _, name = env_id.partition(":")
     with constructing(env_id):
         return TeamEnv(env_id, FAMILIES[prefix].make(name, import_module, render_mode, args))

@@ -16,7 +16,7 @@ import numpy as np
 
 from spreeze.envs.families import FAMILIES, constructing
 from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
-from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.errors import BadTransition, EnvError
 from spreeze.inference.lazy_torch import torch
 from spreeze.types import Choices, EnvSpec
 
@@ -41,7 +41,7 @@ class VectorTask:
     """N environments of one vector environment, whatever its autoreset mode."""
 
     def __init__(self, env: Any, spec: EnvSpec) -> None:
-        """An EnvironmentError_ if the environment's metadata has no autoreset mode."""
+        """An EnvError if the environment's metadata has no autoreset mode."""
         self.env, self.spec, self.num_envs = env, spec, int(env.num_envs)
         self.mode = autoreset_mode(env, spec.env_id)
         space = getattr(env, "single_action_space", env.action_space)
@@ -178,11 +178,11 @@ def device_of(obs: Any) -> Any:
 
 
 def autoreset_mode(env: Any, env_id: str) -> str:
-    """The autoreset mode of a vector environment; an EnvironmentError_ if its metadata has none."""
+    """The autoreset mode of a vector environment; an EnvError if its metadata has none."""
     mode = (env.metadata or {}).get("autoreset_mode")
     name = str(getattr(mode, "value", mode))
     if name not in AUTORESET_MODES:
-        raise EnvironmentError_(
+        raise EnvError(
             f"{env_id}: metadata['autoreset_mode'] is {mode!r}; expected one of {', '.join(AUTORESET_MODES)}"
         )
     return name
@@ -210,7 +210,7 @@ def _of_one(obs: Any) -> Any:
 def make_vector(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     """The vector environment of an id with an engine's prefix; the engine derives the seeds of its environments.
 
-    An EnvironmentError_ if the engine is not installed, or does not know the id.
+    An EnvError if the engine is not installed, or does not know the id.
     """
     prefix, _, name = env_id.partition(":")
     with constructing(env_id):
@@ -224,7 +224,7 @@ def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> g
     """
     if render_mode is not None:
         name = env_id.partition(":")[2]
-        raise EnvironmentError_(f"{env_id} cannot render; a run of {name} does")
+        raise EnvError(f"{env_id} cannot render; a run of {name} does")
     from spreeze.envs.single_env import SingleEnv
 
     return SingleEnv(env_id, lambda seed: make_vector(env_id, 1, seed, args))

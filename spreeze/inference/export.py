@@ -152,8 +152,8 @@ def _scaling(spec: EnvSpec) -> list[Operation]:
     """Scales actions like ``envs.task.ActionScaling``; the indices after them are unchanged."""
     assert spec.box is not None
     low, high = spec.box.float32_bounds()
-    half = (high - low) * np.float32(0.5)
-    middle, ends = low + half, _f32(spec.choices.nvec if spec.choices else ()) - np.float32(1.0)
+    half, middle = spec.box.half_and_middle()
+    ends = _f32(spec.choices.nvec if spec.choices else ()) - np.float32(1.0)
     half, middle = np.concatenate((half, ends * 0 + 1)), np.concatenate((middle, ends * 0))
     bounds = np.concatenate((low, ends * 0)), np.concatenate((high, ends))
     return [Operation("multiply", (half,)), Operation("add", (middle,)), Operation("clip", bounds)]

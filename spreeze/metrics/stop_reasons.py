@@ -8,37 +8,25 @@ from enum import StrEnum
 class StopReason(StrEnum):
     """Reason for the end of a run; its value is ``exit_reason`` in ``run.json``, ``stopped_by`` in ``summary.json``."""
 
-    TARGET_RETURN = "target_return"
-    SECONDS = "seconds"
-    ENV_STEPS = "env_steps"
-    UPDATES = "updates"
-    PLATEAU = "plateau"
-    BUDGET = "budget"
-    REQUEST = "stop request"
-    INTERRUPT = "interrupt"  # In files the signal follows in brackets.
-    FAILURE = "failure"
+    sentence: str
 
-    @property
-    def sentence(self) -> str:
-        return _SENTENCES[self]
+    TARGET_RETURN = "target_return", "the target return was reached"
+    SECONDS = "seconds", "its training time was over"
+    ENV_STEPS = "env_steps", "its env steps were done"
+    UPDATES = "updates", "its updates were done"
+    PLATEAU = "plateau", "returns no longer rose"
+    BUDGET = "budget", "its time budget was used up"
+    REQUEST = "stop request", "it was stopped"
+    INTERRUPT = "interrupt", "it was interrupted"  # In files the signal follows in brackets.
+    FAILURE = "failure", "it failed"
 
-
-_SENTENCES = {
-    StopReason.TARGET_RETURN: "the target return was reached",
-    StopReason.SECONDS: "its training time was over",
-    StopReason.ENV_STEPS: "its env steps were done",
-    StopReason.UPDATES: "its updates were done",
-    StopReason.PLATEAU: "returns no longer rose",
-    StopReason.BUDGET: "its time budget was used up",
-    StopReason.REQUEST: "it was stopped",
-    StopReason.INTERRUPT: "it was interrupted",
-    StopReason.FAILURE: "it failed",
-}
+    def __new__(cls, value: str, sentence: str) -> StopReason:
+        reason = str.__new__(cls, value)
+        reason._value_, reason.sentence = value, sentence
+        return reason
 
 
 def stop_reason(text: object) -> StopReason | None:
     """The reason that a file names; None for one that is unknown."""
-    try:
-        return StopReason(str(text).partition(" (")[0])
-    except ValueError:
-        return None
+    name = str(text).partition(" (")[0]
+    return next((reason for reason in StopReason if reason == name), None)

@@ -252,8 +252,8 @@ METRICS: tuple[Metric, ...] = (
            "running standard deviation of discounted returns, by which rewards are divided", "algorithm",
            chart=Chart("return_scale", "Reward scale", "Learning")),
     Metric("times_back", "times",
-           "times that the learner went back to its best checkpoint after a fall, each with half the learning rates",
-           "algorithm", chart=Chart("times_back", "Times gone back", "Learning")),
+           "times that the learner rolled back to its best checkpoint after a fall, each with half the learning rates",
+           "algorithm", chart=Chart("times_back", "Rollbacks", "Learning")),
     Metric("alpha", "ratio", "entropy coefficient (SAC)", "algorithm",
            chart=Chart("alpha", "Entropy coefficient", "Learning")),
     Metric("alpha_numbers", "ratio", "entropy coefficient of the numbers beside a choice (SAC); alpha is the choice's",
@@ -345,7 +345,7 @@ METRICS: tuple[Metric, ...] = (
 
 POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("sampler.policy_version", "updates", "version of the policy that this sampler uses"),
-    InternalSlot("sampler.returns", "returns", "discounted returns whose deviation is the unit of rewards", cumulative=True),
+    InternalSlot("sampler.returns", "returns", "discounted returns, whose standard deviation divides the rewards", cumulative=True),
     InternalSlot("sampler.returns_sum", "return", "sum of the discounted returns", cumulative=True),
     InternalSlot("sampler.returns_square_sum", "return^2", "sum of the squares of the discounted returns", cumulative=True),
     InternalSlot("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),

@@ -12,7 +12,7 @@ import dataclasses
 from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.rates import GroupSample
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.rate_limiter import WithoutWaiting
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.workers.jobs import DeviceEnvs, DeviceReplayJob, DeviceRolloutJob
 
 
@@ -54,12 +54,13 @@ def assemble(run: Assembly) -> None:
         return
     replay = config.replay
     ratio = replay.samples_per_insert_min or replay.serial_ratio(config.learner.batch_size)
-    limiter = WithoutWaiting(
+    limiter = RateLimiter(
         minimum=0.0,
         maximum=ratio,
         learning_starts=max(1, replay.learning_starts),
         batch_size=config.learner.batch_size,
         rows_per_write=envs.num_envs,
+        in_turn=True,
     )
     job = DeviceReplayJob(**fields, limiter=limiter, sampler_status_rows=(row,), layout=plan.layout, envs=envs)
     run.learner(0, job, **deadlines)

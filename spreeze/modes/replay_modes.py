@@ -22,7 +22,7 @@ from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.jobs import BridgeJob, HostJob, LearnerJob, SamplerJob
+from spreeze.workers.jobs import BridgeJob, HostJob, ReplayLearnerJob, ReplaySamplerJob
 from spreeze.workers.roles import Address
 
 _HOST_LEAD_ROWS = 2048
@@ -70,7 +70,7 @@ def assemble(run: Assembly) -> None:
         run.data.append(ReplayData(ring, config.replay.rows_per_step))
         run.learner(
             group,
-            LearnerJob(
+            ReplayLearnerJob(
                 **run.learner_fields(group)
                 | {"seed": config.run.seed + (0 if data_flow.averages_parameters else group)},
                 save_replay=config.replay.save,
@@ -92,7 +92,7 @@ def assemble(run: Assembly) -> None:
             run.sampler(
                 group,
                 index,
-                SamplerJob(
+                ReplaySamplerJob(
                     run_dir=str(run.folder(group)),
                     spec=plan.spec,
                     index=index,

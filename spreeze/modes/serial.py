@@ -21,9 +21,8 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import View
 from spreeze.runtime.supervisor import run_workers
 from spreeze.runtime.turns import TurnLauncher
-from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.transport.weights import LocalHandle, LocalParameters
-from spreeze.workers.jobs import BaseLearnerJob, LearnerJob, SamplerJob
+from spreeze.workers.jobs import BaseLearnerJob, ReplayLearnerJob, ReplaySamplerJob
 from spreeze.workers.roles import RestartLimit
 
 _PUBLISH_S = 1.0  # Least time between two publications, since their readers have to wait for their turn.
@@ -48,18 +47,18 @@ def assemble(run: Assembly) -> None:
     for name, spec in run.specs.items():
         job: Any = spec.job
         changes = _learner_changes(run.plan, job) if isinstance(job, BaseLearnerJob) else {}
-        if isinstance(job, LearnerJob | SamplerJob):
+        if isinstance(job, ReplayLearnerJob | ReplaySamplerJob):
             ratio = part.serial_ratio(job.limiter.batch_size * run.plan.layout.env_steps_per_row) / part.rows_per_step
-            limiter = WithoutWaiting(**dataclasses.asdict(job.limiter) | {"minimum": 0.0, "maximum": ratio})
+            limiter = dataclasses.replace(job.limiter, minimum=0.0, maximum=ratio, in_turn=True)
             changes |= {"limiter": limiter, "weights_channel": weights_channel}
-        if isinstance(job, SamplerJob):
+        if isinstance(job, ReplaySamplerJob):
             changes |= {"seed": run.plan.config.run.seed, "stream": run.plan.earlier.sessions}
         run.specs[name] = dataclasses.replace(spec, job=dataclasses.replace(job, **changes), limit=_NO_RESTART)
 
 
 def _learner_changes(plan: RunPlan, job: BaseLearnerJob) -> dict[str, Any]:
     stop, evaluation = job.stop, plan.config.evaluation
-    if isinstance(job, LearnerJob) and (stop.env_steps is not None or stop.updates is not None):
+    if isinstance(job, ReplayLearnerJob) and (stop.env_steps is not None or stop.updates is not None):
         stop = dataclasses.replace(stop, seconds=None)
     publish_s = max(_PUBLISH_S, job.learner.publish_interval_s)
     learner = dataclasses.replace(job.learner, gpu_replay=False, updates_per_launch=0, publish_interval_s=publish_s)

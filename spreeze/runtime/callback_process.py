@@ -21,7 +21,7 @@ from spreeze.envs.make import parse_args
 from spreeze.envs.task import CHANGED_ARGS, merged_args
 from spreeze.errors import ConfigError, SpreezeError, described
 from spreeze.files import replace_bytes
-from spreeze.formatting import clean
+from spreeze.formatting import clean, is_power_of_ten
 from spreeze.inference.user_modules import import_named, is_script
 from spreeze.metrics.info_means import MAX_NUMBERS
 from spreeze.run_directory import RunDir
@@ -30,7 +30,6 @@ from spreeze.runtime.callback import DECLARED, BaseCallback, Logger
 from spreeze.runtime.loggers import OPEN_S, Sink, end_all, setting_values
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.socket_process import Send, TakeRow
-from spreeze.workers.context import is_power_of_ten
 
 _METRICS_S = 1.0
 

@@ -240,8 +240,8 @@ class LoadWatch:
         self._last_s: float | None = None
         self._used = _load_metrics(None)
 
-    def update(self, _reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Measures if a second has passed; returns its metrics. Called like ``GovernorLoop.update``."""
+    def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
+        """Measures if a second has passed; returns its metrics. ``pids``: of all workers and of the supervisor."""
         now_s = self._clock()
         if self._last_s is None or now_s - self._last_s >= _EVERY_S:
             self._used, self._last_s = _load_metrics(self._reader.sample(pids)), now_s
@@ -255,7 +255,7 @@ def _load_metrics(load: CpuContention | None) -> dict[str, float | None]:
     }
 
 
-class GovernorLoop:
+class GovernorLoop(LoadWatch):
     """One run's governor with its measurements; the supervisor calls it at each sample."""
 
     def __init__(
@@ -268,19 +268,18 @@ class GovernorLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts with all samplers active; each change is an event (level, text)."""
+        super().__init__(reader, clock)
         tuning = plan.config.tuning
         groups = plan.learners if plan.config.data_flow.balanced else 0
         self._governor_of = functools.partial(Governor, gives_way=tuning.give_way, balanced_groups=groups)
         self._maximum = plan.first_samplers or plan.samplers
         self._governor = self._governor_of(self._maximum, tuning.leave_free)
-        self._started, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
+        self._started, self._status, self._on_event = plan.samplers, status, on_event
         self._suspended = False
         self._takes_turns = plan.first_samplers is None
         """False while only the first samplers were started."""
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
-        self._reader = ContentionReader(role_of) if reader is None else reader
         self._before: tuple[float, list[int], list[float], float] | None = None
-        self._used = _load_metrics(None)
         buffer = plan.ring_spec().rows_per_shard if plan.config.on_policy is None else plan.rollout_spec().rows
         self._turn_rows = _TURN_SHARE * buffer
         self._turn_began = (0.0, 0)  # seconds, rows inserted
@@ -289,7 +288,7 @@ class GovernorLoop:
         self._post(self._governor.active)
 
     def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Acts if a second has passed; returns its metrics. ``pids`` are those of all workers and of the supervisor."""
+        """Measures and acts if a second has passed; returns its metrics."""
         now_s, waits_s = self._clock(), [group.learner["wait_s"] for group in reading.groups]
         sampler_waits_s = sum(sampler["wait_s"] for group in reading.groups for sampler in group.samplers)
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]

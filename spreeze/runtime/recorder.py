@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spreeze.errors import SpreezeError
-from spreeze.formatting import size
+from spreeze.formatting import is_power_of_ten, size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.utilisation import Utilisation
@@ -31,7 +31,6 @@ from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample, Rates
-from spreeze.workers.context import is_power_of_ten
 from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 
 _LOADS = ("external_cpu_cores", "sibling_cpu_cores", "cpu_use")

@@ -39,6 +39,9 @@ class RateLimiter:
     learning_starts: int  # rows inserted before the first batch; 0 counts as 1
     batch_size: int  # b: rows drawn at once
     rows_per_write: int  # w: rows that all samplers together may insert between two reads of the counters
+    in_turn: bool = False
+    """Samplers and learner take turns: each batch is drawn as soon as its rows are there. Once learning has started,
+    inserting waits for nothing, and ``sampled`` never exceeds (inserted - baseline) * ``maximum``."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.minimum <= self.maximum < math.inf and self.maximum > 0.0):
@@ -58,6 +61,8 @@ class RateLimiter:
 
     def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
         """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""
+        if self.in_turn:
+            return baseline >= 0 or inserted < max(self.learning_starts, 1)
         if self.minimum == 0:
             return True
         if baseline < 0:
@@ -75,20 +80,5 @@ class RateLimiter:
         """True if the learner may draw a batch now, or, with a negative ``baseline``, start to learn."""
         if inserted < max(self.learning_starts, 1):
             return False
-        return baseline < 0 or sampled <= (inserted - baseline) * self.maximum
-
-
-@dataclass(frozen=True)
-class WithoutWaiting(RateLimiter):
-    """The balance where samplers and learner take turns: each batch is drawn as soon as its rows are there.
-
-    So ``sampled`` never exceeds (inserted - baseline) * ``maximum``, by not even the batch that ``RateLimiter`` allows.
-    """
-
-    def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
-        """Always true, except before learning starts: then up to ``learning_starts`` rows."""
-        return baseline >= 0 or inserted < max(self.learning_starts, 1)
-
-    def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
-        enough = inserted >= max(self.learning_starts, 1)
-        return enough and (baseline < 0 or sampled + self.batch_size <= (inserted - baseline) * self.maximum)
+        ahead = self.batch_size if self.in_turn else 0
+        return baseline < 0 or sampled + ahead <= (inserted - baseline) * self.maximum

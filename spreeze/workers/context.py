@@ -63,7 +63,7 @@ class WorkerContext:
         self.run_dir = Path() if errors_dir is None else errors_dir.parent
         self._group = status.group(address.group)
         self.slots = status.slots(row)
-        self.counted: list[float] = self.slots.tolist()
+        self.earlier_counters: list[float] = self.slots.tolist()
         """The counters as an earlier process of this worker left them: slots outlive a process, so counts go on."""
         self._control, self._events = status.control(row), status.events(row)
         self._table = table
@@ -98,14 +98,14 @@ class WorkerContext:
         """Announces new weights to the group; called by its learner only."""
         self._group[status_table.WEIGHTS_COUNTER] += 1
 
-    def count(self, word: int) -> int:
+    def header_word(self, word: int) -> int:
         """A count or flag of the header, which the supervisor writes: see ``transport.status_table``."""
         return int(self.status.header[word])
 
     @property
     def paused_s(self) -> float:
         """Time that this session was paused so far [s]."""
-        return self.count(status_table.PAUSED_MS) / 1000
+        return self.header_word(status_table.PAUSED_MS) / 1000
 
     @property
     def sampler_share(self) -> float:
@@ -117,7 +117,7 @@ class WorkerContext:
         beyond = (self.address.index - int(group[status_table.FIRST_SAMPLER])) % samplers - active
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[status_table.SLOWED_SHARE]) / 1000
 
-    def throttled(self, now_s: float) -> bool:
+    def rest_if_throttled(self, now_s: float) -> bool:
         """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it has slept briefly.
 
         A rest does not count as waiting for the limiter or the learner.
@@ -254,15 +254,6 @@ def _in_messages(values: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict
             parts[-1].setdefault(kind, {})[name] = value
             left_bytes -= size
     return parts
-
-
-def is_power_of_ten(count: int) -> bool:
-    return str(count).rstrip("0") == "1"
-
-
-def in_a_row(failures: int) -> str:
-    """`` N times in a row`` for a message; empty for the first failure."""
-    return "" if failures == 1 else f" {failures} times in a row"
 
 
 _LONGEST_PAUSE_S = 60.0

@@ -28,6 +28,7 @@ import numpy as np
 from spreeze.envs.task import Task
 from spreeze.errors import SpreezeError, described
 from spreeze.files import remove_unfinished
+from spreeze.formatting import in_a_row, is_power_of_ten
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import (
@@ -41,15 +42,7 @@ from spreeze.run_directory import group_folder
 from spreeze.transport import status_table
 from spreeze.transport.weights import Weights, decode
 from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, ReturnStats
-from spreeze.workers.context import (
-    WorkerContext,
-    event_text,
-    in_a_row,
-    is_power_of_ten,
-    open_weights,
-    pause_s,
-    write_error,
-)
+from spreeze.workers.context import WorkerContext, event_text, open_weights, pause_s, write_error
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
 from spreeze.workers.episodes.lockstep import (
     Episode,
@@ -91,7 +84,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.heartbeat(Phase.INIT)
     watches = [WeightsWatch.after_evaluations(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
-    turn, requests = 0, context.count(status_table.EVALUATION_REQUESTS)  # without requests to an earlier process
+    turn, requests = 0, context.header_word(status_table.EVALUATION_REQUESTS)  # without requests to an earlier process
     with contextlib.closing(_evaluation_of(context, job)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
@@ -106,7 +99,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 yield from context.pauses(_POLL_S / job.groups, until=partial(_has_changed, header, counter))
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            seen, requests = requests, context.count(status_table.EVALUATION_REQUESTS)
+            seen, requests = requests, context.header_word(status_table.EVALUATION_REQUESTS)
             record = evaluation.attempt(weights, group)
             if record is not None:
                 context.post(
@@ -132,7 +125,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
 
 
 def _is_requested(context: WorkerContext, seen: int) -> bool:
-    return context.count(status_table.EVALUATION_REQUESTS) > seen
+    return context.header_word(status_table.EVALUATION_REQUESTS) > seen
 
 
 def _has_changed(header: np.ndarray, counter: int) -> bool:
@@ -374,7 +367,7 @@ class TurnEvaluation:
         self._context, self._cpu_fraction = context, job.config.cpu_share
         self._evaluation = _evaluation_of(context, job)
         self._watch = WeightsWatch.after_evaluations(Path(job.run_dir))
-        self._due_s, self._requests = time.monotonic(), context.count(status_table.EVALUATION_REQUESTS)
+        self._due_s, self._requests = time.monotonic(), context.header_word(status_table.EVALUATION_REQUESTS)
 
     @property
     def overdue(self) -> bool:
@@ -394,7 +387,7 @@ class TurnEvaluation:
         if weights is None:
             self._due_s = time.monotonic()
             return task
-        self._requests, began_s = context.count(status_table.EVALUATION_REQUESTS), time.monotonic()
+        self._requests, began_s = context.header_word(status_table.EVALUATION_REQUESTS), time.monotonic()
         self._evaluation.lend(task)
         record = self._evaluation.attempt(weights)
         if record is not None:

@@ -78,7 +78,7 @@ class BaseReplayJob(BaseLearnerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerJob(BaseReplayJob):
+class ReplayLearnerJob(BaseReplayJob):
     entry_point = "spreeze.workers.replay_learner:learn_from_replay"
 
     replay: RingHandle
@@ -151,7 +151,7 @@ class EvaluatorJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnySamplerJob(Job):
+class BaseSamplerJob(Job):
     spec: EnvSpec
     index: int
     num_envs: int
@@ -162,7 +162,7 @@ class AnySamplerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerJob(AnySamplerJob):
+class ReplaySamplerJob(BaseSamplerJob):
     entry_point = "spreeze.workers.samplers:run_sampler"
 
     run_dir: str
@@ -194,7 +194,7 @@ class RolloutWorkerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSamplerJob(RolloutWorkerJob, AnySamplerJob):
+class RolloutSamplerJob(RolloutWorkerJob, BaseSamplerJob):
     entry_point = "spreeze.workers.samplers:run_rollout_sampler"
 
     step_synchronous: bool
@@ -202,7 +202,7 @@ class RolloutSamplerJob(RolloutWorkerJob, AnySamplerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferSamplerJob(AnySamplerJob):
+class BufferSamplerJob(BaseSamplerJob):
     entry_point = "spreeze.workers.samplers:run_buffer_sampler"
 
     rollouts: RolloutsHandle
@@ -237,7 +237,7 @@ class HostJob(Jsonable):
     start_deadline_s: float = 120.0
     memory_limit_bytes: int | None = None
     her: str = "off"
-    rows_per_step: int = 1  # both as in ``SamplerJob``
+    rows_per_step: int = 1  # both as in ``ReplaySamplerJob``
     gives_way: bool = False
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.config.schema import StopConfig
 from spreeze.errors import CheckpointError, ResourceError, WeightsError, WorkerError
+from spreeze.formatting import in_a_row, is_power_of_ten
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.table import TABLE
 from spreeze.transport import status_table
@@ -23,7 +24,7 @@ from spreeze.transport.shared_memory import WAIT_S
 from spreeze.transport.weights import ParameterPublisher
 from spreeze.types import Arrays
 from spreeze.workers.best_policy import best_updates
-from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, open_values, open_weights
+from spreeze.workers.context import WorkerContext, open_values, open_weights
 from spreeze.workers.jobs import BaseLearnerJob
 from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
@@ -138,7 +139,7 @@ class Learner:
         self._weights = open_weights(Path(job.run_dir))
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
         values = open_values(Path(job.run_dir)) if job.publishes_values else None
-        self._publisher = Publisher(self._weights, context.weights_published, values)
+        self._publisher = PublishingThread(self._weights, context.weights_published, values)
         self._epoch = 0  # rises with each start of the learner
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
         self._last_published_updates = 0 if context.serial else -1  # updates of the policy handed over last
@@ -149,8 +150,8 @@ class Learner:
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
         self._unwritten = 0  # checkpoints in a row
-        self._checkpoint_requests = context.count(status_table.CHECKPOINT_REQUESTS)
-        self._rollbacks = context.count(status_table.ROLLBACKS)
+        self._checkpoint_requests = context.header_word(status_table.CHECKPOINT_REQUESTS)
+        self._rollbacks = context.header_word(status_table.ROLLBACKS)
 
     def _progress(self) -> dict[str, Any]:
         return {"env_steps": self._loop.env_steps(), "wall_s": self._job.previous_wall_s + self._loop.session_s()}
@@ -213,10 +214,10 @@ class Learner:
             if self._is_new:
                 self._publish()
             self._published_s = now
-        if (rollbacks := self._context.count(status_table.ROLLBACKS)) > self._rollbacks:
+        if (rollbacks := self._context.header_word(status_table.ROLLBACKS)) > self._rollbacks:
             self._rollbacks = rollbacks
             self._roll_back()
-        requests = self._context.count(status_table.CHECKPOINT_REQUESTS)
+        requests = self._context.header_word(status_table.CHECKPOINT_REQUESTS)
         requested = requests > self._checkpoint_requests
         if requested or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoint_requests = requests
@@ -326,7 +327,7 @@ class Learner:
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
 
 
-class Publisher:
+class PublishingThread:
     """Publishes in a helper thread, so that writing does not delay updates; of waiting versions the newest."""
 
     def __init__(

@@ -34,7 +34,7 @@ from spreeze.machine.processes import (
 )
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
-from spreeze.workers.jobs import Job, LearnerJob
+from spreeze.workers.jobs import Job, ReplayLearnerJob
 from spreeze.workers.roles import ROLES, Address, Phase
 
 MAX_FDS = 250  # descriptors that one message can carry (Linux: 253)
@@ -98,7 +98,7 @@ def _job_of_waiting(fd: int) -> str | None:
     take_name(PREWARM)
     ignore_ending_signals()
     with socket.socket(fileno=fd) as line:
-        _load(LearnerJob.entry_point.partition(":")[0])
+        _load(ReplayLearnerJob.entry_point.partition(":")[0])
         data, fds = receive(line)
     if not data:
         return None

@@ -20,7 +20,7 @@ from spreeze.transport.gossip import Gossip, GossipMemory
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import BaseReplayJob, LearnerJob
+from spreeze.workers.jobs import BaseReplayJob, ReplayLearnerJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop, run_progress
 from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.parameter_averages import PeerAverage
@@ -34,7 +34,7 @@ _PACE_S = 20.0
 _MIN_BACKUPS_PER_S = 2.0  # target backups a second, below which values may need minutes to be of the right size
 
 
-def learn_from_replay(context: WorkerContext, job: LearnerJob) -> Iterator[None]:
+def learn_from_replay(context: WorkerContext, job: ReplayLearnerJob) -> Iterator[None]:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     with contextlib.closing(job.replay.attach()) as ring, contextlib.ExitStack() as device:
         reader = open_reader(ring, job.settings.priority_exponent)
@@ -130,7 +130,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
 
     def train(self) -> bool:
         ring = self._replay
-        if self._context.count(status_table.RETUNED) != self._retuned:
+        if self._context.header_word(status_table.RETUNED) != self._retuned:
             self._retune()
         inserted = ring.total_committed()
         if self.trainer.updates < self._imitation_updates:  # there are only demonstrations to learn from
@@ -162,7 +162,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         return self._device.enter_context(opened)[1]
 
     def _retune(self) -> None:
-        self._retuned = self._context.count(status_table.RETUNED)
+        self._retuned = self._context.header_word(status_table.RETUNED)
         tuned = self._context.status.retuned_settings()
         learner = dataclasses.replace(self._learner, batch_size=tuned.batch_size, threads=tuned.learner_threads)
         if learner != self._learner:

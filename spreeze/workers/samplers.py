@@ -29,7 +29,7 @@ from spreeze.workers.collectors.rollout_collector import RolloutCollector, Rollo
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
-from spreeze.workers.jobs import BufferSamplerJob, RolloutSamplerJob, RolloutWorkerJob, SamplerJob
+from spreeze.workers.jobs import BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
 from spreeze.workers.roles import Phase
 
 _POLL_S = 0.0005
@@ -37,7 +37,7 @@ _POLL_S = 0.0005
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 
 
-def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
+def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]:
     """Samples until asked to stop, then closes its environments."""
     writer = ShardWriter(job.replay.attach(), job.index)
     # The row count of the writer changes the stream after a restart, so no episode is repeated.
@@ -53,7 +53,7 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> Iterator[None]:
 
         collector_class = SequenceCollector
     collector = collector_class(
-        TaskSource(job.spec, context.run_dir, lambda: context.count(status_table.ENV_ARGS)),
+        TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),
         job.num_envs,
         job.spec,
         writer,
@@ -104,7 +104,7 @@ class SamplerLoop:
     def __init__(
         self,
         context: WorkerContext,
-        job: SamplerJob,
+        job: ReplaySamplerJob,
         writer: ShardWriter,
         collector: TransitionCollector,
         rng: np.random.Generator,
@@ -119,7 +119,7 @@ class SamplerLoop:
             open_weights(Path(job.run_dir)) if job.weights_channel is None else job.weights_channel.attach()
         )
         self._weights_counter = -1
-        self._counts = writer.counts()
+        self._ring_counts = writer.counts()
         self._wakeup, self._learner = (
             None if handle is None else handle.attach() for handle in (job.wakeup, job.learner_wakeup)
         )
@@ -128,7 +128,7 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        if self._context.throttled(start):
+        if self._context.rest_if_throttled(start):
             pass
         elif self._may_insert():
             self._context.heartbeat(Phase.STEP)
@@ -146,18 +146,18 @@ class SamplerLoop:
             else:
                 self._wakeup.wait(WAIT_S)
             self._collector.counts.wait_s += perf_counter() - start
-        self._collector.counts.post(self._context.slots, self._context.counted)
+        self._collector.counts.post(self._context.slots, self._context.earlier_counters)
         self._context.slots[_POLICY_VERSION] = self._policy.version
         self._context.report_info(self._collector.info, start)
         return actions
 
     def _may_insert(self) -> bool:
-        if (retuned := self._context.count(status_table.RETUNED)) != self._retuned:
+        if (retuned := self._context.header_word(status_table.RETUNED)) != self._retuned:
             self._retuned = retuned
             tuned = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
             self._storage_limiter = self._limiter.within(tuned.kept_per_insert, 1e9)
-        self._counts = counts = self._writer.counts()
+        self._ring_counts = counts = self._writer.counts()
         rows = self._collector.num_envs * self._collector.rows_per_step
         self._collector.keeps_rows = self._storage_limiter.may_insert(*counts, rows)
         return self._limiter.may_insert(*counts, rows)
@@ -172,7 +172,7 @@ class SamplerLoop:
     def _actions(self) -> np.ndarray:
         """Uniform actions until learning has started or trained weights are there, then the policy's."""
         policy = self._policy.current()
-        if policy is None or (self._policy.version == 0 and self._counts.baseline < 0):
+        if policy is None or (self._policy.version == 0 and self._ring_counts.baseline < 0):
             if policy is not None and policy.state_dim:  # its state also follows random actions
                 _, self._collector.state = policy.act(self._collector.obs, self._collector.state)
             return self._random.draw(self._collector.num_envs, self._collector.obs)
@@ -197,7 +197,7 @@ def _collector(
 ) -> RolloutCollector:
     """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``options`` are keyword arguments."""
     collector = RolloutCollector(
-        TaskSource(job.spec, context.run_dir, lambda: context.count(status_table.ENV_ARGS)),
+        TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),
         job.spec,
         rollouts,
         first=job.index * job.num_envs,
@@ -250,7 +250,7 @@ class _BufferSampler:
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
         start, context, counts = perf_counter(), self._context, self._envs.counts
-        if context.throttled(start):
+        if context.rest_if_throttled(start):
             self._needs_policy = True
         elif self._step():
             context.account_work(start)
@@ -258,7 +258,7 @@ class _BufferSampler:
             context.heartbeat(Phase.WAIT)
             time.sleep(_POLL_S)
             counts.wait_s += perf_counter() - start
-        counts.post(context.slots, context.counted)
+        counts.post(context.slots, context.earlier_counters)
         context.slots[_POLICY_VERSION] = self._policy.version
         context.report_info(self._envs.info, start)
 
@@ -346,7 +346,7 @@ class _RolloutSampler:
             self._context.heartbeat(Phase.WAIT)
             self._wakeup.wait(WAIT_S)
             self._envs.counts.wait_s += perf_counter() - start
-        self._envs.counts.post(self._context.slots, self._context.counted)
+        self._envs.counts.post(self._context.slots, self._context.earlier_counters)
         self._context.report_info(self._envs.info, perf_counter())
 
     def _request_actions(self) -> None:

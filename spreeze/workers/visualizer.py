@@ -21,11 +21,12 @@ from PIL import Image, ImageOps
 from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import described
 from spreeze.files import remove_unfinished, write_json
+from spreeze.formatting import in_a_row, is_power_of_ten
 from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
 from spreeze.transport import status_table
 from spreeze.transport.weights import Weights
-from spreeze.workers.context import WorkerContext, in_a_row, is_power_of_ten, pause_s
+from spreeze.workers.context import WorkerContext, pause_s
 from spreeze.workers.episodes.episode_redraw import clip_stride
 from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
@@ -96,7 +97,7 @@ class _Show:
     def run(self) -> None:
         context = self._context
         while not context.stopping:
-            if context.count(status_table.VISUALIZER_PAUSED):
+            if context.header_word(status_table.VISUALIZER_PAUSED):
                 context.post(paused=1.0)
                 context.sleep(_POLL_S)
                 continue
@@ -188,7 +189,7 @@ class _Show:
     def _advance(self, policy: Policy, steps: int) -> None:
         for _ in range(steps):
             drawn, self._state = policy.act(self._obs.array, self._state)
-            action = self._task.unscale_action(drawn)
+            action = self._task.to_env_units(drawn)
             obs, reward, terminated, truncated = self._task.step(action[0])
             self._obs.put(0, obs)
             self._return += reward

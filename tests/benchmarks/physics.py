@@ -22,7 +22,7 @@ from spreeze.envs.make import import_user_module
 from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import make_vector
-from spreeze.transport.rate_limiter import WithoutWaiting
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
 from spreeze.workers.on_device.device_collector import DeviceActor, DeviceCollector
 from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
@@ -37,7 +37,7 @@ class DevicePath:
         layout = config.row_layout(spec)
         self.algorithm = create("sac", spec.obs_dim, spec.action_dim, config, 0, args.device)
         self.replay = DeviceReplay(layout, args.capacity, args.batch_size, device, 0)
-        self.limiter = WithoutWaiting(0.0, args.samples_per_insert, 1, args.batch_size, args.envs)
+        self.limiter = RateLimiter(0.0, args.samples_per_insert, 1, args.batch_size, args.envs, in_turn=True)
         self.layout, self.gamma = layout, config.gamma
         self.collector = DeviceCollector(
             make, args.envs, DeviceRows(self.replay, config.n_step, config.gamma, args.envs),

@@ -20,7 +20,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.qmix import QMIXConfig
 from spreeze.envs.make import describe
 from spreeze.envs.task import make_task
-from spreeze.errors import ConfigError, EnvironmentError_, RunError, UsageError
+from spreeze.errors import ConfigError, EnvError, RunError, UsageError
 from spreeze.inference.convolution import CNNS, conv_layers, features
 from spreeze.inference.policy import Policy
 from spreeze.metrics.store import MetricsReader
@@ -141,7 +141,7 @@ def test_the_policy_acts_as_the_evaluator_does(trained):
     env, obs = policy.make_env(), task.reset(seed=5)
     seen, _ = env.reset(seed=5)
     for _ in range(20):
-        expected = task.unscale_action(plain.act(obs[None], ())[0])[0]
+        expected = task.to_env_units(plain.act(obs[None], ())[0])[0]
         action = policy.predict(seen)
         assert action.tolist() == expected.tolist()
         assert env.action_space.contains(action)
@@ -159,7 +159,7 @@ def test_a_run_goes_on_where_it_stopped(trained):
 
 
 def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
-    with pytest.raises(EnvironmentError_, match=r"^unknown environment 'Pendulun-v1'; did you mean 'Pendulum-v1'\?"):
+    with pytest.raises(EnvError, match=r"^unknown environment 'Pendulun-v1'; did you mean 'Pendulum-v1'\?"):
         spreeze.train("Pendulun-v1", runs_dir=tmp_path)
     with pytest.raises(UsageError, match="argument --seed"):
         spreeze.train("Pendulum-v1", seed="x", runs_dir=tmp_path)
@@ -338,7 +338,7 @@ def test_threads_that_share_a_policy_get_the_answers_that_each_would_get_alone(t
 
 def test_a_file_with_a_network_of_ones_own_imports_only_what_is_allowed(tmp_path):
     spec = dataclasses.replace(SPEC, import_module="nested_env")
-    with pytest.raises(EnvironmentError_, match="give import_module='nested_env'"):
+    with pytest.raises(EnvError, match="give import_module='nested_env'"):
         load_policy(_weights(tmp_path, spec, network="residual"))
 
 
@@ -359,7 +359,7 @@ def test_nested_observations_one_stacked_or_listed(tmp_path):
     rows = np.arange(5, dtype=np.float32)[:, None] / 10  # phase one-hot (0, 1, 2), state.distance, state.speed
     path = _weights(tmp_path, spec, {"head_w": rows, "head_b": np.zeros(1, np.float32)})
     one = {"phase": 2, "state": {"distance": np.array([1.0], np.float32), "speed": np.array([-1.0], np.float32)}}
-    with pytest.raises(EnvironmentError_, match="give import_module='nested_env'"):
+    with pytest.raises(EnvError, match="give import_module='nested_env'"):
         load_policy(path)
     policy = load_policy(path, import_module="nested_env")
     np.testing.assert_allclose(policy.predict(one), np.tanh([0.2 + 0.3 - 0.4]), atol=1e-6)

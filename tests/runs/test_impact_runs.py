@@ -209,12 +209,12 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
 
     envs.advance = advance
     context = SimpleNamespace(
-        throttled=lambda now_s: False,
+        rest_if_throttled=lambda now_s: False,
         account_work=lambda since_s: None,
         heartbeat=lambda phase: None,
         report_info=lambda info, start_s: None,
         slots=np.zeros(len(SLOTS["sampler"])),
-        counted=[0.0] * len(SLOTS["sampler"]),
+        earlier_counters=[0.0] * len(SLOTS["sampler"]),
     )
     with contextlib.closing(Wakeup.create()) as wakeup:
         loop = _BufferSampler(context, envs, None, wakeup)

@@ -14,7 +14,7 @@ from linear_policy import SPEC, arrays, meta
 from spreeze.cli.planning import allowed, untunable_env
 from spreeze.config.layers import USER, Layer, resolve
 from spreeze.envs.probe import Probe, probe_env
-from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, described, error_place
+from spreeze.errors import ConfigError, EnvError, ResourceError, described, error_place
 from spreeze.machine import logs
 from spreeze.machine.logs import Log, ending, last_words_of, oom_kills
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
@@ -175,7 +175,7 @@ def test_a_second_one_that_takes_its_process_down_costs_no_result():
     ],
 )
 def test_an_environment_that_dies_is_told_with_its_last_words(name, words):
-    with pytest.raises(EnvironmentError_) as caught:
+    with pytest.raises(EnvError) as caught:
         probed(name)
     assert words in str(caught.value)
 
@@ -183,7 +183,7 @@ def test_an_environment_that_dies_is_told_with_its_last_words(name, words):
 def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_waited_for_aloud(monkeypatch):
     monkeypatch.setattr("spreeze.envs.probe._FIRST_NOTICE_S", 1.0)
     said = []
-    with pytest.raises(EnvironmentError_) as caught:
+    with pytest.raises(EnvError) as caught:
         probed("Late", deadline_s=8.0, on_wait=said.append)
     assert "no environment step within 8 s; the probe was ended: at odd_envs.py:" in str(caught.value)
     assert "--start-deadline-s 16" in str(caught.value)

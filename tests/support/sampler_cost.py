@@ -31,7 +31,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import SamplerJob
+from spreeze.workers.jobs import ReplaySamplerJob
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.samplers import SamplerLoop
@@ -168,7 +168,7 @@ def real_sampler(
     """The loop of a sampler process, in this one, and the environments that it steps."""
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
     let_sample(ring, status)
-    job = SamplerJob(
+    job = ReplaySamplerJob(
         run_dir=str(run_dir),
         spec=plan.spec,
         index=0,
@@ -204,7 +204,7 @@ class _Bare:
 
     def __init__(self, plan: RunPlan, seed: int) -> None:
         self._spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
-        self._unscale_action = ActionScaling(self._spec)
+        self._to_env_units = ActionScaling(self._spec)
         make, self._envs, self._vector = vector_maker(self._spec), [], None
         if make is not None:
             self._vector = make(num_envs, seed)
@@ -231,9 +231,9 @@ class _Bare:
     def _native(self, actions: np.ndarray) -> Any:
         """The actions as the environments take them: vectors, or integers of choices."""
         if self._vector is not None:
-            return [self._vector.native(of_step) for of_step in self._unscale_action(actions)]
+            return [self._vector.native(of_step) for of_step in self._to_env_units(actions)]
         form = self._spec.form()
-        return [[form(row) for row in self._unscale_action(of_step)] for of_step in actions]
+        return [[form(row) for row in self._to_env_units(of_step)] for of_step in actions]
 
     def close(self) -> None:
         for env in self._envs:

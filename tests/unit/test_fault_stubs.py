@@ -32,7 +32,7 @@ from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers import replay_trainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
-from spreeze.workers.jobs import LearnerJob
+from spreeze.workers.jobs import ReplayLearnerJob
 from spreeze.workers.replay_learner import learn_from_replay
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
@@ -68,7 +68,7 @@ class Learner:
             "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "sampler_status_rows": (0,),
             "session_started_s": time.monotonic(), "previous_wall_s": 0.0, "previous_env_steps": 0, "session": 1.0,
         }  # fmt: skip
-        self.job = LearnerJob(**{**fields, **changes})
+        self.job = ReplayLearnerJob(**{**fields, **changes})
 
     def run(self):
         self.context.send = self._send

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from spreeze.envs.vector_task import autoreset_mode
-from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.errors import BadTransition, EnvError
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec
 
@@ -32,7 +32,7 @@ class DeviceTask:
     """N environments of one vector environment on a device, whatever its autoreset mode."""
 
     def __init__(self, env: Any, spec: EnvSpec, device: torch.device) -> None:
-        """Takes a vector environment; an EnvironmentError_ if its metadata has no autoreset mode."""
+        """Takes a vector environment; an EnvError if its metadata has no autoreset mode."""
         self.env, self.num_envs, self._spec, self._device = env, int(env.num_envs), spec, device
         self.mode = autoreset_mode(env, spec.env_id)
         assert spec.box is not None
@@ -44,7 +44,7 @@ class DeviceTask:
     def reset(self, seed: int | None = None) -> Tensor:
         """Starts an episode everywhere; returns the observations, float32 [N, O] (waits for the device once).
 
-        A BadTransition if an observation is not finite, an EnvironmentError_ if tensors are on another device.
+        A BadTransition if an observation is not finite, an EnvError if tensors are on another device.
         """
         first, _ = self.env.reset(seed=seed)
         obs, self._ended = self._rows(first), ~self._all
@@ -72,7 +72,7 @@ class DeviceTask:
             self._ended = ended & valid
         elif self.mode == "SameStep":
             if "final_obs" not in infos:
-                raise EnvironmentError_(
+                raise EnvError(
                     f"{self._spec.env_id}: a step has no infos['final_obs'], a tensor [N, O] with the last observation "
                     "of each episode that ended; autoreset mode SameStep needs it"
                 )
@@ -100,7 +100,7 @@ class DeviceTask:
     def _tensor(self, values: Any) -> Tensor:
         tensor = as_tensor(values)
         if tensor.device != self._device:
-            raise EnvironmentError_(
+            raise EnvError(
                 f"{self._spec.env_id} gives tensors on {tensor.device}, and the learner is on {self._device}: use "
                 f"--device {tensor.device}, or --env-arg device={self._device} if the environment takes it"
             )

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from spreeze.envs.make import make_env
-from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.errors import EnvError, did_you_mean
 from spreeze.inference.lazy_torch import Tensor, torch
 
 
@@ -58,13 +58,13 @@ class WarpEnv(VectorEnv[Any, Any, Any]):
         njmax: int | None = None,
         **args: Any,
     ) -> None:
-        """``args`` are those of Gymnasium's environment; an EnvironmentError_ for other tasks than these walkers.
+        """``args`` are those of Gymnasium's environment; an EnvError for other tasks than these walkers.
 
         ``device``: a name such as ``cuda:0`` (None: Warp's preferred one). ``nconmax`` and ``njmax`` limit contacts and
         constraints of each environment (None: MuJoCo Warp's choice).
         """
         if name not in _NAMES:
-            raise EnvironmentError_(f"warp has no '{name}'{did_you_mean(name, _NAMES)}; it has {', '.join(_NAMES)}")
+            raise EnvError(f"warp has no '{name}'{did_you_mean(name, _NAMES)}; it has {', '.join(_NAMES)}")
         mujoco_warp: Any = importlib.import_module("mujoco_warp")
         warp: Any = importlib.import_module("warp")
         mujoco: Any = importlib.import_module("mujoco")

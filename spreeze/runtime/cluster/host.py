@@ -45,7 +45,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import DAMAGE, decode
 from spreeze.types import Jsonable
 from spreeze.workers.context import open_weights
-from spreeze.workers.jobs import HostJob, SamplerJob
+from spreeze.workers.jobs import HostJob, ReplaySamplerJob
 from spreeze.workers.roles import Address
 
 _LOOK_S = 0.05
@@ -121,7 +121,7 @@ class HostSamplers(threading.Thread):
         self._workers = WorkerPool(context, on_event=self._note)
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
-            sampler = SamplerJob(
+            sampler = ReplaySamplerJob(
                 run_dir=str(self._folder),
                 spec=job.spec,
                 index=index,

@@ -12,9 +12,9 @@ import numpy as np
 from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.envs.task import Task, TaskSource
 from spreeze.errors import BadTransition, WorkerError, described
+from spreeze.formatting import is_power_of_ten
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS
-from spreeze.workers.context import is_power_of_ten
 from spreeze.workers.roles import Phase
 
 if TYPE_CHECKING:

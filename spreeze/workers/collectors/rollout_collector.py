@@ -131,7 +131,7 @@ class RolloutCollector(Collector):
         """Replays the current episode; returns True if it ended, None if the environment raised."""
         try:
             self._begin(index)
-            for action in self._tasks[index].unscale_action(actions):
+            for action in self._tasks[index].to_env_units(actions):
                 self._on_progress(Phase.RESET)
                 obs, reward, terminated, truncated = self._tasks[index].step(action)
                 self._take(index, obs, reward)
@@ -198,7 +198,7 @@ class RolloutCollector(Collector):
         """Steps environments and commits their rows."""
         start = perf_counter()
         obs = self._rows.array[self.columns.rows(indices)].copy()
-        native = self._tasks[0].unscale_action(responses.action)
+        native = self._tasks[0].to_env_units(responses.action)
         rewards, terminated, truncated = [], [], []
         failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):

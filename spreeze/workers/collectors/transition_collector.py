@@ -132,7 +132,7 @@ class TransitionCollector(Collector):
         make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
-        self._unscale_action = ActionScaling(spec, bounded=True)
+        self._to_env_units = ActionScaling(spec, bounded=True)
         self._rows = self._open_rows(spec, num_envs, writer, n_step, gamma)
         self.state = State()
         self._reward = np.zeros(num_envs, np.float32)
@@ -166,7 +166,7 @@ class TransitionCollector(Collector):
     def step(self, actions: np.ndarray, version: int) -> None:
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
         start = perf_counter()
-        native = self._unscale_action(actions, np.empty_like(actions))  # new: environments may keep their action
+        native = self._to_env_units(actions, np.empty_like(actions))  # new: environments may keep their action
         ended, failed = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._is_slow = stepped - start > SLOW_S

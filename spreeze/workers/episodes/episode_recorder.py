@@ -323,7 +323,6 @@ def _unit(action: np.ndarray, spec: EnvSpec) -> np.ndarray:
     """Actions [T, A] in [-1, 1], as critics take them."""
     if spec.box is None or spec.choices is not None:
         raise ValueError("critics of actions take numbers only")
-    low, high = spec.box.float32_bounds()
-    half = (high - low) * np.float32(0.5)
-    unit: np.ndarray = np.clip((action - (low + half)) / half, -1.0, 1.0).astype(np.float32)
+    half, middle = spec.box.half_and_middle()
+    unit: np.ndarray = np.clip((action - middle) / half, -1.0, 1.0).astype(np.float32)
     return unit

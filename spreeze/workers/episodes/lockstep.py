@@ -199,7 +199,7 @@ class _Lockstep:
                 if should_stop is not None and should_stop():
                     return self._episodes(before=settled if whole_rounds else self._next)
                 drawn, self._state = self.act(self._obs.array, self._state)
-                actions = busy[0].task.unscale_action(drawn)
+                actions = busy[0].task.to_env_units(drawn)
                 busy = [
                     env for env in busy if self._step(env, actions[env.row]) or (not whole_rounds and self._begin(env))
                 ]

@@ -25,7 +25,6 @@ from spreeze.envs.vector_task import make_vector
 from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns
 from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
-from spreeze.transport.rate_limiter import WithoutWaiting
 from spreeze.workers.buffer_learner import RestoredRolloutTrainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.gpu_replay import CudaGraph
@@ -137,7 +136,6 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
         replay = DeviceReplay(job.layout, job.envs.capacity, learner.batch_size, device, job.seed)
         super().__init__(context, job, replay, stack, replay)
         self.ends_by_env_steps = self._serial = True
-        self._limiter = WithoutWaiting(**dataclasses.asdict(job.limiter))
         self._rows, trainer, config = replay, self.trainer, job.settings
         trainer.use_gpu_replay(replay, lambda: CudaGraph(device))
         self._actor = DeviceActor(trainer.algorithm, job.envs.seed + 2)

@@ -11,7 +11,7 @@ import pytest
 
 from spreeze.cli import doctor
 from spreeze.config.algorithm_bases import ReplayConfig
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 from spreeze.machine.gpu import GpuFacts
 from spreeze.machine.hardware import read_machine
 
@@ -181,7 +181,7 @@ def test_a_default_task_that_fails_names_the_package_that_it_needs(monkeypatch):
 
 
 def _refuse(*arguments, **options):
-    raise EnvironmentError_("Pendulum-v1 failed in the probe")
+    raise EnvError("Pendulum-v1 failed in the probe")
 
 
 @pytest.mark.warm

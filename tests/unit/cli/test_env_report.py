@@ -13,7 +13,7 @@ from spreeze.cli.doctor import check_env
 from spreeze.envs.make import make_env
 from spreeze.envs.probe import plain_text
 from spreeze.envs.task import make_task, open_task
-from spreeze.errors import EnvironmentError_, WorkerError
+from spreeze.errors import EnvError, WorkerError
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 
 pytestmark = pytest.mark.warm
@@ -102,7 +102,7 @@ def test_an_environment_that_draws_only_in_a_window_trains_and_says_so(bad_envs)
     assert found is not None
     picture = _named(checks)["env pictures"]
     assert (picture.status, "only as human, which needs a display" in picture.text) == ("warn", True)
-    with pytest.raises(EnvironmentError_, match="no clips and no live picture"):
+    with pytest.raises(EnvError, match="no clips and no live picture"):
         make_env("OnlyWindow-v0", bad_envs, "rgb_array")
     make_env("OnlyWindow-v0", bad_envs).close()
 
@@ -134,9 +134,9 @@ def test_a_sampler_of_it_ends_with_that_line_too(bad_envs):
 
 
 def test_a_module_that_is_missing_is_named(bad_envs):
-    with pytest.raises(EnvironmentError_, match="No module named 'no_such_module_here'"):
+    with pytest.raises(EnvError, match="No module named 'no_such_module_here'"):
         make_env("Elsewhere-v0", bad_envs)
-    with pytest.raises(EnvironmentError_, match=r"comes from module 'minigrid': (pip install minigrid, then )?add"):
+    with pytest.raises(EnvError, match=r"comes from module 'minigrid': (pip install minigrid, then )?add"):
         make_env("MiniGrid-Empty-5x5-v0")
 
 

@@ -16,7 +16,7 @@ from spreeze.cli import evaluate, play
 from spreeze.cli.evaluate import find_weights, spec_of
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import make_task
-from spreeze.errors import ConfigError, EnvironmentError_, ResourceError, RunError
+from spreeze.errors import ConfigError, EnvError, ResourceError, RunError
 from spreeze.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
 from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
@@ -63,7 +63,7 @@ def test_a_run_of_the_plain_environment_is_shown_in_it(runs_dir, monkeypatch, ve
 
     def make(*_, **options):
         asked.append(options["plain"])
-        raise EnvironmentError_("enough")
+        raise EnvError("enough")
 
     monkeypatch.setattr(evaluate, "make_task", make)
     assert verb.main([str(weights), "--import", FAULT_MODULE]) != 0
@@ -129,7 +129,7 @@ def test_a_weights_file_cannot_make_a_module_be_imported(runs_dir, named):
     assert spec_of(weights, FAULT_MODULE).env_id == FAULT
     weights.meta["env"].update(named)
     for other in (None, FAULT_MODULE):
-        with pytest.raises(EnvironmentError_, match="if you trust it, add --import someones_module"):
+        with pytest.raises(EnvError, match="if you trust it, add --import someones_module"):
             spec_of(weights, other)
     assert spec_of(weights, "someones_module").import_module == weights.meta["env"]["import_module"]
 

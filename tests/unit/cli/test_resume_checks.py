@@ -16,7 +16,7 @@ from spreeze.cli.train import main as trained
 from spreeze.config.layers import RESUMED, Layer, iterate, resolve, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.task import make_task
-from spreeze.errors import EnvironmentError_, RunError, SpreezeError
+from spreeze.errors import EnvError, RunError, SpreezeError
 from spreeze.files import write_json
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.comparison import sources_in
@@ -259,7 +259,7 @@ def changes(spec):
 def test_another_environment_is_refused(run, spec, name):
     made = dataclasses.replace(spec, **changes(spec)[name])
     check_environment(run, spec)
-    with pytest.raises(EnvironmentError_, match=r"run: trained .*; nothing was changed; resume it with"):
+    with pytest.raises(EnvError, match=r"run: trained .*; nothing was changed; resume it with"):
         check_environment(run, made)
 
 
@@ -273,7 +273,7 @@ def test_without_its_description_the_weights_tell_the_environment(run, spec, dam
     check_environment(run, dataclasses.replace(spec, action=Box((-2.0,), (9.0,), (1,))))  # nothing knows better
     WeightsStore(run / "weights").publish({"w": np.zeros(2, np.float32)}, {"env": dataclasses.asdict(spec)}, 1, 1)
     check_environment(run, spec)
-    with pytest.raises(EnvironmentError_, match="actions from -2 to 2, but those of Pendulum-v1 go from -2 to 9"):
+    with pytest.raises(EnvError, match="actions from -2 to 2, but those of Pendulum-v1 go from -2 to 9"):
         check_environment(run, dataclasses.replace(spec, action=Box((-2.0,), (9.0,), (1,))))
 
 

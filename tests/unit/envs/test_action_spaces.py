@@ -18,7 +18,7 @@ from spreeze.envs.obs_flattening import LeafError, mask_of
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import ActionScaling, Task, make_task
 from spreeze.envs.vector_task import VectorTask
-from spreeze.errors import ConfigError, EnvironmentError_
+from spreeze.errors import ConfigError, EnvError
 from spreeze.types import Box, Choices, EnvSpec, Mixed
 
 BASE = {"env_id": "T-v0", "import_module": None, "obs_dim": 4, "max_episode_steps": None, "reward_threshold": None}
@@ -61,7 +61,7 @@ def test_a_space_is_described_and_its_environment_gets_only_actions_of_it(name):
     assert (task.spec.action, actions_text(task.spec)) == (expected, text)
     drawn = uniform_actions(task.spec, 200, np.random.default_rng(0))
     assert drawn.shape == (200, task.spec.action_dim)
-    for action in task.unscale_action(drawn):
+    for action in task.to_env_units(drawn):
         task.step(action)
     assert all(space.contains(action) for action in task.env.taken)
     if task.spec.choices is not None:
@@ -74,7 +74,7 @@ def test_a_space_is_described_and_its_environment_gets_only_actions_of_it(name):
 
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([1, 1]), spaces.MultiDiscrete([5000, 2]), spaces.Discrete(1)])
 def test_too_few_and_too_many_options_are_refused(space):
-    with pytest.raises(EnvironmentError_, match="supported are 2 to 4096"):
+    with pytest.raises(EnvError, match="supported are 2 to 4096"):
         action_of("T-v0", space)
 
 
@@ -131,7 +131,7 @@ def test_a_nested_space_is_one_row_and_its_environment_gets_its_own_form(name):
     spec = task.spec
     assert (spec.action, actions_text(spec)) == (expected, text)
     assert spec_from(json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
-    rows = task.unscale_action(uniform_actions(spec, 100, np.random.default_rng(0)))
+    rows = task.to_env_units(uniform_actions(spec, 100, np.random.default_rng(0)))
     for row in rows:
         task.step(row)
     assert all(space.contains(action) for action in task.env.taken)
@@ -156,7 +156,7 @@ def test_a_nested_space_is_one_row_and_its_environment_gets_its_own_form(name):
     (spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))), "OneOf"),
 ])  # fmt: skip
 def test_a_space_that_no_policy_can_act_in_is_one_line(space, told):
-    with pytest.raises(EnvironmentError_, match=told) as raised:
+    with pytest.raises(EnvError, match=told) as raised:
         action_of("T-v0", space)
     assert "\n" not in str(raised.value)
 

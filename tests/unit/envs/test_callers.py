@@ -10,7 +10,7 @@ from harness import REPO
 
 import spreeze
 from spreeze.envs.callers import called_by, name_of
-from spreeze.errors import EnvironmentError_, UsageError
+from spreeze.errors import EnvError, UsageError
 from spreeze.run_directory import read_config
 
 
@@ -138,5 +138,5 @@ def test_a_class_is_trained_and_its_run_finds_it_again(tmp_path, monkeypatch):
     assert run.resume(updates=4, quiet=True).summary["updates"] >= 4
     with run.policy("latest").make_env() as made:
         assert isinstance(made.unwrapped, nested_env.NestedGoal)
-    with pytest.raises(EnvironmentError_, match="give import_module='nested_env'"):
+    with pytest.raises(EnvError, match="give import_module='nested_env'"):
         spreeze.load_policy(run.path)

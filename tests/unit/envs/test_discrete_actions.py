@@ -70,7 +70,7 @@ def test_a_discrete_space_is_described_by_count_and_first_number():
 
 def test_a_step_hands_the_environment_its_own_number_of_the_space_s_type():
     one = task()
-    actions = one.unscale_action(np.array([[0], [1], [2]], np.float32))
+    actions = one.to_env_units(np.array([[0], [1], [2]], np.float32))
     rewards = [one.step(action)[1] for action in actions]
     assert one.env.actions == [5, 6, 7]
     assert all(type(action) is np.int64 and one.env.action_space.contains(action) for action in one.env.actions)

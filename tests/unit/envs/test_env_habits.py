@@ -16,7 +16,7 @@ from spreeze.envs.pictures import DrawnPictures, pictures_in, refuse_pictures, s
 from spreeze.envs.probe import check_up, measure, probe_env
 from spreeze.envs.task import make_task, open_env, open_task, options_of
 from spreeze.envs.vector_task import VectorTask
-from spreeze.errors import BadTransition, EnvironmentError_
+from spreeze.errors import BadTransition, EnvError
 from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns, Normalizer, scaled_rewards
 from spreeze.transport.transitions import NStep, NStepBatch
 from spreeze.types import POLICY_FORMATS
@@ -89,7 +89,7 @@ def test_what_the_user_calls_a_picture_is_one_scaled_from_its_bounds_unless_of_b
      (S.Dict({"a": box(30, 30), "b": box(3)}), "has no image"), (S.Box(-np.inf, np.inf, (84, 84)), "unbounded")],
 )  # fmt: skip
 def test_what_can_be_no_picture_is_refused_where_the_user_wants_one(space, words):
-    with pytest.raises(EnvironmentError_, match=rf"env\.image = true: .*{words}"):
+    with pytest.raises(EnvError, match=rf"env\.image = true: .*{words}"):
         pictures_in(space, wanted=True)
 
 
@@ -176,7 +176,7 @@ def test_a_picture_beside_other_values_may_be_seen_alone_or_as_numbers(monkeypat
 
 
 def test_pictures_of_engines_and_teams_are_refused():
-    with pytest.raises(EnvironmentError_, match="engine or team"):
+    with pytest.raises(EnvError, match="engine or team"):
         refuse_pictures(box(84, 84), "observation space")
 
 
@@ -212,7 +212,7 @@ def test_an_environment_that_fails_now_and_then_is_not_taken_for_one_that_draws(
 
 @pytest.mark.warm
 def test_the_error_of_an_environment_that_drawing_does_not_help_is_its_own():
-    with pytest.raises(EnvironmentError_, match="unexpected keyword argument 'no_such'"):
+    with pytest.raises(EnvError, match="unexpected keyword argument 'no_such'"):
         probe_env(ID, MODULE, steps=0, args=("no_such=1",))
 
 

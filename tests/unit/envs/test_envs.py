@@ -23,7 +23,7 @@ from spreeze.envs import probe
 from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import ActionScaling, BadTransition, Task, make_task
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 from spreeze.machine.logs import ending
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.types import Box, Choices
@@ -57,7 +57,7 @@ def scripted_task(result, obs_space=BOX1, act_space=BOX1, first=None):
 
 
 def test_an_unknown_id_is_answered_with_the_closest_known_one():
-    with pytest.raises(EnvironmentError_, match="did you mean 'Pendulum-v1'"):
+    with pytest.raises(EnvError, match="did you mean 'Pendulum-v1'"):
         make_env("Pendulun-v1")
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_id_is_answered_with_the_closest_known_one():
     ("nested_env:__doc__", "has no such id, class or function"),
 ])  # fmt: skip
 def test_an_id_that_is_not_in_an_imported_module_is_told_as_such(env_id, words):
-    with pytest.raises(EnvironmentError_, match=re.escape(words)):
+    with pytest.raises(EnvError, match=re.escape(words)):
         make_env(env_id, "nested_env")
 
 
@@ -83,9 +83,9 @@ def test_an_id_that_a_known_package_lacks_is_no_reason_to_import_it_once_more(tm
     monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
     try:
-        with pytest.raises(EnvironmentError_, match=r"has no such id; did you mean 'MiniGrid-Made-5x5-v0'"):
+        with pytest.raises(EnvError, match=r"has no such id; did you mean 'MiniGrid-Made-5x5-v0'"):
             make_env("MiniGrid-Made-5x5-v9", "minigrid")
-        with pytest.raises(EnvironmentError_, match=r"comes from module 'minigrid': add --import minigrid"):
+        with pytest.raises(EnvError, match=r"comes from module 'minigrid': add --import minigrid"):
             make_env("MiniGrid-Made-5x5-v9")
     finally:
         sys.modules.pop("minigrid", None)
@@ -101,34 +101,32 @@ def test_a_class_or_function_of_the_imported_module_is_an_environment_without_an
     with contextlib.closing(make_env("nested_env:made", "nested_env", args=("wide=true",))) as env:
         assert describe(env, "nested_env").env_id == "nested_env:made"
         assert env.unwrapped.place == 0.0
-    with pytest.raises(EnvironmentError_, match="would import module 'nested_env': add --import nested_env"):
+    with pytest.raises(EnvError, match="would import module 'nested_env': add --import nested_env"):
         make_env("nested_env:NestedGoal")
-    with pytest.raises(EnvironmentError_, match="could not be constructed: TypeError"):
+    with pytest.raises(EnvError, match="could not be constructed: TypeError"):
         make_env("nested_env:NestedGoal", "nested_env", args=("wrong=1",))
 
 
 def test_a_script_in_place_of_an_id_is_answered_with_how_its_class_is_named():
-    with pytest.raises(EnvironmentError_, match=r"'robot\.py'; your own: .* --import robot\.py --env robot\.py:CLASS"):
+    with pytest.raises(EnvError, match=r"'robot\.py'; your own: .* --import robot\.py --env robot\.py:CLASS"):
         make_env("robot.py")
-    with pytest.raises(
-        EnvironmentError_, match=r"'Zzz'; your own: --import MODULE that registers it, or --import my_robot"
-    ):
+    with pytest.raises(EnvError, match=r"'Zzz'; your own: --import MODULE that registers it, or --import my_robot"):
         make_env("Zzz")
 
 
 def test_a_misspelt_bullet_id_is_answered_even_before_its_module_was_imported():
     code = (
         "from spreeze.envs.make import make_env\n"
-        "from spreeze.errors import EnvironmentError_\n"
+        "from spreeze.errors import EnvError\n"
         "try: make_env('Walker2dBulletEnv-v0')\n"
-        "except EnvironmentError_ as error: import sys; sys.exit(str(error))\n"
+        "except EnvError as error: import sys; sys.exit(str(error))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "did you mean 'Walker2DBulletEnv-v0'" in done.stderr
 
 
 def test_a_prefix_names_a_module_only_together_with_import():
-    with pytest.raises(EnvironmentError_, match="add --import antigravity"):
+    with pytest.raises(EnvError, match="add --import antigravity"):
         make_env("antigravity:Pendulum-v1")
     assert "antigravity" not in sys.modules
     env = make_env(f"{FAULT_MODULE}:{FAULT}", FAULT_MODULE)
@@ -138,7 +136,7 @@ def test_a_prefix_names_a_module_only_together_with_import():
 
 @pytest.mark.parametrize("module", ["no_such_module_here", "../x", "os;x"])
 def test_a_module_that_cannot_be_imported_is_an_error_of_one_line(module):
-    with pytest.raises(EnvironmentError_) as caught:
+    with pytest.raises(EnvError) as caught:
         make_env("Pendulum-v1", module)
     assert "\n" not in str(caught.value)
     assert "--import" in str(caught.value)
@@ -149,7 +147,7 @@ def test_a_bullet_id_without_pybullet_names_the_remedy_and_the_fallback(monkeypa
     monkeypatch.setattr("spreeze.envs.make.importlib.util.find_spec", lambda name: mujoco if name == "mujoco" else None)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
     monkeypatch.setattr(gymnasium, "registry", {})
-    with pytest.raises(EnvironmentError_, match=rf"needs pybullet.*{env_id}"):
+    with pytest.raises(EnvError, match=rf"needs pybullet.*{env_id}"):
         make_env("Walker2DBulletEnv-v0")
     choice = default_env_id()
     assert choice.value == env_id
@@ -163,14 +161,14 @@ def test_the_default_task_is_walker_where_pybullet_is_installed():
 
 def test_a_constructor_that_raises_is_named(monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_INIT_S", "soon")
-    with pytest.raises(EnvironmentError_, match=r"could not be constructed: ValueError"):
+    with pytest.raises(EnvError, match=r"could not be constructed: ValueError"):
         make_env(FAULT, FAULT_MODULE)
 
 
 def test_a_window_is_refused_without_a_display(monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with pytest.raises(EnvironmentError_, match="no display"):
+    with pytest.raises(EnvError, match="no display"):
         make_env("Pendulum-v1", render_mode="human")
 
 
@@ -248,7 +246,7 @@ S = gymnasium.spaces
     ],
 )
 def test_a_space_that_cannot_be_handled_is_named_with_what_would_fit(observation, action, words):
-    with pytest.raises(EnvironmentError_, match=words) as caught:
+    with pytest.raises(EnvError, match=words) as caught:
         describe(Scripted(observation, action))
     assert "space" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -468,7 +466,7 @@ def test_a_quick_probe_describes_without_timing():
 
 @pytest.mark.warm
 def test_a_probe_hands_on_the_error_of_the_environment():
-    with pytest.raises(EnvironmentError_, match="unknown environment"):
+    with pytest.raises(EnvError, match="unknown environment"):
         probe_env("CartPol-v1", steps=0)
 
 
@@ -527,7 +525,7 @@ def test_the_time_of_a_step_leaves_out_what_it_waited_for_a_core(monkeypatch, st
 def test_a_probe_survives_an_environment_that_does_not(monkeypatch, name, value, words):
     monkeypatch.setenv(f"SPREEZE_FAULT_{name}", value)
     deadline_s = 1.0 if name == "INIT_S" else 60.0
-    with pytest.raises(EnvironmentError_, match=words):
+    with pytest.raises(EnvError, match=words):
         probe_env(FAULT, FAULT_MODULE, steps=0, deadline_s=deadline_s)
 
 
@@ -535,12 +533,12 @@ def test_a_probe_survives_an_environment_that_does_not(monkeypatch, name, value,
 def test_a_fatal_fault_can_be_limited_to_one_process(monkeypatch, tmp_path):
     monkeypatch.setenv("SPREEZE_FAULT_EXIT_AT", "1")
     monkeypatch.setenv("SPREEZE_FAULT_ONCE", str(tmp_path / "happened"))
-    with pytest.raises(EnvironmentError_, match="exit code 0"):
+    with pytest.raises(EnvError, match="exit code 0"):
         probe_env(FAULT, FAULT_MODULE, steps=0)
     assert probe_env(FAULT, FAULT_MODULE, steps=0).spec.obs_dim == 3
 
 
-@pytest.mark.parametrize(("interrupted", "error"), [(True, KeyboardInterrupt), (False, EnvironmentError_)])
+@pytest.mark.parametrize(("interrupted", "error"), [(True, KeyboardInterrupt), (False, EnvError)])
 def test_a_probe_that_a_ctrl_c_ended_is_an_interrupt_and_no_fault_of_the_environment(monkeypatch, interrupted, error):
     asked = []
 
@@ -581,7 +579,7 @@ def test_standard_output_is_given_back_after_an_exception(capfd):
 
 def test_native_bounds_are_float32():
     task = make_task("Pendulum-v1")
-    assert task.unscale_action.low.dtype == task.unscale_action.high.dtype == np.float32
+    assert task.to_env_units.low.dtype == task.to_env_units.high.dtype == np.float32
     task.close()
 
 

@@ -13,7 +13,7 @@ from spreeze.cli import doctor
 from spreeze.envs.make import describe
 from spreeze.envs.obs_flattening import Flattener, leaves_of, text_left_out
 from spreeze.envs.task import BadTransition, Task
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 
 S = spaces
 NESTED = S.Dict({
@@ -139,7 +139,7 @@ def test_text_beside_numbers_is_left_out_and_said():
     ],
 )
 def test_what_cannot_be_part_of_a_vector_is_refused_with_the_reason(space, words):
-    with pytest.raises(EnvironmentError_, match=words) as caught:
+    with pytest.raises(EnvError, match=words) as caught:
         describe(Fixed(space, ()))
     assert "\n" not in str(caught.value)
 

@@ -11,7 +11,7 @@ from harness import run_command, train_until
 from spreeze.envs.make import make_env, parse_args
 from spreeze.envs.small_tasks import SYNTHETIC_ID as ENV_ID
 from spreeze.envs.small_tasks import SyntheticEnv, spin
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 
 
 def _times(count, **args):
@@ -94,7 +94,7 @@ def test_spin_takes_cpu_time_and_sleep_does_not():
                        ("no_such=1", "no_such"), ("obs_dim=0", "at least 1")]
 )  # fmt: skip
 def test_an_impossible_argument_is_named(arg, words):
-    with pytest.raises(EnvironmentError_, match=words):
+    with pytest.raises(EnvError, match=words):
         make_env(ENV_ID, args=(arg,))
 
 
@@ -131,13 +131,13 @@ def test_arguments_mean_what_they_mean_in_python_and_json():
     ],
 )
 def test_other_arguments_are_refused_in_one_line(text):
-    with pytest.raises(EnvironmentError_, match="--env-arg") as caught:
+    with pytest.raises(EnvError, match="--env-arg") as caught:
         parse_args((text,))
     assert "\n" not in str(caught.value)
 
 
 def test_an_argument_given_twice_is_refused():
-    with pytest.raises(EnvironmentError_, match="twice"):
+    with pytest.raises(EnvError, match="twice"):
         parse_args(("a=1", "a=2"))
 
 

@@ -19,7 +19,7 @@ from spreeze.envs.make import make_env, refuse_foreign
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import make_task
 from spreeze.envs.team_env import TeamEnv
-from spreeze.errors import ConfigError, EnvironmentError_
+from spreeze.errors import ConfigError, EnvError
 from spreeze.types import Choices, EnvSpec, TeamSpec, rebuild
 
 MODULE = "two_step_game"
@@ -120,23 +120,23 @@ def test_a_state_that_only_repeats_the_observations_is_left_out():
         agent: {"action_mask": [1, 0]} for agent in self.possible_agents})}, "gives its agents an 'action_mask'"),
 ])  # fmt: skip
 def test_what_a_team_cannot_learn_is_refused(changed, message):
-    with pytest.raises(EnvironmentError_, match=message):
+    with pytest.raises(EnvError, match=message):
         TeamEnv("parallel:game", type("Changed", (TwoStepGame,), changed)())
 
 
 def test_ids_import_only_what_the_command_allows():
-    with pytest.raises(EnvironmentError_, match=f"would import module '{MODULE}': add --import {MODULE}"):
+    with pytest.raises(EnvError, match=f"would import module '{MODULE}': add --import {MODULE}"):
         make_env(GAME["env_id"])
     refuse_foreign("mpe2:simple_spread_v3", None, None)
-    with pytest.raises(EnvironmentError_, match="comes from module 'games'"):
+    with pytest.raises(EnvError, match="comes from module 'games'"):
         refuse_foreign("parallel:games", "games", None)
-    with pytest.raises(EnvironmentError_, match=r"module 'math' has no parallel_env\(\)"):
+    with pytest.raises(EnvError, match=r"module 'math' has no parallel_env\(\)"):
         make_env("parallel:math", "math")
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentError_, match=r"mpe2:simple_spread_v3 needs mpe2: pip install .*\[multiagent\]"):
+    with pytest.raises(EnvError, match=r"mpe2:simple_spread_v3 needs mpe2: pip install .*\[multiagent\]"):
         make_env("mpe2:simple_spread_v3")
 
 
@@ -145,9 +145,9 @@ def test_mpe2_is_described_and_rivals_are_refused():
     spec = probe_env("mpe2:simple_spread_v3", steps=30).spec
     assert spec.team == TeamSpec(actions=(5, 5, 5), obs_dim=18, state_dim=0)
     assert (spec.obs_dim, spec.max_episode_steps) == (54, 25)
-    with pytest.raises(EnvironmentError_, match="its agents compete"):
+    with pytest.raises(EnvError, match="its agents compete"):
         make_env("mpe2:simple_tag_v3")
-    with pytest.raises(EnvironmentError_, match="did you mean 'simple_spread_v3'"):
+    with pytest.raises(EnvError, match="did you mean 'simple_spread_v3'"):
         make_env("mpe2:simple_sprad_v3")
 
 
@@ -232,10 +232,10 @@ def test_foraging_players_are_a_team_whose_last_step_is_a_truncation(monkeypatch
     with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3", args=("max_episode_steps=7",))) as env:
         env.reset(seed=3)
         assert [env.step(np.zeros(2, int))[3] for _ in range(7)] == [False] * 6 + [True]
-    with pytest.raises(EnvironmentError_, match="does not render: no clips"):
+    with pytest.raises(EnvError, match="does not render: no clips"):
         make_env("lbf:Foraging-5x5-2p-1f-v3", render_mode="rgb_array")
     monkeypatch.setenv("DISPLAY", ":0")
-    with pytest.raises(EnvironmentError_, match="does not support render_mode"):
+    with pytest.raises(EnvError, match="does not support render_mode"):
         make_env("lbf:Foraging-5x5-2p-1f-v3", render_mode="human")
-    with pytest.raises(EnvironmentError_, match="did you mean 'Foraging-8x8-2p-3f-v3'"):
+    with pytest.raises(EnvError, match="did you mean 'Foraging-8x8-2p-3f-v3'"):
         make_env("lbf:Foraging-8x8-2p-3f-v2")

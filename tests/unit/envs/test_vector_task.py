@@ -21,7 +21,7 @@ from spreeze.envs.make import make_env
 from spreeze.envs.single_env import SingleEnv
 from spreeze.envs.task import make_task, vector_maker
 from spreeze.envs.vector_task import VectorTask
-from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
+from spreeze.errors import BadTransition, EnvError, WorkerError
 from spreeze.types import Box, Choices, EnvSpec
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 
@@ -165,7 +165,7 @@ def test_one_lane_is_stepped_and_reset_like_a_plain_environment(mode):
 def test_a_mode_that_is_not_stated_is_refused():
     vector = _vector(AutoresetMode.NEXT_STEP)
     vector.metadata = {}
-    with pytest.raises(EnvironmentError_, match="autoreset_mode"):
+    with pytest.raises(EnvError, match="autoreset_mode"):
         VectorTask(vector, SPEC)
     vector.close()
 
@@ -220,7 +220,7 @@ def test_a_prefix_names_an_engine():
 def test_an_engine_that_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     monkeypatch.setattr("spreeze.envs.families.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentError_, match=r"pip install 'spreeze\[envpool\]'"):
+    with pytest.raises(EnvError, match=r"pip install 'spreeze\[envpool\]'"):
         make_env("envpool:Pendulum-v1")
 
 
@@ -228,12 +228,12 @@ def test_an_engine_s_discrete_observation_is_refused_before_anything_is_stepped(
     env = SimpleNamespace(
         observation_space=gymnasium.spaces.Discrete(4), action_space=gymnasium.spaces.Discrete(2), close=lambda: None
     )
-    with pytest.raises(EnvironmentError_, match="observation space is a Discrete"):
+    with pytest.raises(EnvError, match="observation space is a Discrete"):
         SingleEnv("envpool:FrozenLake-v1", lambda seed: env)
 
 
 def test_an_id_without_vector_environment_says_what_to_use():
-    with pytest.raises(EnvironmentError_, match="no vector environment of its own; use --env Pendulum-v1"):
+    with pytest.raises(EnvError, match="no vector environment of its own; use --env Pendulum-v1"):
         make_env("vector:Pendulum-v1")
 
 

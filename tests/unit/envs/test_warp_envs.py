@@ -8,7 +8,7 @@ import pytest
 
 from spreeze.envs.families import mujoco_warp
 from spreeze.envs.make import make_env
-from spreeze.errors import EnvironmentError_
+from spreeze.errors import EnvError
 
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
 needs_warp = pytest.mark.skipif(importlib.util.find_spec("mujoco_warp") is None, reason="mujoco-warp is not installed")
@@ -22,7 +22,7 @@ def unoptimized(monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco_warp") is not None, reason="mujoco-warp is installed")
 def test_a_missing_package_is_named():
-    with pytest.raises(EnvironmentError_, match=r"warp:Ant-v5 needs mujoco-warp: pip install 'spreeze\[warp\]'"):
+    with pytest.raises(EnvError, match=r"warp:Ant-v5 needs mujoco-warp: pip install 'spreeze\[warp\]'"):
         mujoco_warp("Ant-v5", 4, 0, {})
 
 
@@ -77,5 +77,5 @@ def test_an_unhealthy_hopper_begins_again_and_keeps_its_last_observation():
 @needs_warp
 @needs_mujoco
 def test_other_tasks_are_refused_by_name():
-    with pytest.raises(EnvironmentError_, match=r"warp has no 'Reacher-v5'.*it has HalfCheetah-v5, Hopper-v5"):
+    with pytest.raises(EnvError, match=r"warp has no 'Reacher-v5'.*it has HalfCheetah-v5, Hopper-v5"):
         mujoco_warp("Reacher-v5", 2, 0, {})

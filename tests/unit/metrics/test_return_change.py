@@ -114,7 +114,7 @@ def test_a_metric_that_had_never_changed_is_named_at_its_first_change(tmp_path):
     rows = [row(10.0 * i, 100.0) for i in range(1, 10)]
     values = [(10.0 * i - 5.0, "times_back", float(i == 9)) for i in range(1, 10)]
     found = sentences(tmp_path, rows, metrics=values)
-    assert "Times gone back went from 0 to 1 times, which had not changed before." in found.sentences
+    assert "Rollbacks went from 0 to 1 times, which had not changed before." in found.sentences
 
 
 def test_a_metric_that_stood_still_but_for_its_beginning_is_not_said_to_have_never_changed(tmp_path):

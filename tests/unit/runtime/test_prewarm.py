@@ -105,7 +105,7 @@ def test_no_process_is_begun_where_none_is_wanted():
 
 
 @dataclass(frozen=True)
-class LearnerJob(Jsonable):
+class ReplayLearnerJob(Jsonable):
     """Lacks all fields of the real one."""
 
 
@@ -116,7 +116,7 @@ class _Started:
         (tmp_path / "logs").mkdir(exist_ok=True)
         self._status = StatusTable.create(1)
         run_context = RunContext(run_dir=tmp_path, status=self._status, nonce=nonce or held.nonce)
-        spec = WorkerSpec(address=Address("learner"), row=0, job=LearnerJob(), threads=threads)
+        spec = WorkerSpec(address=Address("learner"), row=0, job=ReplayLearnerJob(), threads=threads)
         self.child = held.start(spec, run_context)
 
     def __enter__(self):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spreeze.algorithms import create, create_on_policy, losses
 from spreeze.config.algorithms import find_row
 from spreeze.envs.on_device.device_task import DeviceTask, as_tensor
-from spreeze.errors import BadTransition, EnvironmentError_, ResourceError, WorkerError
+from spreeze.errors import BadTransition, EnvError, ResourceError, WorkerError
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
@@ -282,9 +282,9 @@ def test_what_an_engine_has_to_say_is_asked_for():
     env = DeviceCounter(2)
     step = env.step
     env.step = lambda actions: (*step(actions)[:4], {})
-    with pytest.raises(EnvironmentError_, match="no infos\\['final_obs'\\]"):
+    with pytest.raises(EnvError, match="no infos\\['final_obs'\\]"):
         DeviceTask(env, SPEC, CPU).step(torch.zeros(2, 1))
-    with pytest.raises(EnvironmentError_, match="gives tensors on meta, and the learner is on cpu: use --device meta"):
+    with pytest.raises(EnvError, match="gives tensors on meta, and the learner is on cpu: use --device meta"):
         DeviceTask(DeviceCounter(2), SPEC, CPU)._rows(torch.zeros(2, 2, device="meta"))
     with pytest.raises(BadTransition, match="3 values for each environment; expected 2"):
         DeviceTask(DeviceCounter(2), SPEC, CPU)._rows(torch.zeros(2, 3))

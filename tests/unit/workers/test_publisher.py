@@ -8,7 +8,7 @@ from harness import PATIENCE_S
 
 from spreeze.errors import WeightsError
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.learner import Publisher
+from spreeze.workers.learner import PublishingThread
 
 WEIGHTS = np.ones((2, 3), np.float32)
 
@@ -36,7 +36,7 @@ def publisher_of():
     made = []
 
     def make(store, *args):
-        made.append(Publisher(store, *args))
+        made.append(PublishingThread(store, *args))
         return made[-1]
 
     yield make
@@ -119,7 +119,7 @@ def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publishe
 
 def test_closing_writes_what_waits_and_ends_the_thread(tmp_path):
     before = threading.active_count()
-    publisher = Publisher(WeightsStore(tmp_path))
+    publisher = PublishingThread(WeightsStore(tmp_path))
     publisher.submit(arrays, {}, 1, 5)
     publisher.close()
     publisher.close()
@@ -129,7 +129,7 @@ def test_closing_writes_what_waits_and_ends_the_thread(tmp_path):
 
 def test_a_disk_that_hangs_holds_nobody_up():
     gate = Gate()
-    publisher = Publisher(gate)
+    publisher = PublishingThread(gate)
     publisher.submit(arrays, {}, 1, 1)
     assert gate.begun.wait(PATIENCE_S)
     publisher.close(0.01)
