@@ -514,10 +514,11 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
     reason = stop_reason(document["stopped_by"])
     why = f", because {reason.sentence}" if reason else ""
     return (
-        f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps "
-        f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
-        f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')}{episodes}){''.join(more)}\n{unlearned}"
+        f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps, {document['updates']} updates, "
+        f"greedy return {text('eval_return_mean')} (best {text('eval_return_best')}{episodes}){''.join(more)}\n"
+        f"from this session's first update on: {text('env_steps_per_s', '.0f')} env steps/s, "
+        f"{text('updates_per_s')} updates/s; {text('samples_per_insert')} samples per insert since the learner "
+        f"last started\n{unlearned}"
         f"watch it: python -m spreeze play {run}\n"
         f"evaluate it: python -m spreeze evaluate {run}\n"
         f"continue: python -m spreeze.train --resume {run}"

@@ -131,7 +131,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("final", "Last ten", "", "Mean return over all episodes of the last ten evaluations, or of as many as there are."),
     ("cpu_use", "Processor", "", ""),
     ("memory_used_bytes", "Memory", "", ""),
-    ("restarts", "Restarts", "", ""),
+    ("restarts", "Restarts, this session", "", ""),
     ("progress", "Progress", "", _PROGRESS),
     ("since_best", "Since best", "", "Training time since the highest evaluation [h:min:s]."),
     ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
@@ -212,7 +212,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)
         events = reader.events(_MARKS)
-        loads = _loads(reader, newest, live=is_live)
+        loads = _loads(reader, newest, max(session_starts(run), default=0.0), live=is_live)
     recent = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     fresh = _fresh(path, run, state, recent, loads)
     curve = _latest_returns(path, str(run.get("nonce")), count)
@@ -306,13 +306,14 @@ def _fresh(
     return {name: float(run[name]) for name in ("env_steps", "updates") if run.get(name) is not None} | fresh
 
 
-def _loads(reader: MetricsReader, newest: float, *, live: bool) -> dict[str, float]:
-    """Means of the cores' load: that of other programs in the last seconds; of a run that has ended, over all of it."""
+def _loads(reader: MetricsReader, newest: float, session_start_s: float, *, live: bool) -> dict[str, float]:
+    """Means of other programs' load in the last seconds; of an ended run, also of its own, over its last session."""
     if live:
         tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S)
         return {name: math.fsum(point.value for point in points) / len(points) for name, points in tails.items()}
-    whole = {name: reader.series(name, max_points=MAX_BUCKETS).mean for name in (*_OTHER_PROGRAMS, "cpu_use")}
-    return {name: float(means.mean()) for name, means in whole.items() if len(means)}
+    names = (*_OTHER_PROGRAMS, "cpu_use", "samplers_active")
+    session = {name: reader.series(name, session_start_s, MAX_BUCKETS).mean for name in names}
+    return {name: float(means.mean()) for name, means in session.items() if len(means)}
 
 
 def _event_row(event: Event) -> list[str]:

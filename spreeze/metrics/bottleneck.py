@@ -189,7 +189,8 @@ def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottle
         active, cores = _active_samplers(snapshot), number(snapshot.external_cpu_cores)
         text = f"Other programs are the limit: they keep {cores} cores, so {active}; {waits}."
         return Bottleneck(text, Side.OTHERS)
-    return Bottleneck(f"Paused samplers are the limit: {_why_paused(snapshot)}; {waits}.", Side.SAMPLER)
+    limited = "the limit" if learner_wait >= WAITS else "the limit of env steps/s, not of updates/s"
+    return Bottleneck(f"Paused samplers are {limited}: {_why_paused(snapshot)}; {waits}.", Side.SAMPLER)
 
 
 def _active_samplers(snapshot: Snapshot) -> str:
@@ -200,8 +201,8 @@ def _why_paused(snapshot: Snapshot) -> str:
     """Number of active samplers, and the reason, where other programs alone are not it."""
     if snapshot.leave_free > 0.0:  # without it samplers share the cores with other programs
         why = f"{percent(snapshot.leave_free)} of the cores are left free"
-        if _others_active(snapshot):
-            why += f", and other programs keep {number(snapshot.external_cpu_cores)} cores busy"
+        if (used := _used_elsewhere(snapshot)) is not None:
+            why += f", and {_cpu_users(snapshot)} keep {number(used)} cores busy"
     else:
         why = "of the balance of samples per insert"
     return f"{_active_samplers(snapshot)} because {why}"

@@ -43,7 +43,10 @@ WORST_OF = 20  # number of latest evaluations, whose worst one shows how far a p
 TIMES = {
     "first at target": ("first_s", "one evaluation"),
     "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
-    f"mean of {FINAL_EVALUATIONS} at target": ("required_s", f"the mean of {FINAL_EVALUATIONS} evaluations in a row"),
+    f"mean of {FINAL_EVALUATIONS} or end at target": (
+        "required_s",
+        f"the mean of {FINAL_EVALUATIONS} evaluations in a row",
+    ),
 }
 """Title of a time to a return -> its name in a report, and the quantity that reaches the return."""
 

@@ -13,6 +13,8 @@ from spreeze.formatting import DASH, clean, duration, percent, size
 from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.run_directory import finite_number, whole_number
 
+_ALL = 0.95  # share of the samplers from which on they count as all: an ended run has their mean over time
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSnapshot:
@@ -122,10 +124,10 @@ class Snapshot:
 
     @property
     def samplers_rest(self) -> bool:
-        """True while the governor lets fewer samplers work than there are."""
+        """True while the governor lets clearly fewer samplers work than there are."""
         if self.samplers_active is None or self.samplers_wanted is None:
             return False
-        return self.samplers_active < self.samplers_wanted
+        return self.samplers_active < _ALL * self.samplers_wanted
 
 
 def snapshot_of(

@@ -62,9 +62,9 @@ class LoadSecond:
     usable_cores: float
     external_cpu_cores: float  # usable cores that programs other than the user's runs, tuners and dashboard keep busy
     sibling_cores: float = 0.0  # usable cores that those keep busy
-    learner_cores: float  # what the learner uses and waits for
-    other_cores: float  # as above, for evaluator, visualizer and supervisor
-    sampler_cores: float  # as above, for all samplers together
+    learner_cores: float  # what the learner uses and waits for, at most its threads
+    other_cores: float  # what evaluator, visualizer and supervisor use
+    sampler_cores: float  # what all samplers use and wait for, at most a core each
     learner_wait_share: float  # share of its time that the learner waits for rows or the limiter
     samples_per_insert: float | None = None
     sampler_wait_share: float = 0.0  # share of their time that the active samplers wait for the limiter
@@ -275,7 +275,7 @@ class GovernorLoop(LoadWatch):
         self._maximum = plan.first_samplers or plan.samplers
         self._governor = self._governor_of(self._maximum, tuning.leave_free)
         self._started, self._status, self._on_event = plan.samplers, status, on_event
-        self._suspended = False
+        self._suspended, self._learner_threads = False, float(plan.config.learner.threads)
         self._takes_turns = plan.first_samplers is None
         """False while only the first samplers were started."""
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
@@ -341,9 +341,15 @@ class GovernorLoop(LoadWatch):
         elapsed_s = now_s - self._before[0]
         if elapsed_s > _LONGEST_S or any(g.inserted_at_learning_start < 0 or g.learner["updates"] <= 0 for g in groups):
             return None
-        wanted = [(role_of(name), cores) for name, cores in load.wanted.items()]
-        samplers = sum(cores for role, cores in wanted if role is not None and role.pausable)
-        learning = sum(cores for role, cores in wanted if role is not None and role.learns)
+        samplers = learning = others = 0.0
+        for name, wanted in load.wanted.items():
+            role, ran = role_of(name), load.ran.get(name, 0.0)
+            if role is not None and role.pausable:
+                samplers += min(wanted, max(1.0, ran))  # helper threads that wait beside the main one want no more
+            elif role is not None and role.learns:
+                learning += min(wanted, max(self._learner_threads, ran))
+            else:  # of low priority, or in need of little: how long they wait says nothing
+                others += ran
         sampler_waits_s = sum(s["wait_s"] for group in groups for s in group.samplers) - self._before[3]
         waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
         return LoadSecond(
@@ -352,7 +358,7 @@ class GovernorLoop(LoadWatch):
             sibling_cores=load.sibling_cores,
             learner_cores=learning,
             sampler_cores=samplers,
-            other_cores=sum(load.wanted.values()) - samplers - learning,
+            other_cores=others,
             learner_wait_share=min(max(0.0, waited_s) / elapsed_s, 1.0),
             samples_per_insert=samples_per_insert(groups),
             sampler_wait_share=min(max(0.0, sampler_waits_s) / (elapsed_s * self._governor.active), 1.0),

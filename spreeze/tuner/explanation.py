@@ -92,15 +92,17 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
             return "as configured"
         varied = any(result.setting.get(knob.name, value) != value for result in search.results)
         return "other values were measured with other settings only" if varied else "nothing else is possible"
-    if as_configured and knob.name in search.learning_values and runners[0][1] > 1.0 + model.TIE:
+    if as_configured and runners[0][1] > 1.0 + model.TIE:
         why = "other programs were active" if search.busy() else "the gain of others is within the measured spread"
         return f"as configured: {why} ({others})"
     if as_configured:
         return f"as configured; none is clearly better ({others})"
     if runners[0][1] > 1.0 + model.TIE:
         return f"{'best measured' if search.measured else 'others could not be measured'} ({others})"
+    if runners[0][1] < 1.0 - model.TIE:
+        return f"best score ({others})"
     simpler = knob.tie(problem, knob.name, value) <= knob.tie(problem, knob.name, runners[0][0])
-    return f"best score{'; ties prefer the simpler setting' if simpler else ''} ({others})"
+    return f"none is clearly better{'; ties prefer the simpler setting' if simpler else ''} ({others})"
 
 
 def _next_best(search: Search, knob: Knob) -> tuple[tuple[Any, float], ...]:

@@ -186,7 +186,7 @@ def test_a_report_tells_the_times_to_a_target_and_the_centre_that_were_asked_for
     assert found.said[found.said.index("first at 3") : found.said.index("first at 3") + 3] == [
         "first at 3",
         "held",
-        "mean of 10 at 3",
+        "mean of 10 or end at 3",
     ]
     assert "0:00 [0:00, 0:02]" in found.said, "after 2, 1, 0 and 0 s: the middle two of four"
     assert "- (0 of 4)" in found.said, "three evaluations are no five"

@@ -410,6 +410,24 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(status):
     assert len(events) == 2
 
 
+def test_what_workers_want_is_bounded_by_what_they_could_use(status):
+    """Beside programs that hold the cores, threads that wait add up to more than anybody could use."""
+
+    class Starved(Told):
+        def sample(self, pids):
+            wanted = {"learner": 3.0, "sampler-0": 2.0, "sampler-1": 2.0, "evaluator": 1.8, "supervisor": 0.9}
+            return CpuContention(usable_cores=2.0, external_cpu_cores=1.0, ran={"evaluator": 0.25}, wanted=wanted)
+
+    events, now = [], [0.0]
+    governing = GovernorLoop(
+        plan(), status, lambda _, text: events.append(text), reader=Starved(), clock=lambda: now[0]
+    )
+    for second in range(20):
+        now[0] = float(second)
+        governing.update(reading(), {"learner": 7})
+    assert events[0].endswith("the learner and the rest want 1.25, a sampler 1.00")
+
+
 class FourSamplers:
     """A governor with four samplers, all but an eighth of one at rest, and what they write."""
 
