@@ -92,7 +92,7 @@ def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
     if "--auto" not in (run.get("command") or ()):
         if (run.get("sessions") or 1) > 1:
             return "The tuner did not run since this run was resumed. Its settings are below."
-        return "Autotune was off for this run (--auto). Its settings are below."
+        return "Autotune (--auto) was off for this run. Its settings are below."
     if not live:
         return "This run ended before its tuner had measured anything. The settings with which it ran are below."
     if run.get("tuning_began") is not None:

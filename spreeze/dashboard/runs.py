@@ -31,7 +31,7 @@ from spreeze.dashboard.run_data import (
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, size, whole
 from spreeze.metrics.recorded_episodes import kept_evaluations
-from spreeze.metrics.stop_reasons import StopReason
+from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run, state_of
 from spreeze.types import POLICY_FORMATS
@@ -62,7 +62,8 @@ def _selected_run(path: Path, folder: Path) -> None:
     alive = run.state in LIVE_STATES
     recorded = path == SAMPLE
     st.header(components.plain(run.title), anchor=False)
-    ended = f" ({run.exit_reason})" if run.exit_reason else ""
+    reason = stop_reason(run.exit_reason)
+    ended = f": {run.exit_reason if reason is None else reason.sentence}" if run.exit_reason else ""
     updates = "" if alive else f" \u00b7 {number(run.updates)} updates"  # this part of the page is not renewed
     st.caption(components.plain(f"{run.state}{ended}{updates} \u00b7 {short(path)}"))
     if run.about.note:

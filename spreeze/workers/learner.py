@@ -111,7 +111,9 @@ class RestoredUpdateLoop(UpdateLoop):
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if checkpoint is not None:
             self.trainer.load_state(checkpoint.tensors, checkpoint.state)
-            self._report(f"learner continues from update {self.trainer.updates}")
+            lost = int(self._context.named(self._context.slots)["updates"]) - self.trainer.updates
+            since = f", its last checkpoint; {lost} updates after that are lost" if lost > 0 else ""
+            self._report(f"learner continues from update {self.trainer.updates}{since}")
         self._begin_checks()
 
     def _begin_checks(self) -> None:

@@ -1,6 +1,7 @@
 """SIGKILL of every process of a run, one after the other: training goes on, and nothing is left at the end."""
 
 import os
+import re
 import signal
 
 from harness import FAULT, PENDULUM, TINY, Run, poll, shared_memory, train
@@ -36,7 +37,9 @@ def test_every_role_is_killed_in_turn_and_training_goes_on(tmp_path):
         _kill_and_see_it_again(run, "learner")
         assert run.version()[0] > epoch, "a restarted learner starts a new epoch of versions"
         (again,) = [event for event in run.events() if "learner continues from update" in event]
-        assert int(again.split()[-1]) >= saved > 0, "from the last checkpoint and not from nothing"
+        assert int(re.search(r"from update (\d+)", again)[1]) >= saved > 0, (
+            "from the last checkpoint and not from nothing"
+        )
         _kill_and_see_it_again(run, "evaluator")
         _kill_and_see_it_again(run, "visualizer")
         code, document = run.stop()

@@ -1,6 +1,7 @@
 """Two learners, each with samplers of its own, side by side under one supervisor."""
 
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -66,7 +67,9 @@ def test_each_learner_and_a_sampler_are_killed_in_turn_and_both_groups_learn_on(
             _kill_and_see_it_again(run, name, group)
             if "learner" in name:
                 again = [event for event in run.events() if event.startswith(f"{name}: learner continues from update")]
-                assert int(again[-1].split()[-1]) >= saved > 0, "from its group's last checkpoint"
+                assert int(re.search(r"from update (\d+)", again[-1])[1]) >= saved > 0, (
+                    "from its group's last checkpoint"
+                )
         code, document = run.stop()
         assert (code, document["error"], document["restarts"]) == (0, None, 3)
         assert run.nonce_processes() == []

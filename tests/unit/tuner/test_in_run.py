@@ -1,6 +1,7 @@
 """The tuner in a thread of its run: what the user is told where it comes to no choice."""
 
 import dataclasses
+import tempfile
 import types
 
 import pytest
@@ -21,7 +22,9 @@ class _Listener:
     (TrialFailed("the learner was restarted"), "not tuned: the learner was restarted"),
     (OSError("no room"), "not tuned: no room"),
 ])  # fmt: skip
-def test_a_tuner_that_is_stopped_or_fails_says_why_it_chose_nothing(raised, told):
+def test_a_tuner_that_is_stopped_or_fails_says_why_it_chose_nothing(raised, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the lock of other tuners on this machine is there
+
     class Stopped(TunerThread):
         begins = "begins"
 
