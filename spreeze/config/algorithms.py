@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from spreeze.config.modes import DECLARED, Mode, extended, find, find_mode
+from spreeze.config.extensions import extended, find
+from spreeze.config.modes import DECLARED, Mode, find_mode
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec, Reasoned
 
@@ -99,7 +100,7 @@ ALGORITHMS = OFF_POLICY | ON_POLICY
 
 
 def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
-    """Name -> row: the declared ones, then those of a module (see ``modes.extended``)."""
+    """Name -> row: the declared ones, then those of a module (see ``extensions.extended``)."""
     return extended({name: _declared(name) for name in ALGORITHMS}, import_module, "ALGORITHMS", AlgorithmRow)
 
 
@@ -111,7 +112,7 @@ def _declared(name: str) -> AlgorithmRow:
 
 
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
-    """The row of that name (see ``modes.find``); imports only that one of Spreeze's own modules."""
+    """The row of that name (see ``extensions.find``); imports only that one of Spreeze's own modules."""
     if name in ALGORITHMS:
         return _declared(name)
     return find(name, import_module, rows, "run.algo")
@@ -125,7 +126,7 @@ def implied_mode(row: AlgorithmRow) -> str:
 
 
 def find_network(name: str, import_module: str | None) -> NetworkRow | None:
-    """The network of that name (see ``modes.find``); None for an empty one."""
+    """The network of that name (see ``extensions.find``); None for an empty one."""
 
     def table(module: str | None) -> dict[str, NetworkRow]:
         return extended({}, module, "NETWORKS", NetworkRow)

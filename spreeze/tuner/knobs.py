@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from spreeze.config.algorithm_bases import serial_ratio
-from spreeze.config.modes import DataFlow, declared_by
+from spreeze.config.extensions import extended
+from spreeze.config.modes import DataFlow
 from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError
-from spreeze.formatting import clean, size
+from spreeze.formatting import size
 from spreeze.tuner.model import MAX_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
 from spreeze.tuner.problem import (
     BATCH,
@@ -584,13 +585,10 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
 
 def _declared_by(module: str | None) -> tuple[Knob, ...]:
     """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
-    knobs = tuple(declared_by(module, "KNOBS")) if module is not None else ()
+    known = [knob.name for knob in KNOBS]
+    table = extended({knob.name: knob for knob in KNOBS}, module, "KNOBS", Knob)
+    knobs = tuple(knob for name, knob in table.items() if name not in known)
     for knob in knobs:
-        if not isinstance(knob, Knob) or knob.name in {one.name for one in KNOBS}:
-            raise ConfigError(
-                f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
-                "tuner.problem.Knob with a new name"
-            )
         part, _, field = knob.name.partition(".")
         if part != "algorithm" and (part not in SECTIONS or field not in SECTIONS[part].__dataclass_fields__):
             raise ConfigError(

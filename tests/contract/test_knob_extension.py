@@ -182,7 +182,7 @@ def test_own_knobs_come_last_and_only_where_the_mode_has_any(declare):
 
 
 @pytest.mark.parametrize(("source", "why"), [
-    ("KNOBS = (1,)", "expected a tuner.problem.Knob"),
+    ("KNOBS = (1,)", "expected a spreeze.tuner.problem.Knob"),
     ("from spreeze.tuner.knobs import KNOBS", "with a new name"),
     (SOURCE.replace(NAME, "learner.no_such"), "knob 'learner.no_such' is not a setting"),
     ("raise OSError('gone')", "OSError: gone"),
