@@ -546,6 +546,7 @@ class LivePage {
   // Lines of a label, a bar and texts; built anew only when the labels change.
   rows(box, lines) {
     const key = lines.map(([label]) => label).join();
+    box.closest(".sz-card").hidden = !this.live && !lines.length;  // of a run that has ended nothing will come
     if (box.key !== key) {
       box.key = key;
       box.replaceChildren();

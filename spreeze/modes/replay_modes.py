@@ -51,7 +51,7 @@ class ReplayData(GroupData):
         fill_with_synthetic_rows(self.ring, spec)
 
     def reset_counts(self) -> None:
-        """Another number of samplers must not use the credit of the one before."""
+        """Starts the limiter's counts anew, because the number of samplers has changed."""
         self.ring.begin_learning()
 
 

@@ -48,7 +48,7 @@ class ReplayBatches:
         """Draws that many env steps at once from now on; frees the old buffers first, since memory may be short."""
         pinned, layout = bool(self._copied), self._layout
         self.num_rows = max(1, batch_size // layout.env_steps_per_row)
-        self.size = self.num_rows * layout.env_steps_per_row
+        self.num_env_steps = self.num_rows * layout.env_steps_per_row
         """Env steps of an update; with sequences each row has several."""
         self._host_batch: TransitionBatch | SequenceBatch | None = None
         self._frames: torch.Tensor | None = None

@@ -73,7 +73,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
             session=job.session,
             loaded_rows=job.loaded_rows,
         )
-        self.ends_by_env_steps = self._serial = context.serial
+        self.ends_by_env_steps = self._updates_in_turn = context.serial
         self._weights_channel = None if job.weights_channel is None else job.weights_channel.attach()
         self._epoch = 0
         self._limiter = job.limiter
@@ -138,7 +138,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
-            if not self._serial:
+            if not self._updates_in_turn:
                 self._update_statistics()
             self.began = True
             done = f"{inserted * ring.spec.layout.env_steps_per_row} transitions"
@@ -149,7 +149,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
             return False
         self._context.heartbeat(Phase.UPDATE)
         self._update()
-        while self._serial and self._may_update(inserted):
+        while self._updates_in_turn and self._may_update(inserted):
             self._update()
         self._post_update()
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
@@ -207,7 +207,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
 
     def _update(self) -> None:
         trainer = self.trainer
-        if self._serial:  # else by the clock
+        if self._updates_in_turn:  # else by the clock
             self._update_statistics()
         job = self._job
         if self._anneals:
@@ -240,7 +240,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
         super().check()
-        if not self._serial:
+        if not self._updates_in_turn:
             self._count_returns()
         if self.began and (note := self._pace.note(self.session_s(), self.trainer.updates)):
             self._report(note, "warning")

@@ -239,7 +239,7 @@ class ReplayTrainer:
     @property
     def batch_size(self) -> int:
         """Env steps of an update."""
-        return self.batches.size
+        return self.batches.num_env_steps
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many env steps at once from now on."""

@@ -150,7 +150,7 @@ class GoalCollector(TransitionCollector):
         super().__init__(*args, seeds=seeds, **options)
         self.rows_per_step = 1 + goals
 
-    def _open_rows(
+    def _new_row_writer(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> FlatObsRowWriter | FrameRowWriter:
         self._relabeling = Relabeling(spec, writer.layout, self._goals, gamma, future=self._her == "future")

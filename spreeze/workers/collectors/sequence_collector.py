@@ -88,7 +88,7 @@ class SequenceRowWriter(FlatObsRowWriter):
 class SequenceCollector(TransitionCollector):
     """N environments whose steps are stored as sequences, with the policy's states."""
 
-    def _open_rows(
+    def _new_row_writer(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> FlatObsRowWriter | FrameRowWriter:
         self._sequences = SequenceRowWriter(spec, num_envs, writer, gamma)

@@ -133,7 +133,7 @@ class TransitionCollector(Collector):
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._to_env_units = ActionScaling(spec, bounded=True)
-        self._rows = self._open_rows(spec, num_envs, writer, n_step, gamma)
+        self._rows = self._new_row_writer(spec, num_envs, writer, n_step, gamma)
         self.state = State()
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
@@ -154,7 +154,7 @@ class TransitionCollector(Collector):
             self._tasks.append(self._make_task())
             self._reset(index, seeds[index])
 
-    def _open_rows(
+    def _new_row_writer(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> FlatObsRowWriter | FrameRowWriter:
         return (FlatObsRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, writer, n_step, gamma)
