@@ -427,9 +427,9 @@ def check_load(machine: Machine) -> Check:
     before_s, start_s = busy_s(cores.ids), time.monotonic()
     time.sleep(_LOAD_S)
     busy = min((busy_s(cores.ids) - before_s) / (time.monotonic() - start_s), cores.usable)
-    remedy = "stop other programs: beside them training is slower, and the tuner's measurements are less certain"
-    text = f"{busy:.1f} of {cores.usable:g} cores were busy before these checks"
-    return _finding("other programs", text, remedy if busy > _BUSY_SHARE * cores.usable else None)
+    remedy = "stop other programs or runs: beside them training is slower, and the tuner's measurements less certain"
+    text = f"{busy:.1f} of {cores.usable:g} cores were busy before these checks, live runs included"
+    return _finding("load", text, remedy if busy > _BUSY_SHARE * cores.usable else None)
 
 
 def check_live_runs(runs_dir: Path) -> Check:

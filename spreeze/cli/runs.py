@@ -145,7 +145,11 @@ def _leave_free(args: argparse.Namespace) -> int:
     if read_run(path).get("leave_free") is None:
         raise RunError(f"{path.name}: this run has no CPU governor (its mode, or --no-governor): nothing changes")
     send_request(path, "leave-free", repr(share))
-    return _done(args, path, f"{percent(share)} of the usable cores are left free for other programs")
+    return _done(
+        args,
+        path,
+        f"samplers are paused as needed to leave {percent(share)} of the usable cores free for other programs",
+    )
 
 
 def _describe(args: argparse.Namespace) -> int:

@@ -189,7 +189,7 @@ def _choices(tuning: TuningView) -> None:
                 st.session_state[start.FRESH] = True
                 st.toast("The next start measures again.")
         text = f"Measured {measured_at} in {number(record.get('seconds'))} s; objective: {objective}; score: {formula}"
-        if not tuning.rollouts:
+        if len({measured.setting.get(BATCH) for measured in tuning.updates}) > 1:
             paper = paper_batch(tuning)
             rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
             text += (
@@ -267,12 +267,12 @@ def _score_chart(tuning: TuningView) -> None:
         objective = st.segmented_control("Objective", options, default=objective, key="tune_objective") or objective
         st.caption(components.plain(FORMULAS[objective]))
     st.plotly_chart(score_figure(tuning, rows, objective), config=CONFIG, key="tune_score")
-    if not tuning.rollouts:
-        st.caption(
-            "Batch size and samples/insert change what is learned: they move only for more than the spread. The "
-            "reasons compare settings turn by turn, since a turn's load is the same for all, so that their "
-            "percentages may differ from those of the bars."
-        )
+    text = (
+        "The reasons compare settings turn by turn, since a turn's load is the same for all, so that their percentages "
+        "may differ from those of the bars."
+    )
+    careful = "Batch size and samples/insert change what is learned: they move only for more than the spread. "
+    st.caption(text if tuning.rollouts else careful + text)
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:

@@ -356,7 +356,7 @@ def _group_table(reports: list[Report]) -> None:
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
-    table, worst, policies = [], f"worst of {comparison.WORST_OF}", comparison.FINAL_EVALUATIONS
+    table, worst, policies = [], f"worst of last {comparison.WORST_OF}", comparison.FINAL_EVALUATIONS
     swept = varied_settings(runs_dir())
     titles = {title.removesuffix(" at target"): entry for title, entry in comparison.TIMES.items()}
     runs = [run for report in reports for run in report.runs]
@@ -378,7 +378,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         "final": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
         "equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
         "best": "Highest mean return of one evaluation.",
-        worst: "Lowest of the latest evaluations.",
+        worst: "Lowest of the latest evaluations, or of as many as there are.",
         "env steps": "Those of the last evaluated policy.",
     } | {
         title: f"Wall time until {what} reached the target [h:min:s]; of a run that ended because it reached the "

@@ -61,6 +61,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 _TREND_EVALUATIONS = 10_000  # Evaluations among which the trend looks for the last third of the time.
 _OTHER_PROGRAMS = ("external_cpu_cores", "sibling_cpu_cores")
 _OTHER_PROGRAMS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
+_SMOOTHED = ("cpu_use", *(metric.name for metric in TABLE.metrics if metric.kind is Kind.SHARE))
+_SMOOTHED_S = 8.0  # as above
 _MAX_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
@@ -103,7 +105,10 @@ def series_to_plot(names: list[str]) -> list[str]:
     return plotted
 
 
-_WHEN = "in the last seconds; of a run that has ended, the mean of its last session from the first update on."
+_WHEN = (
+    "in the last seconds; of a run that has ended, the mean of its last session from the first update on, with "
+    "pauses for the tuner."
+)
 _STATE = (
     f"State of the run: {', '.join(LIVE_STATES)}; finished (Stop included), stopped (while it was tuned, or in a "
     "hurry), failed; crashed or damaged."
@@ -297,8 +302,9 @@ def _fresh(
     """The ``recent`` values that hold now, with ``loads``; of a run that has ended, rates and shares over all of it."""
     fresh = dict(recent)
     if state not in LIVE_STATES:
-        fresh |= _whole_run(path)
-    fresh |= loads
+        fresh |= _whole_run(path) | loads
+    else:
+        fresh |= {name: value for name, value in loads.items() if name not in _SMOOTHED or name in fresh}
     if state == "paused":
         lasting = {metric.name for metric in TABLE.metrics if metric.kind not in (Kind.RATE, Kind.SHARE)}
         lasting -= {name for name in lasting if name.endswith("_use")}
@@ -307,9 +313,9 @@ def _fresh(
 
 
 def _loads(reader: MetricsReader, newest: float, session_start_s: float, *, live: bool) -> dict[str, float]:
-    """Means of other programs' load in the last seconds; of an ended run, also of its own, over its last session."""
+    """Means of other programs' load and of the time splits in the last seconds; of an ended run over its session."""
     if live:
-        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S)
+        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S) | reader.tail(_SMOOTHED, newest - _SMOOTHED_S)
         return {name: math.fsum(point.value for point in points) / len(points) for name, points in tails.items()}
     names = (*_OTHER_PROGRAMS, "cpu_use", "samplers_active")
     session = {name: reader.series(name, session_start_s, MAX_BUCKETS).mean for name in names}

@@ -87,7 +87,7 @@ def sidebar() -> Callable[[], None]:
     box = st.sidebar.empty()
     if chosen is not None:
         _show_state(box, chosen)
-    if alive:
+    if any(rows[name].state != "paused" for name in alive):
         st.sidebar.caption("You can close this page: the running training continues.")
     return lambda: None if chosen is None else _show_state(box, chosen)
 

@@ -392,7 +392,9 @@ def _settings(request: control.Request) -> dict[str, Any]:
             with cells[index % 2]:
                 values[key] = components.setting_input(config, key, "start", keep=True, **more)
 
-    st.caption("The run stops at the first of these conditions, or with Stop. Without one it ends as stated below.")
+    st.caption(
+        "The run stops at the first of these conditions, or with Stop. Without one it ends by itself (see Start)."
+    )
     add_inputs(list(_STOPS), blank="none")
     st.caption("The machine.")
     add_inputs(list(_MACHINE))

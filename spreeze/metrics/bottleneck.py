@@ -200,7 +200,7 @@ def _active_samplers(snapshot: Snapshot) -> str:
 def _why_paused(snapshot: Snapshot) -> str:
     """Number of active samplers, and the reason, where other programs alone are not it."""
     if snapshot.leave_free > 0.0:  # without it samplers share the cores with other programs
-        why = f"{percent(snapshot.leave_free)} of the cores are left free"
+        why = f"{percent(snapshot.leave_free)} of the cores are to be left free"
         if (used := _used_elsewhere(snapshot)) is not None:
             why += f", and {_cpu_users(snapshot)} keep {number(used)} cores busy"
     else:

@@ -22,6 +22,7 @@ from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE
 
 _LATEST = 6  # Evaluations before one in which a fall in several steps may have begun.
+_UNUSUAL_STD = 4.0  # A standard deviation this many times that of the evaluation before is due to single episodes.
 _EARLIER = 12  # Number of earlier evaluations that show how much a metric usually changes from one to the next.
 _MIN_EARLIER = 5
 _UNUSUAL = 4.0  # A metric is mentioned if its change is at least this multiple of its usual change.
@@ -90,6 +91,11 @@ def _chance(before: EvaluationRow, now: EvaluationRow, recording: Recording) -> 
     if not _may_be_chance(before, now):
         return _which_episodes(before, now, recording)
     margin = math.hypot(before.half_width, now.half_width)
+    if now.return_mean < before.return_mean and now.return_std > _UNUSUAL_STD * before.return_std > 0.0:
+        return [
+            f"Single episodes differ far more than before (standard deviation {number(now.return_std)}, before "
+            f"{number(before.return_std)}): a few of them failed, which the worst one shows."
+        ]
     return [
         f"Chance is enough: returns of single episodes differ so much that the means of {now.episodes} may be "
         f"{number(margin)} apart without any change of the policy."

@@ -115,6 +115,9 @@ class TuningView:
                 keys.pop(key, None)
         heads = {key: self.label(key) for key in keys}
         figures = [row.figures(self.choice) for row in rows]
+        for index, row in enumerate(rows):
+            if row.setting in [earlier.setting for earlier in rows[:index]]:
+                figures[index]["note"] = ", ".join(filter(None, (figures[index]["note"], "measured again")))
         taken = Counter([*heads.values(), *{name for line in figures for name in line}])
         heads = {key: head if taken[head] == 1 else clean(key, 40) for key, head in heads.items()}
         lines = [

@@ -218,7 +218,7 @@ class Governor:
         kept = ""
         if second.sibling_cores >= BACKGROUND_CORES:
             kept = f", the page, other runs and programs of low priority {second.sibling_cores:.2f}"
-        kept += f", {self.leave_free * second.usable_cores:.2f} are left free" if self.leave_free else ""
+        kept += f", {self.leave_free * second.usable_cores:.2f} are to be left free" if self.leave_free else ""
         return (
             f"other programs use {second.external_cpu_cores:.2f} of {second.usable_cores:g} usable cores{kept}; "
             f"the learner and the rest want {self._fixed:.2f}, a sampler {self._per_sampler:.2f}"

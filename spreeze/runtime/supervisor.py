@@ -216,7 +216,10 @@ class _RunLoop:
             return
         self.keep_free(fraction)
         self._run_dir.write_state(leave_free=fraction)
-        self._recorder.event("info", f"{percent(fraction)} of the usable cores are left free for other programs")
+        self._recorder.event(
+            "info",
+            f"samplers are paused as needed to leave {percent(fraction)} of the usable cores free for other programs",
+        )
 
     def keep_free(self, fraction: float) -> None:
         """Leaves that fraction of the usable cores to other programs from now on."""

@@ -736,6 +736,33 @@ def test_the_load_of_other_programs_is_a_mean_and_one_peak_is_no_advice(run, mon
     assert seen[0].external_cpu_cores == pytest.approx(0.2 + 0.8 / 40, abs=1e-3)
 
 
+def test_time_splits_are_means_of_some_seconds_so_that_the_advice_stays(run, monkeypatch):
+    monkeypatch.setattr(live_api, "state_of", lambda path: "running")
+    writer = MetricsWriter(run / "metrics.db")
+    for k in range(80):
+        writer.write(0.5 * k, 100 * k, {"learner_wait_share": 0.4 * (k % 2), "cpu_use": 0.8 + 0.1 * (k % 2)})
+    writer.close()
+    seen = []
+    monkeypatch.setattr(live_api, "bottleneck", lambda shown: seen.append(shown) or bottleneck(shown))
+    live_api.live_response(run, 0.0, 0, "")
+    assert seen[0].learner_shares["wait"] == pytest.approx(0.2, abs=0.02)
+    assert seen[0].cpu_use == pytest.approx(0.85, abs=0.01)
+
+
+def test_samplers_of_an_ended_run_are_the_mean_of_its_last_session(run):
+    writer = MetricsWriter(run / "metrics.db")
+    for k in range(80):
+        active = 1.0 if k < 40 else 0.25 if k < 60 else 0.75
+        writer.write(
+            0.5 * k, 100 * k, {"samplers_active": active, "learner_wait_share": 0.4, "sampler_wait_share": 0.0}
+        )
+    writer.close()
+    state = json.loads((run / "run.json").read_text()) | {"sessions": 2, "session_starts": [0.0, 20.0]}
+    (run / "run.json").write_text(json.dumps(state))
+    (run / "config.toml").write_text("[sampling]\nsamplers = 1\n")
+    assert live_api.live_response(run, 0.0, 0, "")["text"]["samplers_active"] == "50 % of 1"
+
+
 def test_an_ended_run_is_judged_by_the_load_over_all_of_it_although_its_last_samples_lack_it(run, monkeypatch):
     writer = MetricsWriter(run / "metrics.db")
     for k in range(80):

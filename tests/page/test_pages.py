@@ -192,7 +192,7 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     times = "first at target", "held", "mean of 10 or end at target"
     assert [groups[title] for title in times] == ["0:21", "0:29", "0:37"]
     assert [runs[title.removesuffix(" at target")] for title in times] == ["0:21", "0:29", "0:37"]
-    assert (runs["final"], runs["best"], runs["worst of 20"]) == ("-640", "-280", "-1,000")
+    assert (runs["final"], runs["best"], runs["worst of last 20"]) == ("-640", "-280", "-1,000")
 
 
 def compared(world, **batches):

@@ -89,7 +89,8 @@ class EpisodeRecorder:
     def begin(self, weights: Weights, group: int = 0) -> None:
         """Forgets the episodes of an earlier evaluation; the next one plays these weights of a group."""
         values = open_values(group_folder(self._run_dir, group)).read_latest()
-        self._values = None if values is None or values.epoch < weights.epoch else (values, weights)
+        too_old = values is None or values.epoch < weights.epoch or 2 * values.version < weights.version
+        self._values = None if values is None or too_old else (values, weights)
         self._tapes.clear()
         self._held_bytes, self._drawing_s, self._started_s, self.note = 0, 0.0, time.monotonic(), ""
 

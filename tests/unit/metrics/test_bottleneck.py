@@ -152,12 +152,12 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.4, core_uses=(0.5, 0.5), leave_free=0.75),
             Side.SAMPLER,
-            "Paused samplers are the limit: 1 of 3 samplers are active because 75 % of the cores are left free",
+            "Paused samplers are the limit: 1 of 3 samplers are active because 75 % of the cores are to be left free",
         ),
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.4, core_uses=(0.5, 0.5), leave_free=0.1),
             Side.SAMPLER,
-            "because 10 % of the cores are left free, and other programs keep 0.40 cores busy",
+            "because 10 % of the cores are to be left free, and other programs keep 0.40 cores busy",
         ),
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.4),

@@ -72,6 +72,13 @@ def test_parts_by_length_and_by_reward_a_step_add_up_to_the_difference(tmp_path)
     )
 
 
+def test_a_fall_by_few_episodes_that_fail_is_not_called_chance(tmp_path):
+    found = sentences(tmp_path, [row(10, 300.0, std=15.0), row(20, 40.0, std=434.0)])
+    assert found.sentences[0].startswith(
+        "Single episodes differ far more than before (standard deviation 434, before 15)"
+    )
+
+
 def test_a_difference_that_the_intervals_of_both_cover_is_called_chance(tmp_path):
     # Deviations of 30 over sqrt(9) are 10 each, times 2.262 (9 degrees of freedom) 22.6, of the difference 32.0.
     found = sentences(tmp_path, [row(10, 100.0, std=30.0), row(20, 75.0, std=30.0)])

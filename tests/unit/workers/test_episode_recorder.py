@@ -14,6 +14,7 @@ from spreeze.envs.make import describe
 from spreeze.envs.task import Task
 from spreeze.metrics.recorded_episodes import FOLDER, NOTE, EvaluationKey, frames_path, kept_evaluations, read_recording
 from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.workers.context import open_values
 from spreeze.workers.episodes import episode_recorder, episode_redraw
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
 from spreeze.workers.episodes.lockstep import run_episodes
@@ -114,6 +115,18 @@ def test_numbers_of_info_come_along_and_texts_do_not(tmp_path, monkeypatch, spec
     assert (best.seed, best.reward.tolist()) == (5, [4.0, 3.0, 2.0, 1.0, 0.0])
     assert best.info.T.tolist() == [[-1.0] * 5, [4.0, 3.0, 2.0, 1.0, 0.0], [2.0] * 5]
     assert [recording.of_kind(kind).seed for kind in ("median", "worst")] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "version", "known"), [(2, 500, True), (2, 499, False), (2, 0, False), (1, 1000, False)]
+)
+def test_values_of_a_critic_that_has_learned_far_less_than_the_policy_are_not_told(
+    tmp_path, spec, epoch, version, known
+):
+    open_values(tmp_path).publish({}, {}, epoch, version)
+    recorder = EpisodeRecorder(tmp_path, spec, config())
+    recorder.begin(Weights({}, {}, 2, 1000))
+    assert (recorder._values is not None) is known
 
 
 def test_values_and_actions_of_an_evaluation_are_told_as_means_over_all_of_its_episodes(tmp_path, monkeypatch, spec):
