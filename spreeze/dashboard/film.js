@@ -34,7 +34,7 @@ class Film {
         if (state === "untrusted") return module;
         told("drawing ...");
       }
-      let from = 0, idle = 0, rest = new Uint8Array(0), ahead = episode.drawn;
+      let from = 0, idle = 0, rest = new Uint8Array(0), ahead = false;
       while (!signal.aborted) {
         const reply = await fetch(`${this.base}/api/episode/frames?${new URLSearchParams({ ...query, from })}`, { signal, cache: "no-store" });
         if (!reply.ok) throw new Error(await reply.text());
