@@ -1,6 +1,6 @@
 """Groups of rollouts: paced, or through a circular buffer where the data flow is asynchronous.
 
-*Paced* (HTS-RL): samplers and inference workers fill one storage while the learner learns from the other. With a lag of
+*Paced* (HTS-RL): samplers and inference workers fill one slot while the learner learns from the other. With a lag of
 0 rollout and learning take turns: the synchronous baseline.
 
 *Several learners* (GALA, arXiv 1906.04585; TianJi) have samplers of their own, with seeds ``run.seed`` + their number,
@@ -63,7 +63,7 @@ def assemble(run: Assembly) -> None:
 
 
 class RolloutData(GroupData):
-    """A learner's storages, mailbox, policies and states, restored from its last checkpoint if there is one."""
+    """A learner's rollout slots, mailbox, policies and states, restored from its last checkpoint if there is one."""
 
     def __init__(self, run: Assembly, group: int) -> None:
         """A ResourceError if there is no room, a ConfigError if the checkpoint does not fit the settings."""

@@ -190,7 +190,7 @@ class RunPlan:
         return self.rollout_spec().rows // (self.minibatches * writers)
 
     def rollout_spec(self) -> RolloutSpec:
-        """The storages of an on-policy learner; each sampler of a free-running one has a slot more, to fill."""
+        """The rollouts of an on-policy learner in shared memory; asynchronous samplers have a slot more each, to fill."""
         algorithm, samplers = self.config.on_policy, self.samplers // self.learners
         state_dim = 0 if algorithm is None else algorithm.state_dim
         spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs, state_dim)
@@ -228,7 +228,7 @@ class RunPlan:
             less = f"{self.config.run.algo}.slots or --sync-interval"
             return "circular buffer", spec.size_bytes + kept_bytes, less
         size_bytes = self.learners * self.rollout_spec().size_bytes
-        return "rollout storages", size_bytes, "--sync-interval or --envs-per-sampler"
+        return "rollout slots", size_bytes, "--sync-interval or --envs-per-sampler"
 
     @property
     def config(self) -> Config:

@@ -51,7 +51,7 @@ class RolloutSpec(Jsonable):
     log_steps: int  # L: actions kept of an episode
     num_slots: int = 2  # of which each sampler fills one
     max_uses: int = 1  # K: times that RolloutReader gives a rollout
-    least_uses: int = 0  # a free-running sampler waits until its oldest rollout was given so often
+    least_uses: int = 0  # an asynchronous sampler waits until its oldest rollout was given so often
     asynchronous: bool = False  # True if samplers wait for ``least_uses`` at most; else the learner paces them
     state_dim: int = 0  # S: values of the policy's state in an episode; 0 without memory
 

@@ -62,7 +62,7 @@ class RolloutCollector(Collector):
         on_progress: OnProgress = ignored,
         on_error: OnError = ignored,
     ) -> None:
-        """Makes the environments and brings each to its state in the rollout storages.
+        """Makes the environments and brings each to its state in the rollout slots.
 
         Without ``replays`` each starts a new episode instead; the one before is truncated. So does an environment that
         the same seed and actions do not reproduce, or whose episode is longer than the log.
