@@ -190,7 +190,7 @@ class RunPlan:
         return self.rollout_spec().rows // (self.minibatches * writers)
 
     def rollout_spec(self) -> RolloutSpec:
-        """The rollouts of an on-policy learner in shared memory; asynchronous samplers have a slot more each, to fill."""
+        """The rollouts of an on-policy learner in shared memory; an asynchronous sampler has a slot more, to fill."""
         algorithm, samplers = self.config.on_policy, self.samplers // self.learners
         state_dim = 0 if algorithm is None else algorithm.state_dim
         spec = RolloutSpec.of(self.spec, self.sync_interval, self.rollout_envs, state_dim)

@@ -4,9 +4,9 @@ The run begins with the settings that it would have without the tuner. Off-polic
 applies its candidates to the run's workers in turn, for a fraction of a second each, and in the end its choice.
 Samplers that the choice does not need rest.
 
-On-policy, sizes of shared memory are among the choices, so candidates are measured in processes of their own; during a turn, the
-run's workers are suspended. A choice of other sizes takes effect by a restart of the workers, with the networks,
-optimizers and statistics of the last update.
+On-policy, sizes of shared memory are among the choices, so candidates are measured in processes of their own; during a
+turn, the run's workers are suspended. A choice of other sizes takes effect by a restart of the workers, with the
+networks, optimizers and statistics of the last update.
 """
 
 from __future__ import annotations
