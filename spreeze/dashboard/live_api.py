@@ -302,7 +302,7 @@ def _fresh(
     """The ``recent`` values that hold now, with ``loads``; of a run that has ended, rates and shares over all of it."""
     fresh = dict(recent)
     if state not in LIVE_STATES:
-        fresh |= _whole_run(path) | loads
+        fresh |= {**_whole_run(path), **loads}
     else:
         fresh |= {name: value for name, value in loads.items() if name not in _SMOOTHED or name in fresh}
     if state == "paused":
