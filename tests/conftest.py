@@ -36,8 +36,8 @@ if sys.platform == "linux" and "SPREEZE_COLD_TESTS" not in os.environ and not os
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Tests start several processes each: more of them at once only wait for one another."""
-    return max(2, min(4, len(os.sched_getaffinity(0))))
+    """One more than cores, because tests of processes wait a fifth of their time; at most four."""
+    return max(2, min(4, len(os.sched_getaffinity(0)) + 1))
 
 
 def pytest_configure(config):
