@@ -1,4 +1,4 @@
-"""Tables that the module of ``--import`` extends with rows of its own: algorithms, modes, networks, knobs, metrics."""
+"""Tables that the module of ``--import`` extends with rows of its own: algorithms, modes, networks and knobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
 
     A ConfigError if the module cannot be imported, or declares something other than new rows.
     """
-    for row in declared_by(module, name) if module is not None else ():
+    for row in _declared_by(module, name) if module is not None else ():
         if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]
             raise ConfigError(
                 f"--import {module}: {name} holds {clean(repr(row), 200)}; expected a "
@@ -38,7 +38,7 @@ def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -
     return known
 
 
-def declared_by(module: str, name: str) -> Iterable[Any]:
+def _declared_by(module: str, name: str) -> Iterable[Any]:
     """Imports the module of ``--import``; returns its declarations of that name. A ConfigError if that fails."""
     try:
         return tuple(getattr(import_named(module), name, ()))

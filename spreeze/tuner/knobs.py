@@ -585,9 +585,7 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
 
 def _declared_by(module: str | None) -> tuple[Knob, ...]:
     """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
-    known = [knob.name for knob in KNOBS]
-    table = extended({knob.name: knob for knob in KNOBS}, module, "KNOBS", Knob)
-    knobs = tuple(knob for name, knob in table.items() if name not in known)
+    knobs = tuple(extended({knob.name: knob for knob in KNOBS}, module, "KNOBS", Knob).values())[len(KNOBS) :]
     for knob in knobs:
         part, _, field = knob.name.partition(".")
         if part != "algorithm" and (part not in SECTIONS or field not in SECTIONS[part].__dataclass_fields__):

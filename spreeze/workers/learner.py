@@ -263,8 +263,8 @@ class Learner:
         arrays, meta = self._trainer.policy_snapshot()
         self._last_published_updates = self._trainer.updates
         values = None
-        has_learned = self._job.publishes_values and self._trainer.updates > 0
-        if has_learned and perf_counter() - self._valued_s >= _VALUES_S:
+        publishes_values = self._job.publishes_values and self._trainer.updates > 0  # else nothing was learned
+        if publishes_values and perf_counter() - self._valued_s >= _VALUES_S:
             values, self._valued_s = self._trainer.value_snapshot(), perf_counter()
         self._publisher.submit(arrays, meta | self._progress(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
