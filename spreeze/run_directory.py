@@ -72,6 +72,11 @@ def names_from(name: str) -> Iterator[str]:
     return itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
 
 
+def launch_log(name: str, runs_dir: Path) -> Path:
+    """The file for the terminal output of a run that a page or a sweep has started."""
+    return runs_dir / LAUNCHES / f"{name}.log"
+
+
 def free_names(runs_dir: Path, name: str) -> Iterator[str]:
     """Names of ``names_from`` that no directory and no launch from a page uses."""
     for free in names_from(name):

@@ -33,7 +33,7 @@ from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import SAMPLE, launch_log, live_run, one_at_a_time, tail_lines
+from spreeze.dashboard.run_data import SAMPLE, live_run, one_at_a_time, tail_lines
 from spreeze.envs.families import imports_only
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError
 from spreeze.files import read_json, write_json
@@ -49,6 +49,7 @@ from spreeze.run_directory import (
     free_names,
     is_alive,
     kill_supervisor,
+    launch_log,
     names_from,
     new_name,
     read_config,
@@ -271,7 +272,7 @@ def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
         refuse_links(path)
         module = module_of_run(path)
         if module is not None and module not in (trusted, imported()):
-            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow this first")
+            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow this first, on the Runs page")
         more = () if module is None else ("--import", module)
         _launch(["--resume", path.name, "--runs-dir", str(folder), *more], folder, path.name)
 

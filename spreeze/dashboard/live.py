@@ -51,7 +51,7 @@ def _show_run(path: Path | None, now: control.Activity) -> None:
     if path is None:
         st.info("No runs yet: press Start, or run `python -m spreeze.train --auto`.")
         return
-    run = row(path)
+    run, folder = row(path), runs_dir()
     note = " \u00b7 a recording" if path == SAMPLE else ""
     title = (run.env_id or DASH, (run.algo or DASH).upper(), f"mode {run.mode or DASH}", f"seed {whole(run.seed)}")
     head = st.container(horizontal=True, vertical_alignment="bottom")
@@ -59,6 +59,8 @@ def _show_run(path: Path | None, now: control.Activity) -> None:
     head.caption(components.plain(f"{run.name}{note}"), width="content")
     if now.name is None and path != SAMPLE:
         start.opener(head)
+        text = "Continues from the latest checkpoint, without the stop condition that ended it."
+        components.act_button(head, "Resume", control.resume, path, folder, key="live_resume", help=text)
     components.show_live(path, now.key)
 
 

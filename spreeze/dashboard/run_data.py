@@ -27,6 +27,7 @@ from spreeze.run_directory import (
     check_format,
     finite_number,
     is_alive,
+    launch_log,
     list_runs,
     read_about,
     read_run,
@@ -166,16 +167,11 @@ def tail_lines(path: Path, count: int = 200) -> list[str]:
 
 
 def log_files(path: Path) -> dict[str, Path]:
-    """Label -> file: errors, logs of the processes, and the terminal output of a run started from a page."""
+    """Label -> file: errors, logs of the processes, and the terminal output of a page's or sweep's run."""
     files = [file for folder in ("errors", "logs") for file in sorted((path / folder).glob("*"))]
     labeled = {f"{file.parent.name}/{file.name}": file for file in files if file.is_file() and not file.is_symlink()}
     terminal = launch_log(path.name, path.parent)
     return {**labeled, "terminal": terminal} if terminal.is_file() else labeled
-
-
-def launch_log(name: str, folder: Path) -> Path:
-    """The file for the terminal output of a run started from a page."""
-    return folder / LAUNCHES / f"{name}.log"
 
 
 def newest_log(path: Path, count: int) -> tuple[str, list[str]]:

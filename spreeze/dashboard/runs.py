@@ -371,7 +371,6 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
     name = item.about.title or varied or _DATE.sub("", item.name)  # a whole name would not fit
     return {
         "run": f"\u25b8 {name}" if is_shown else name,
-        "tags": list(item.about.tags),
         "state": [item.state],
         "task": item.env_id or DASH,
         "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
@@ -382,6 +381,7 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
         "end mean": item.eval_final,
         "returns": _curve_of(run_path(item.name, folder), item.wall_s),
         "ended by": None if item.exit_reason is None else _ENDED_BY.get(item.exit_reason, item.exit_reason),
+        "tags": list(item.about.tags),
     }
 
 

@@ -19,7 +19,7 @@ from spreeze.formatting import clean, percent
 from spreeze.machine.logs import LogKeeper
 from spreeze.machine.watcher import OrphanWatch
 from spreeze.metrics.progress import MAX_ROLLBACKS, FallWatch
-from spreeze.metrics.stop_reasons import StopReason
+from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.run_directory import TIMELINE, RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled
 from spreeze.runtime.callback_process import EnvironmentArguments
@@ -171,6 +171,8 @@ class _RunLoop:
                 reason = self._stop_reason()
                 if reason is not None:
                     outcome.stopped_by, self.next_plan = reason, None
+                    known = stop_reason(reason)
+                    self._recorder.event("info", f"the run ends: {known.sentence if known else reason}")
                 if reason is not None or self.next_plan is not None:
                     return
         except WorkerError as error:

@@ -19,6 +19,7 @@ from spreeze.dashboard import control, run_data, server
 from spreeze.envs.families import FAMILIES
 from spreeze.errors import ConfigError, RunError
 from spreeze.process_identity import process_identity, same_process
+from spreeze.run_directory import launch_log
 
 SLEEPER = """import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,10 +90,10 @@ def test_many_clicks_at_once_start_one_run(sleepers):
 
 def test_stop_interrupts_a_launch_that_has_no_run_directory_yet(sleepers):
     name = control.start(control.Request(env_id="Pendulum-v1"), sleepers)
-    until(lambda: "up" in run_data.tail_text(run_data.launch_log(name, sleepers)))
+    until(lambda: "up" in run_data.tail_text(launch_log(name, sleepers)))
     control.stop(name, sleepers)
     until(lambda: control.launching(sleepers) is None)
-    assert "KeyboardInterrupt" in run_data.tail_text(run_data.launch_log(name, sleepers))
+    assert "KeyboardInterrupt" in run_data.tail_text(launch_log(name, sleepers))
 
 
 def test_an_old_run_that_goes_on_is_a_launch_though_many_newer_ones_were_launched_since(sleepers):
@@ -108,7 +109,7 @@ def test_an_old_run_that_goes_on_is_a_launch_though_many_newer_ones_were_launche
     assert control.launching(sleepers).name == path.name
     with pytest.raises(RunError, match="is running: stop it first"):
         control.start(control.Request(env_id="Pendulum-v1"), sleepers)
-    until(lambda: "up" in run_data.tail_text(run_data.launch_log(path.name, sleepers)))
+    until(lambda: "up" in run_data.tail_text(launch_log(path.name, sleepers)))
     control.stop(path.name, sleepers)
     until(lambda: control.launching(sleepers) is None)
 

@@ -20,7 +20,7 @@ from spreeze.run_directory import describe, list_runs, read_about, state_of
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
-from spreeze.dashboard import compare
+from spreeze.dashboard import compare, control
 
 PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
 STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many", "ten million points")
@@ -924,3 +924,14 @@ def test_a_run_that_leads_out_of_its_directory_is_not_resumed_by_a_click(world):
     assert "logs is a symbolic link" in page.error[0].value
     assert [entry.name for entry in outside.iterdir()] == ["learner.log"]
     assert not list((folder / ".launches").glob("*.log"))
+
+
+def test_a_run_that_has_ended_is_resumed_from_the_live_page(world, monkeypatch):
+    folder = world("finished")
+    resumed = []
+    monkeypatch.setattr(control, "resume", lambda path, runs_dir: resumed.append((path.name, runs_dir)))
+    page = open_page("live")
+    page.button(key="live_resume").click()
+    page.run()
+    assert not page.exception
+    assert resumed == [("a1", folder)]

@@ -18,6 +18,7 @@ from spreeze.dashboard.start import SweepPlan, expected_runs, sweep_options
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
+from spreeze.run_directory import launch_log
 
 ENDED = control.Request(env_id="Pendulum-v1", auto=False, seed=4, settings={"stop.updates": 100})
 
@@ -90,7 +91,7 @@ def test_a_sweep_goes_with_the_task_that_it_was_meant_for(folder):
 
 def test_a_sweep_is_one_start_that_the_page_follows_and_ends(folder):
     name = control.start_sweep(sweep_options(ENDED, SweepPlan(2)), folder)
-    poll(lambda: "up" in run_data.tail_text(run_data.launch_log(name, folder)), what="the sweep")
+    poll(lambda: "up" in run_data.tail_text(launch_log(name, folder)), what="the sweep")
     runs = [SweepRun("", seed, [], f"{name}-c1-s{seed}") for seed in (4, 5)]
     runs[0].state = "failed"
     Sweep(name, None, None, 1, runs).write(folder)
@@ -121,7 +122,7 @@ def test_a_comparison_of_algorithms_is_started_followed_and_ended_as_a_whole(fol
     page.button(key="start").click().run()
     name = control.launching(folder).name
     assert "_compare_" in name
-    poll(lambda: "up" in run_data.tail_text(run_data.launch_log(name, folder)), what="the comparison")
+    poll(lambda: "up" in run_data.tail_text(launch_log(name, folder)), what="the comparison")
     candidate = folder / f"{name}-sac"
     candidate.mkdir()
     (candidate / "run.json").write_text(json.dumps({"state": "running", "pid": 1}))

@@ -118,6 +118,8 @@ def test_other_ways_to_stop_are_as_one_ctrl_c(tmp_path, how):
         assert code == 0
         reason = {"SIGTERM": "interrupt (SIGTERM)", "runs stop": "stop request"}[how]
         _in_order(run, document, reason)
+        why = {"SIGTERM": "it was interrupted", "runs stop": "it was stopped"}[how]
+        assert any(f"the run ends: {why}" in event for event in run.events())
 
 
 def test_updates_stop_exactly_and_no_file_holds_objects_that_would_be_executed(tmp_path):

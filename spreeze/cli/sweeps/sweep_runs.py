@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
-from spreeze.run_directory import read_run
+from spreeze.run_directory import launch_log, read_run
 
 _RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
 POLL_S = 0.1
@@ -125,12 +124,20 @@ def start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> RunProcess:
     while (runs_dir / run.name).exists():
         run.attempts += 1
     run.state, run.error = "running", None
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
+    errors = _open_log(run.name, runs_dir)
     command = run_command(cores, [*run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}"])
     process = subprocess.Popen(
         [*command, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
     )
     return RunProcess(run, process, errors)
+
+
+def _open_log(name: str, runs_dir: Path) -> IO[bytes]:
+    """The file that takes a run's terminal output, where the dashboard finds it."""
+    log = launch_log(name, runs_dir)
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    return open(os.open(log, flags, 0o600), "r+b")
 
 
 def run_command(cores: Iterable[int], arguments: Sequence[str]) -> list[str]:

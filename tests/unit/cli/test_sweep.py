@@ -18,7 +18,7 @@ from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.config.section import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.metrics.evidence import iqm
-from spreeze.run_directory import LIVE_STATES, RunDir, state_of
+from spreeze.run_directory import LIVE_STATES, RunDir, launch_log, state_of
 from spreeze.runtime.interrupts import Interrupts
 
 
@@ -267,6 +267,7 @@ def test_a_closed_terminal_does_not_end_a_sweep_and_a_request_to_end_lets_its_ru
         assert [one.state for one in sweep_runs.read_sweep(tmp_path, "x").runs] == ["interrupted", "waiting"]
         assert json.loads((run / "run.json").read_text())["exit_reason"].startswith("interrupt")
         assert list((run / "checkpoints").iterdir())
+        assert f"run directory {run}" in launch_log(run.name, tmp_path).read_text(), "where the page shows it"
 
 
 @pytest.mark.slow
