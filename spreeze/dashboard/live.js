@@ -108,6 +108,8 @@ class LivePage {
     const key = JSON.stringify(found);
     if (key === this.healthKey) return;
     this.healthKey = key;
+    const labels = found.map(([label]) => label);
+    for (const [label, { chip }] of this.chips) chip.hidden = !labels.includes(label);
     for (const [label, value, level, sentence, chart] of found) {
       if (!this.chips.has(label)) {
         const chip = make(this.health, "button", ""), sign = make(chip, "i", "");

@@ -38,8 +38,11 @@ class Judgement(NamedTuple):
 
 
 def judgements(values: Mapping[str, float], env_id: object = None, gamma: float | None = None) -> list[Judgement]:
-    """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``, with discount ``gamma``."""
-    return [
+    """Judgements on the newest ``values`` of a run, metric by metric, of task ``env_id``, with discount ``gamma``.
+
+    One without a value is left out after the first evaluation: it does not apply to the run's task or networks.
+    """
+    found = [
         Judgement("Value bias", *_bias(values, gamma), "eval_start_value"),
         _fraction(
             values,
@@ -64,6 +67,8 @@ def judgements(values: Mapping[str, float], env_id: object = None, gamma: float 
         ),
         _terminated(values, falls=can_fall(env_id)),
     ]
+    evaluated = "eval_terminated" in values
+    return [judgement for judgement in found if judgement.value != DASH or not evaluated]
 
 
 def _terminated(values: Mapping[str, float], *, falls: bool) -> Judgement:

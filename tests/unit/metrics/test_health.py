@@ -83,3 +83,8 @@ def test_ends_of_episodes_are_judged_only_where_they_are_falls():
     assert judged("eval_terminated", {"eval_terminated": 0.6}, "Hopper-v5").level is Health.AMBER
     assert judged("eval_terminated", {"eval_terminated": 0.5}, "Hopper-v5").level is Health.GOOD
     assert judged("eval_terminated", {"eval_terminated": 0.6}, "MountainCar-v0").level is Health.UNKNOWN
+
+
+def test_what_has_no_value_after_an_evaluation_does_not_apply_and_is_left_out():
+    labels = [one.label for one in judgements({"eval_terminated": 1.0, "update_size": 1e-3})]
+    assert labels == ["Update size", "Terminated"]
