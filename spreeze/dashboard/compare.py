@@ -25,7 +25,7 @@ from spreeze.metrics.html_report import MAX_RUNS
 from spreeze.metrics.progress import published
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.tuning_record import better_run
-from spreeze.run_directory import read_run
+from spreeze.run_directory import read_about, read_run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -65,7 +65,7 @@ def page() -> None:
         st.session_state[_RUNS] = [name for name in st.session_state[_RUNS] if name in sweeps or name in names]
     text = "Remove a run with its cross; click the legend to hide a curve."
     more: dict[str, Any] = {"max_selections": _MAX_RUNS, "key": _RUNS, "persist_state": "session", "help": text}
-    picked = st.multiselect("Runs", [*sweeps, *names], **more)
+    picked = st.multiselect("Runs", [*sweeps, *names], format_func=_with_title, **more)
     read = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, _Sweep([name])).runs)))
     if not read:
         st.info("Nothing to compare: choose runs with at least one evaluation.")
@@ -112,6 +112,12 @@ def page() -> None:
     tuned = comparison.tuned_alone(in_order) - {*varied}
     _effects(reports, by_name, [name for name in differ if name not in tuned])
     _differences(curves, differ)
+
+
+def _with_title(name: str) -> str:
+    """A choice of the list with the title that the user gave it; sweeps have none."""
+    title = read_about(runs_dir() / name).title
+    return f"{title} ({name})" if title else name
 
 
 def _of_task(names: list[str], current: Path | None) -> list[str]:
@@ -368,7 +374,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         times = {title: duration(getattr(run, kind)[0]) for title, (kind, _) in titles.items()}
         best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
         last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
-        name = run.name.replace(f"{run.group.env}_", "")  # a whole one would not fit
+        name = read_about(run_path(run.name, runs_dir())).title or run.name.replace(f"{run.group.env}_", "")  # to fit
         if run.name in swept:
             name = f"{swept[run.name]} s{whole(run.seed)}"
         group = run.group.variant if alike and run.group.variant else run.group.label

@@ -340,11 +340,16 @@ def test_any_metric_is_compared_over_any_axis(world):
 
 
 def test_a_run_with_a_title_is_still_found_by_its_task(world):
-    folder, page = compared(world, a=256)
+    folder = world("no run")
+    for name in "ab":
+        make_run(folder, name)
     describe(folder / "a", title="walks best", tags=[], note="")
-    page.run()
-    assert page.sidebar.selectbox[0].options[0].startswith("walks best, ")
-    assert " sac s" in page.sidebar.selectbox[0].options[0]
+    page = open_page("compare")
+    assert page.sidebar.selectbox[0].options[1].startswith("walks best, ")
+    assert " sac s" in page.sidebar.selectbox[0].options[1]
+    assert "walks best (a)" in page.multiselect(key="compare_runs").options
+    page.multiselect(key="compare_runs").set_value(["walks best (a)", "b"]).run()
+    assert any("walks best" in list(table.value.get("run", [])) for table in page.dataframe)
 
 
 def test_a_sweep_is_one_choice_and_stands_for_its_finished_runs(world):
