@@ -16,13 +16,9 @@ _STATE_FIELD, _START_FIELD = 0, 19
 def process_identity(pid: int) -> dict[str, Any]:
     """Record by which ``same_process`` recognizes a living process.
 
-    Linux: its start in ticks since boot, and the boot id, which do not depend on the clock. Elsewhere: its start time.
+    Its start in ticks since boot, and the boot id, do not depend on the clock.
     """
-    import psutil  # not needed by every importer of this module
-
-    record: dict[str, Any] = {"pid": pid, "create_time": None}
-    with contextlib.suppress(psutil.Error):
-        record["create_time"] = psutil.Process(pid).create_time()
+    record: dict[str, Any] = {"pid": pid}
     with contextlib.suppress(OSError, ValueError, IndexError):
         record |= {"start_ticks": int(_stat_fields(pid)[_START_FIELD]), "boot_id": _boot_id()}
     return record
@@ -30,24 +26,12 @@ def process_identity(pid: int) -> dict[str, Any]:
 
 def same_process(record: Mapping[str, Any]) -> bool:
     """True if the process of a ``process_identity`` is alive: pids are reused."""
-    pid, ticks, boot, created = (record.get(name) for name in ("pid", "start_ticks", "boot_id", "create_time"))
-    if not isinstance(pid, int):
-        return False
-    if isinstance(ticks, int) and isinstance(boot, str):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = _stat_fields(pid)
-            return int(fields[_START_FIELD]) == ticks and _boot_id() == boot and fields[_STATE_FIELD] not in "ZX"
-        return False
-    import psutil  # not needed by every importer of this module
-
-    if not isinstance(created, int | float):
-        return False
-    try:
-        process = psutil.Process(pid)
-        same: bool = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ValueError, OverflowError):
-        return False
-    return same
+    pid = record.get("pid")
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = _stat_fields(pid) if isinstance(pid, int) else []
+        started = (int(fields[_START_FIELD]), _boot_id())
+        return started == (record.get("start_ticks"), record.get("boot_id")) and fields[_STATE_FIELD] not in "ZX"
+    return False
 
 
 def process_age_s() -> float:

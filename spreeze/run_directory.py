@@ -440,7 +440,7 @@ _FIELDS: dict[str, Callable[[object], Any]] = {
     **dict.fromkeys(
         ("format", "env_steps", "updates", "episodes", "sessions", "checkpoint_left_bytes", "seed", "pid"), whole_number
     ),
-    **dict.fromkeys(("wall_s", "heartbeat", "create_time", "tuning_began", "started_s", "eta_s"), _seconds),
+    **dict.fromkeys(("wall_s", "heartbeat", "tuning_began", "started_s", "eta_s"), _seconds),
     **dict.fromkeys(("eval_best", "eval_final"), finite_number),
     **dict.fromkeys(
         ("state", "env_id", "algo", "mode", "mode_before", "started", "nonce", "machine", "exit_reason"), _text
