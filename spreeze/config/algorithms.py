@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from spreeze.config.extensions import extended, find
 from spreeze.config.modes import DECLARED, Mode, find_mode
 from spreeze.errors import ConfigError
+from spreeze.inference.user_modules import extended, find
 from spreeze.types import EnvSpec, Reasoned
 
 Maker = str | Callable[..., Any]
@@ -100,7 +100,7 @@ ALGORITHMS = OFF_POLICY | ON_POLICY
 
 
 def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
-    """Name -> row: the declared ones, then those of a module (see ``extensions.extended``)."""
+    """Name -> row: the declared ones, then those of a module (see ``user_modules.extended``)."""
     return extended({name: _declared(name) for name in ALGORITHMS}, import_module, "ALGORITHMS", AlgorithmRow)
 
 
@@ -112,7 +112,7 @@ def _declared(name: str) -> AlgorithmRow:
 
 
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
-    """The row of that name (see ``extensions.find``); imports only that one of Spreeze's own modules."""
+    """The row of that name (see ``user_modules.find``); imports only that one of Spreeze's own modules."""
     if name in ALGORITHMS:
         return _declared(name)
     return find(name, import_module, rows, "run.algo")
@@ -126,7 +126,7 @@ def implied_mode(row: AlgorithmRow) -> str:
 
 
 def find_network(name: str, import_module: str | None) -> NetworkRow | None:
-    """The network of that name (see ``extensions.find``); None for an empty one."""
+    """The network of that name (see ``user_modules.find``); None for an empty one."""
 
     def table(module: str | None) -> dict[str, NetworkRow]:
         return extended({}, module, "NETWORKS", NetworkRow)

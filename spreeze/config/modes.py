@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spreeze.config.extensions import extended, find
 from spreeze.formatting import clean
+from spreeze.inference.user_modules import extended, find
 
 _MAX_STAGES = 8
 

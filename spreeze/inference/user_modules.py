@@ -1,5 +1,7 @@
 """Imports the module, or the script by its path, that ``--import`` names, and runs a policy network from it.
 
+Tables of algorithms, modes, networks and knobs are extended by the rows that the module declares.
+
 A script without a main guard would train again whenever it is imported. So ``train`` ends the import of its script: the
 definitions above that line exist, which is all that an environment needs.
 
@@ -15,15 +17,18 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from spreeze.errors import WeightsError
+from spreeze.errors import ConfigError, WeightsError, described, did_you_mean
+from spreeze.formatting import clean
 from spreeze.types import Arrays
 
+_Row = TypeVar("_Row")
 _importing: list[str] = []  # modules and scripts that are being imported, innermost last
 
 
@@ -95,6 +100,38 @@ def _import_script(path: str) -> ModuleType:
     finally:
         sys.argv = arguments
     return module
+
+
+def find(name: str, import_module: str | None, table: Callable[[str | None], dict[str, _Row]], key: str) -> _Row:
+    """A row of a table; imports the module only if no declared row has that name. A ConfigError if there is none."""
+    known = table(None)
+    if name not in known and import_module is not None:
+        known = table(import_module)
+    if name not in known:
+        more = "" if import_module else " (and those of the --import module)"
+        raise ConfigError(f"{key} = {name!r}: must be one of: {', '.join(known)}{more}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -> dict[str, Any]:
+    """A table extended by the rows that the module of ``--import`` declares; its name never comes from a file.
+
+    A ConfigError if the module cannot be imported, or declares something other than new rows.
+    """
+    if module is None:
+        return known
+    try:
+        declared = tuple(getattr(import_named(module), name, ()))
+    except Exception as error:
+        raise ConfigError(f"--import {module}: {described(error)}") from error
+    for row in declared:
+        if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"--import {module}: {name} holds {clean(repr(row), 200)}; expected a "
+                f"{kind.__module__}.{kind.__name__} with a new name, other than {', '.join(known)}"
+            )
+        known[row.name] = row  # type: ignore[attr-defined]
+    return known
 
 
 class CustomNetwork:

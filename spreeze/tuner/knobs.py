@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from spreeze.config.algorithm_bases import serial_ratio
-from spreeze.config.extensions import extended
 from spreeze.config.modes import DataFlow
 from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import size
+from spreeze.inference.user_modules import extended
 from spreeze.tuner.model import MAX_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
 from spreeze.tuner.problem import (
     BATCH,
