@@ -13,7 +13,7 @@ import errno
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,6 +95,11 @@ class Parser(argparse.ArgumentParser):
             return super().parse_args(self._ours(arguments) if self.trains else arguments, namespace)
         except UsageError as error:  # perhaps of a subparser, which sees only its part of the command line
             sys.exit(_report_error(error, as_json=as_json))
+
+    def run(self, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int]) -> int:
+        """Runs a command with its arguments; returns the exit code (see ``guarded``)."""
+        args = self.parse_args(argv)
+        return guarded(lambda: command(args), as_json=getattr(args, "json", False))
 
     def _ours(self, arguments: list[str]) -> list[str]:
         try:

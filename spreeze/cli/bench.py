@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.cli.arguments import Parser, guarded, print_result
+from spreeze.cli.arguments import Parser, print_result
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError, UsageError
@@ -139,7 +139,7 @@ def _timed(helper: UpdateHelper, plan: RunPlan, device: str, rate: Rate, repeats
     }
 
 
-def build_parser() -> Parser:
+def main(argv: list[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze bench",
         description="Updates/s of the learner on one GPU by batch, precision and kind of launch.",
@@ -148,12 +148,7 @@ def build_parser() -> Parser:
     parser.flag("--minutes", text="time after which no measurement starts", default=8.0, shown="8")
     parser.flag("--repeats", text="repeats of each figure", default=5)
     parser.flag("--json", text="one JSON document on standard output", default=False)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    return guarded(lambda: _bench(args), as_json=args.json)
+    return parser.run(argv, _bench)
 
 
 def _bench(args: argparse.Namespace) -> int:

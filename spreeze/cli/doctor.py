@@ -29,7 +29,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.cli.arguments import Parser, guarded
+from spreeze.cli.arguments import Parser
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithm_bases import ReplayConfig
 from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent, rows
@@ -516,14 +516,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.flag("--cluster", text=text, metavar="ADDRESS")
     parser.add_start_deadline()
     parser.add_common_flags()
-    args = parser.parse_args(argv)
+    return parser.run(argv, _doctor)
 
-    def body() -> int:
-        document = examine(args)
-        if args.json:
-            emit(document)
-        else:
-            _print(document, args)
-        return 0 if document["ok"] else 1
 
-    return guarded(body, as_json=args.json)
+def _doctor(args: argparse.Namespace) -> int:
+    document = examine(args)
+    if args.json:
+        emit(document)
+    else:
+        _print(document, args)
+    return 0 if document["ok"] else 1

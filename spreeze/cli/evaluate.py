@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.cli.arguments import Parser, check_output, guarded, print_result
+from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.config import SHIPPED
 from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.make import refuse_foreign
@@ -38,7 +38,7 @@ _PRETRAINED = SHIPPED / "assets" / "policies"
 _FIRST_NOTE_S = 5.0
 
 
-def build_parser() -> Parser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze evaluate",
         description="Evaluate trained weights over greedy episodes; report the mean return and its confidence "
@@ -68,12 +68,7 @@ def build_parser() -> Parser:
     text = "group runs by this setting only, may be repeated"
     shown = "by all settings that differ between runs of the same environment, algorithm and mode"
     parser.flag("--by", text=text, shown=shown, action="append", metavar="SECTION.FIELD", group=protocol)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    return guarded(lambda: _compare(args) if args.protocol else _evaluate(args), as_json=args.json)
+    return parser.run(argv, lambda args: _compare(args) if args.protocol else _evaluate(args))
 
 
 def _evaluate(args: argparse.Namespace) -> int:

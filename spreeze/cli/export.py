@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__, files
-from spreeze.cli.arguments import Parser, check_output, guarded, print_result
+from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.cli.query import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.flag("--out", text=text, shown="the name of the run, in the working directory", metavar="FILE")
     parser.flag("--force", text="overwrite existing files", default=False)
     parser.add_common_flags()
-    args = parser.parse_args(argv)
-    return guarded(lambda: _export(args, names), as_json=args.json)
+    return parser.run(argv, lambda args: _export(args, names))
 
 
 def _export(args: argparse.Namespace, names: list[str]) -> int:

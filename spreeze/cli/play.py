@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.arguments import Parser, check_output
 from spreeze.cli.evaluate import (
     environment_errors,
     find_weights,
@@ -36,7 +36,7 @@ from spreeze.workers.visualizer import ClipWriter
 _MAX_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
 
 
-def build_parser() -> Parser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze play", description="Show a policy in a window, or record a clip if there is no display."
     )
@@ -49,12 +49,7 @@ def build_parser() -> Parser:
     parser.flag("--seed", text="seed of the first episode", default=10_000)
     parser.add_import()
     parser.add_start_deadline()
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    return guarded(lambda: _play(args))
+    return parser.run(argv, _play)
 
 
 def _play(args: argparse.Namespace) -> int:

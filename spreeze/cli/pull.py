@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded, print_result
+from spreeze.cli.arguments import Parser, print_result
 from spreeze.cli.push import FILES, POLICY, check_repository, hub_errors, library, read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import RunError
@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.flag("--revision", text="branch, tag or commit", shown="the newest", metavar="R")
     parser.flag("--name", text="name of its directory", shown="that of the repository")
     parser.add_common_flags()
-    args = parser.parse_args(argv)
-    return guarded(lambda: _pull(args), as_json=args.json)
+    return parser.run(argv, _pull)
 
 
 def _pull(args: argparse.Namespace) -> int:

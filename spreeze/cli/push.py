@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded, print_result
+from spreeze.cli.arguments import Parser, print_result
 from spreeze.cli.evaluate import policy_of, recorded_spec
 from spreeze.errors import ConfigError, HubError, RunError, UsageError
 from spreeze.files import read_json
@@ -79,7 +79,7 @@ def hub_errors(doing: str) -> Iterator[None]:
         raise HubError(f"{doing} failed: {type(error).__name__}: {clean(error, 300)}; {remedy}") from None
 
 
-def build_parser() -> Parser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m spreeze push",
         description="Send a run's best policy to a repository of the Hugging Face hub: weights, settings, evaluations, "
@@ -90,12 +90,7 @@ def build_parser() -> Parser:
     parser.flag("--private", text="make a new repository private", default=False)
     parser.flag("--yes", text="send without asking, for scripts", default=False)
     parser.add_common_flags()
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    return guarded(lambda: _push(args), as_json=args.json)
+    return parser.run(argv, _push)
 
 
 def _push(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded, print_result
+from spreeze.cli.arguments import Parser, print_result
 from spreeze.errors import UsageError
 from spreeze.formatting import DASH, aligned, clean
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader
@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="name, path, or latest")
     parser.add_argument("sql", metavar="SQL", help="one SELECT statement of SQLite")
     parser.add_common_flags()
-    args = parser.parse_args(argv)
-    return guarded(lambda: _query(args), as_json=args.json)
+    return parser.run(argv, _query)
 
 
 def _query(args: argparse.Namespace) -> int:

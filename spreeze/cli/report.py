@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.arguments import Parser, check_output, guarded, print_result
+from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.errors import RunError
 from spreeze.formatting import clean
 from spreeze.metrics import html_report
@@ -25,8 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_centre()
     parser.flag("--out", text="output file", default="report.html", metavar="FILE")
     parser.add_common_flags()
-    args = parser.parse_args(argv)
-    return guarded(lambda: _report(args), as_json=args.json)
+    return parser.run(argv, _report)
 
 
 def _report(args: argparse.Namespace) -> int:

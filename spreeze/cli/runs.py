@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, guarded, print_result
+from spreeze.cli.arguments import Parser, print_result
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, percent, size
@@ -66,10 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     about.flag("--tags", text="comma-separated tags, which replace the present ones", shown="unchanged")
     rest = command("visualizer", "pause or resume a run's visualizer")
     rest.add_argument("what", choices=("pause", "resume"))
-    args = parser.parse_args(argv)
     bodies = {"stop": _stop, "leave-free": _leave_free, "describe": _describe, "visualizer": _visualizer}
-    body = bodies.get(args.command or "list", _request if args.command in _REQUESTS else _list)
-    return guarded(lambda: body(args), as_json=args.json)
+    bodies |= dict.fromkeys(_REQUESTS, _request)
+    return parser.run(argv, lambda args: bodies.get(args.command, _list)(args))
 
 
 def _list(args: argparse.Namespace) -> int:

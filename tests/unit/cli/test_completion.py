@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from command_parsers import parser_of
 from harness import PATIENCE_S, REPO
 
 from spreeze.cli import completion
 from spreeze.cli.arguments import COMPLETION_VARIABLE, build_parser
 from spreeze.cli.completion import candidates
-from spreeze.cli.evaluate import build_parser as evaluate_parser
+from spreeze.cli.evaluate import main as evaluate_main
 from spreeze.cli.runs import main as runs_main
 
 TRAIN = build_parser()
@@ -42,8 +43,8 @@ def test_a_word_becomes_what_its_place_allows(words, found):
 def test_runs_are_those_of_the_directory_that_the_line_names(runs):
     assert candidates(TRAIN, ["--runs-dir", str(runs), "--resume", "wal"])[:2] == ["walker-1", "walker-2"]
     assert candidates(TRAIN, ["--runs-dir", str(runs), "--resume", "gr"]) == ["grid"]
-    assert candidates(evaluate_parser(), ["--runs-dir", str(runs), "o"]) == ["other"]
-    assert "walker2d" in candidates(evaluate_parser(), ["walker2"])
+    assert candidates(parser_of(evaluate_main), ["--runs-dir", str(runs), "o"]) == ["other"]
+    assert "walker2d" in candidates(parser_of(evaluate_main), ["walker2"])
 
 
 def test_a_line_is_completed_and_not_obeyed(runs, monkeypatch, capsys):

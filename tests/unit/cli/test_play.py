@@ -9,6 +9,7 @@ import sys
 
 import av
 import pytest
+from command_parsers import parser_of
 from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, meta, policy_of, publish
 
@@ -256,7 +257,7 @@ def test_a_pretrained_policy_leaves_its_clip_in_the_working_directory(runs_dir, 
     assert "clip: play-walker.mp4" in capfd.readouterr().out
     assert (tmp_path / "play-walker.mp4").is_file()
     assert [*shipped.parent.iterdir()] == [shipped]
-    assert "a pretrained policy: walker" in " ".join(play.build_parser().format_help().split())
+    assert "a pretrained policy: walker" in " ".join(parser_of(play.main).format_help().split())
 
 
 def test_play_writes_the_clip_that_was_asked_for(runs_dir, tmp_path, capfd):
@@ -343,7 +344,7 @@ def test_a_full_disk_is_one_line_and_ctrl_c_ends_play_in_order(monkeypatch, capf
 
 def test_every_flag_says_what_it_is_and_its_default(capsys):
     for module in (evaluate, play):
-        for action in module.build_parser()._actions[2:]:
+        for action in parser_of(module.main)._actions[2:]:
             assert "default" in action.help, action.dest
 
 

@@ -3,9 +3,10 @@
 import importlib.util
 
 import pytest
+from command_parsers import parser_of
 
 from spreeze import load_policy
-from spreeze.cli.evaluate import build_parser, evaluate, find_weights, pretrained_policies
+from spreeze.cli.evaluate import evaluate, find_weights, main, pretrained_policies
 from spreeze.errors import RunError
 from spreeze.transport.weights import read_weights
 
@@ -42,7 +43,7 @@ def test_a_policy_still_has_the_return_that_its_file_names(name, tmp_path):
     args = [name, "--runs-dir", str(tmp_path), "--episodes", "4", "--seed", "10000"]
     tasks = []
     try:
-        found = evaluate(build_parser().parse_args(args), tasks)
+        found = evaluate(parser_of(main).parse_args(args), tasks)
     finally:
         for task in tasks:
             task.close()
