@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from spreeze import __version__
@@ -32,9 +33,15 @@ COMMANDS: dict[str, str] = {
 }
 
 
-def module_of(command: str) -> str:
-    """The module whose ``main`` implements a command."""
-    return f"spreeze.cli.{command}"
+_ENTRIES = {"push": "hub:push", "pull": "hub:pull"}
+"""Command -> module and function that implement it, where these are not ``COMMAND:main``."""
+
+
+def main_of(command: str) -> Callable[[list[str]], int]:
+    """The function that implements a command; imports its module."""
+    module, _, name = _ENTRIES.get(command, f"{command}:main").partition(":")
+    main_function: Callable[[list[str]], int] = getattr(importlib.import_module(f"spreeze.cli.{module}"), name)
+    return main_function
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,10 +70,9 @@ def _main(argv: list[str] | None) -> int:
         print_error(f"no command '{command}'{did_you_mean(command, COMMANDS)} (commands: {', '.join(COMMANDS)})")
         return 2
     previous_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
-    module = importlib.import_module(module_of(command))
+    command_main = main_of(command)
     signal.signal(signal.SIGINT, previous_handler)
-    code: int = module.main(rest)
-    return code
+    return command_main(rest)
 
 
 def run() -> NoReturn:

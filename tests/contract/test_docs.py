@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import dataclasses
-import importlib
 import io
 import re
 import runpy
@@ -16,8 +15,7 @@ from printed import PAGES
 from sources import FILES, nodes
 
 import spreeze
-from spreeze.__main__ import COMMANDS, module_of
-from spreeze.cli import bench, dashboard, evaluate, export, play, push, sweep
+from spreeze.__main__ import COMMANDS, main_of
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.tune import tune_parser
 from spreeze.config.algorithms import ALGORITHMS
@@ -54,7 +52,7 @@ def _flags(parser) -> set[str]:
 @pytest.mark.parametrize("verb", sorted(COMMANDS))
 def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert f"`{verb}" in README
-    assert callable(importlib.import_module(module_of(verb)).main)
+    assert callable(main_of(verb))
 
 
 def _printed_flags(text) -> set[str]:
@@ -81,9 +79,9 @@ def known_flags():
     """Flags of every verb and benchmark."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        for verb in (bench, dashboard, evaluate, export, play, push, sweep):
+        for verb in COMMANDS:
             with contextlib.suppress(SystemExit):
-                verb.main(["--help"])
+                main_of(verb)(["--help"])
         patch.syspath_prepend(str(BENCHMARKS))
         for path in sorted(BENCHMARKS.glob("*.py")):
             patch.setattr(sys, "argv", [str(path), "--help"])

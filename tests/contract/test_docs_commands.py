@@ -12,7 +12,7 @@ import sys
 import pytest
 from printed import PAGES, ROOT, blocks, ours, shell_commands, spoken_commands
 
-from spreeze.__main__ import module_of
+from spreeze.__main__ import main_of
 from spreeze.cli.arguments import Parser, build_parser
 from spreeze.cli.planning import layers_of
 from spreeze.cli.sweeps.sweep_search import is_fixed, space
@@ -42,9 +42,9 @@ def test_a_printed_command_is_understood(command, monkeypatch):
     original = Parser.parse_args
     monkeypatch.setattr(Parser, "parse_args", parse_args)
     _, verb, *rest = command
-    module = importlib.import_module(module_of(verb))
+    command_main = main_of(verb)
     with pytest.raises((Understood, SystemExit)) as found:
-        module.main(rest)
+        command_main(rest)
     if found.type is SystemExit:
         assert {"--help", "--help-all"} & {*rest}
         assert found.value.code == 0

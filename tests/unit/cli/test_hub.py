@@ -17,7 +17,8 @@ import pytest
 from harness import PATIENCE_S, REPO
 from PIL import Image
 
-from spreeze.cli import evaluate, export, play, pull, push
+from spreeze.cli import evaluate, export, play
+from spreeze.cli.hub import _checked, pull, push
 from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.envs.make import describe
 from spreeze.files import write_json
@@ -100,9 +101,9 @@ def _sent(hub, name="me/robot"):
 
 def test_what_was_pushed_comes_back_as_a_run_that_is_evaluated_played_and_exported(runs, hub, tmp_path, monkeypatch):
     place = ["--runs-dir", str(runs)]
-    assert push.main(["one", "--to", "me/robot", "--yes", *place]) == 0
+    assert push(["one", "--to", "me/robot", "--yes", *place]) == 0
     assert hub.calls == [("create", "me/robot", False, True), ("upload", "me/robot")]
-    assert pull.main(["me/robot", "--revision", "v1", *place]) == 0
+    assert pull(["me/robot", "--revision", "v1", *place]) == 0
     assert hub.calls[-1] == ("download", "me/robot", "v1")
     policies = [read_weights(runs / name / "checkpoints" / "best.safetensors") for name in ("one", "robot")]
     assert policies[0].meta == policies[1].meta
@@ -112,12 +113,12 @@ def test_what_was_pushed_comes_back_as_a_run_that_is_evaluated_played_and_export
     assert evaluate.main(["robot", "--episodes", "1", *place]) == 0
     assert export.main(["robot", "--format", "numpy", *place]) == 0
     assert play.main(["robot", "--episodes", "1", "--clip", "clip.mp4", *place]) == 0
-    assert push.main(["robot", "--to", "me/again", "--yes", *place]) == 0
+    assert push(["robot", "--to", "me/again", "--yes", *place]) == 0
     assert _sent(hub, "me/again") == _sent(hub)
 
 
 def test_all_that_describes_the_policy_is_sent_and_nothing_of_the_machine_s_paths(runs, hub):
-    assert push.main(["one", "--to", "me/robot", "--yes", "--private", "--runs-dir", str(runs)]) == 0
+    assert push(["one", "--to", "me/robot", "--yes", "--private", "--runs-dir", str(runs)]) == 0
     assert hub.calls[0] == ("create", "me/robot", True, True)
     assert _sent(hub) == {"README.md", "return.png", "checkpoints/best.safetensors", "run.json", "config.toml",
                           "summary.json", "eval.csv", "replay.mp4"}  # fmt: skip
@@ -169,7 +170,7 @@ def test_nothing_is_sent_without_a_yes_and_what_would_be_is_listed_before(
     typed = io.StringIO(f"{answer}\n")
     typed.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stdin", typed)
-    code = push.main(["one", "--to", "me/robot", "--runs-dir", str(runs)])
+    code = push(["one", "--to", "me/robot", "--runs-dir", str(runs)])
     told = capsys.readouterr()
     assert "one -> me/robot at https://hub.test, public if it is new" in told.out
     assert "8 files" in told.out
@@ -180,10 +181,10 @@ def test_nothing_is_sent_without_a_yes_and_what_would_be_is_listed_before(
 
 def test_a_script_gets_one_document(runs, hub, capsys):
     place = ["--runs-dir", str(runs), "--json"]
-    push.main(["one", "--to", "me/robot", "--yes", *place])
+    push(["one", "--to", "me/robot", "--yes", *place])
     document = json.loads(capsys.readouterr().out)
     assert (document["url"], len(document["files"])) == ("https://hub.test/me/robot", 8)
-    pull.main(["me/robot", *place])
+    pull(["me/robot", *place])
     document = json.loads(capsys.readouterr().out)
     assert document == {"run_dir": str(runs / "robot"), "repository": "me/robot", "env": "Pendulum-v1", "algo": "sac",
                         "import_module": None, "return": -840.5}  # fmt: skip
@@ -191,7 +192,7 @@ def test_a_script_gets_one_document(runs, hub, capsys):
 
 def test_what_cannot_be_done_is_one_line(runs, hub, capsys):
     place = ["--runs-dir", str(runs)]
-    push.main(["one", "--to", "me/robot", "--yes", *place])
+    push(["one", "--to", "me/robot", "--yes", *place])
 
     def refused(main, *arguments):
         capsys.readouterr()
@@ -202,35 +203,35 @@ def test_what_cannot_be_done_is_one_line(runs, hub, capsys):
 
     for name in ("robot", "me/", "me/../x", "a/b/c"):
         told = f"error: --to {name}: expected OWNER/NAME, as the hub has it\n"
-        assert refused(push.main, "one", "--to", name, "--yes") == (2, told)
-    assert "runs/one exists: choose another --name" in refused(pull.main, "me/robot", "--name", "one")[1]
+        assert refused(push, "one", "--to", name, "--yes") == (2, told)
+    assert "runs/one exists: choose another --name" in refused(pull, "me/robot", "--name", "one")[1]
     (hub.folder / "me/robot/checkpoints/best.safetensors").write_bytes(b"damaged")
-    assert refused(pull.main, "me/robot")[0] == 1
+    assert refused(pull, "me/robot")[0] == 1
     (hub.folder / "me/robot/checkpoints/best.safetensors").unlink()
-    assert "holds no policy of Spreeze" in refused(pull.main, "me/robot")[1]
+    assert "holds no policy of Spreeze" in refused(pull, "me/robot")[1]
     hub.error = ConnectionError("no route")
-    code, told = refused(pull.main, "me/robot")
+    code, told = refused(pull, "me/robot")
     assert (code, "pull of me/robot failed: ConnectionError: no route; log in with: hf auth login" in told) == (1, True)
-    assert refused(push.main, "one", "--to", "me/robot", "--yes")[0] == 1
+    assert refused(push, "one", "--to", "me/robot", "--yes")[0] == 1
     (runs / "one" / "checkpoints" / "best.safetensors").unlink()
-    assert "one has no evaluated policy to push" in refused(push.main, "one", "--to", "me/robot", "--yes")[1]
+    assert "one has no evaluated policy to push" in refused(push, "one", "--to", "me/robot", "--yes")[1]
     assert [path.name for path in runs.iterdir()] == ["one"], "nothing is left of what failed"
 
 
 def test_a_link_in_a_repository_is_not_taken(runs, hub, tmp_path):
-    push.main(["one", "--to", "me/robot", "--yes", "--runs-dir", str(runs)])
+    push(["one", "--to", "me/robot", "--yes", "--runs-dir", str(runs)])
     (tmp_path / "come").mkdir()
     shutil.copytree(hub.folder / "me" / "robot", tmp_path / "come", dirs_exist_ok=True)
     (tmp_path / "come" / "eval.csv").unlink()
     (tmp_path / "come" / "eval.csv").symlink_to("/etc/hostname")
-    pull._checked(tmp_path / "come", tmp_path / "kept", "me/robot")
+    _checked(tmp_path / "come", tmp_path / "kept", "me/robot")
     assert not (tmp_path / "kept" / "eval.csv").exists()
 
 
 def test_a_run_with_a_link_is_not_sent(runs, hub, tmp_path, capsys):
     (runs / "one" / "eval.csv").unlink()
     (runs / "one" / "eval.csv").symlink_to(tmp_path / "elsewhere")
-    assert push.main(["one", "--to", "me/robot", "--yes", "--runs-dir", str(runs)]) == 2
+    assert push(["one", "--to", "me/robot", "--yes", "--runs-dir", str(runs)]) == 2
     assert "eval.csv" in capsys.readouterr().err
     assert hub.calls == []
 
@@ -240,15 +241,15 @@ def test_what_was_pulled_cannot_be_resumed_as_if_it_had_a_checkpoint(runs, hub):
     from spreeze.errors import RunError
 
     place = ["--runs-dir", str(runs)]
-    push.main(["one", "--to", "me/robot", "--yes", *place])
-    pull.main(["me/robot", *place])
+    push(["one", "--to", "me/robot", "--yes", *place])
+    pull(["me/robot", *place])
     with pytest.raises(RunError, match=r"robot cannot be resumed: it was pulled from me/robot"):
         settings_of(runs / "robot")
 
 
 def test_without_the_package_the_remedy_is_told(runs, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert push.main(["one", "--to", "me/robot", "--runs-dir", str(runs)]) == 2
+    assert push(["one", "--to", "me/robot", "--runs-dir", str(runs)]) == 2
     assert "pip install 'spreeze[hub]'" in capsys.readouterr().err
 
 
