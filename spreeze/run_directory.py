@@ -447,7 +447,7 @@ _FIELDS: dict[str, Callable[[object], Any]] = {
     ),
     **dict.fromkeys(("session_starts", "samples_per_insert_band"), _numbers),
     **dict.fromkeys(("leave_free", "progress"), lambda value: finite_number(value, 1.0, 0.0)),
-    **dict.fromkeys(("wiring", "versions", "sinks"), lambda value: value if isinstance(value, dict) else None),
+    **dict.fromkeys(("data_flow", "versions", "sinks"), lambda value: value if isinstance(value, dict) else None),
     "command": lambda value: value if isinstance(value, list) else None,
 }
 """Fields of ``run.json``, each with a function that returns a usable value unchanged, and None for any other."""

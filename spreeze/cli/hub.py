@@ -41,7 +41,7 @@ FILES = (CARD, CURVE, POLICY, "run.json", "config.toml", "summary.json", "eval.c
 """All files that ``push`` sends and ``pull`` accepts; paths as in the directory of a run."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PUBLIC = (
-    "format", "state", "env_id", "algo", "mode", "wiring", "seed", "exit_reason", "versions", "machine", "started",
+    "format", "state", "env_id", "algo", "mode", "data_flow", "seed", "exit_reason", "versions", "machine", "started",
     "wall_s", "env_steps", "updates", "eval_best", "eval_final", "episodes",
 )  # fmt: skip
 """Fields of ``run.json`` that are sent; the command, process and host are not."""

@@ -28,7 +28,6 @@ from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import SLOW_ENV, Layer, Settings, default_of, effect_notes, resolve, with_algorithm
-from spreeze.config.modes import recorded
 from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, foreign_module
 from spreeze.envs.pictures import seen_as
@@ -358,7 +357,7 @@ def _write_start(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         env_id=plan.spec.env_id,
         algo=plan.config.run.algo,
         mode=plan.config.run.mode,
-        wiring=recorded(plan.config.data_flow),
+        data_flow=dataclasses.asdict(plan.config.data_flow),
         seed=plan.config.run.seed,
         nonce=run_dir.nonce,
         command=sys.argv,

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spreeze.formatting import clean
 from spreeze.inference.user_modules import extended, find
-
-_MAX_STAGES = 8
+from spreeze.types import rebuild
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,31 +191,12 @@ def find_mode(name: str, import_module: str | None = None) -> Mode:
     return find(name, import_module, modes, "run.mode")
 
 
-def recorded(data_flow: DataFlow) -> dict[str, Any]:
-    """The form of a data flow in ``run.json``, from which the page shows modes that it may not import.
-
-    The keys, and ``wiring`` above them, are older than the names in the code; old runs need them.
-    """
-    stages = [[stage.title, stage.split, list(stage.items)] for stage in data_flow.stages]
-    return {"lag": data_flow.lag, "free_running": data_flow.asynchronous, "stages": stages}
-
-
 def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:
     """The data flow of a run, from its ``run.json``; None if neither the table nor the file has it."""
     mode = modes().get(str(run.get("mode", DECLARED[0].name)))
     if mode is not None:
         return mode.data_flow(on_policy=on_policy)
-    record = run.get("wiring")
-    if not isinstance(record, dict):
-        return None
     try:
-        return DataFlow(
-            lag=None if record["lag"] is None else int(record["lag"]),
-            stages=tuple(
-                PipelineBox(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
-                for title, split, items in record["stages"][:_MAX_STAGES]
-            ),
-            asynchronous=record.get("free_running") is True,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
+        return rebuild(DataFlow, run["data_flow"])
+    except (KeyError, TypeError, AttributeError):
         return None  # a file may hold anything

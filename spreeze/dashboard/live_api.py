@@ -166,7 +166,7 @@ def pipeline(parts: DataFlow | None) -> tuple[dict[str, Any], ...]:
 
     return tuple(
         {
-            "title": stage.title,
+            "title": clean(stage.title, 40),
             "split": stage.split,
             "items": [item(metric) for name in stage.items if (metric := TABLE.get(name)) is not None],
         }

@@ -221,8 +221,8 @@ def _clip(path: Path, record: dict[str, Any]) -> Clip:
 
 def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
     """Data flow of a run, from its ``run.json``; None if unknown."""
-    wiring = run.get("wiring")
-    on_policy = wiring.get("lag") is not None if isinstance(wiring, dict) else run.get("algo") in ON_POLICY
+    record = run.get("data_flow")
+    on_policy = record.get("lag") is not None if isinstance(record, dict) else run.get("algo") in ON_POLICY
     return data_flow_of(run, on_policy=on_policy)
 
 

@@ -1,5 +1,6 @@
 """A new mode is one file with its declaration. Nothing of Spreeze is changed for it."""
 
+import dataclasses
 import json
 import sys
 
@@ -9,7 +10,7 @@ from harness import PENDULUM, train
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
-from spreeze.config.modes import DECLARED, DataFlow, data_flow_of, find_mode, modes, recorded
+from spreeze.config.modes import DECLARED, data_flow_of, find_mode, modes
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
 from spreeze.metrics.table import TABLE
@@ -109,16 +110,15 @@ def test_a_declaration_that_is_none_or_takes_a_known_name_is_refused(module, tmp
 
 @pytest.mark.parametrize("told", [None, 3, {}, {"lag": "x", "stages": []}, {"lag": None, "stages": 3},
                                   {"lag": float("inf"), "stages": []}, {"lag": 0, "stages": [[1]]}])  # fmt: skip
-def test_a_damaged_record_of_a_wiring_is_unknown(told):
-    assert data_flow_of({"mode": "gone", "wiring": told}, on_policy=False) is None
+def test_a_damaged_record_of_a_data_flow_is_unknown(told):
+    assert data_flow_of({"mode": "gone", "data_flow": told}, on_policy=False) is None
 
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)
 def test_a_record_holds_what_the_page_shows(mode):
     for data_flow in filter(None, (mode.replay, mode.on_policy)):
-        told = json.loads(json.dumps({"mode": "another's", "wiring": recorded(data_flow)}))
-        assert data_flow_of(told, on_policy=False) == DataFlow(
-            stages=data_flow.stages, lag=data_flow.lag, asynchronous=data_flow.asynchronous)  # fmt: skip
+        told = json.loads(json.dumps({"mode": "another's", "data_flow": dataclasses.asdict(data_flow)}))
+        assert data_flow_of(told, on_policy=False) == data_flow
 
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)

@@ -324,7 +324,7 @@ def test_without_run_json_the_metrics_know_what_the_checkpoint_does_not(run):
             ("x", float("nan"), float("inf"), 10**400, -1, [], {}, True, [float("nan"), "x"]),
         ),
         ("seed", "x"),
-        ("wiring", 5),
+        ("data_flow", 5),
         ("sinks", []),
         ("command", "x"),
         ("state", 7),
