@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from spreeze.transport.demonstrations import check_demonstrable, save_demonstrat
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec
 from spreeze.workers.episodes.episode_redraw import clip_stride
-from spreeze.workers.episodes.lockstep import EnvStep, Episode, run_episodes, score, seed_list, success_rate
+from spreeze.workers.episodes.lockstep import EnvStep, Episode, OnStep, run_episodes, score, seed_list, success_rate
 
 _FIRST_SEED = 1_000_000
 _PRETRAINED = SHIPPED / "assets" / "policies"
@@ -125,7 +124,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
     def on_error(index: int, length: int, error: Exception) -> None:
         lost.append(f"seed {seeds[index]}, step {length + 1}: {described(error)}")
 
-    with environment_errors(spec.env_id), _recorder(args.video) as record:
+    with environment_errors(spec.env_id), clip_of(Path(args.video) if args.video else None) as record:
         episodes = run_episodes(make, policy.act, seeds, on_step=record, tasks=tasks, on_error=on_error)
         if not episodes:
             raise EnvError(f"{spec.env_id}: none of {args.episodes} episodes finished; last error: {lost[-1]}")
@@ -189,24 +188,25 @@ class RecordingTask(Task):
 
 
 @contextlib.contextmanager
-def _recorder(path: str | None) -> Any:
-    """Yields a callback that records the first episode as a clip; None without a path."""
+def clip_of(path: Path | None, frames_per_s: float = 20.0) -> Iterator[OnStep | None]:
+    """Yields a callback that records the episodes of the first seed as a clip; None without a path."""
     if path is None:
         yield None
         return
     from spreeze.workers.visualizer import ClipWriter  # loads the encoder only if a clip is wanted
 
     clip: ClipWriter | None = None
-    steps = itertools.count()
+    step = 0
 
     def on_step(index: int, task: Task, moment: EnvStep) -> None:
-        nonlocal clip
+        nonlocal clip, step
         if index != 0:
             return
-        stride = clip_stride(task.render_fps)
+        step = 0 if moment.action is None else step + 1
+        stride = clip_stride(task.render_fps, frames_per_s)
         if clip is None:
-            clip = stack.enter_context(ClipWriter(Path(path), task.render_fps / stride))
-        if next(steps) % stride == 0:
+            clip = stack.enter_context(ClipWriter(path, task.render_fps / stride))
+        if step % stride == 0:
             clip.add(task.render())
 
     with contextlib.ExitStack() as stack:
@@ -216,7 +216,6 @@ def _recorder(path: str | None) -> Any:
 def _document(
     weights: Weights, env_id: str, episodes: Sequence[Episode], lost: Sequence[str], args: argparse.Namespace
 ) -> dict[str, Any]:
-    scores = score(episodes)
     returns = [episode.episode_return for episode in episodes]
     low, high = bootstrap_interval(returns) if len(returns) >= MIN_RUNS else (None, None)
     return {
@@ -227,17 +226,14 @@ def _document(
         "version": weights.version,
         "env_steps": weights.meta.get("env_steps"),
         "updates": weights.meta.get("updates"),
-        "episodes": scores.episodes,
         "episodes_asked": args.episodes,
         "episodes_lost": len(lost),
         "last_error": lost[-1] if lost else None,
         "seed": args.seed,
-        "return_mean": scores.return_mean,
-        "return_std": scores.return_std,
+        **score(episodes)._asdict(),
         "return_low": low,
         "return_high": high,
         "level": 0.95,
-        "length_mean": scores.length_mean,
         "success_rate": success_rate(episodes),
         "csv": args.csv,
         "video": args.video,

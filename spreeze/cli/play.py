@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import NamedTuple
 
 from spreeze.cli.arguments import Parser, check_output
 from spreeze.cli.evaluate import (
+    clip_of,
     environment_errors,
     find_weights,
     open_checked,
@@ -21,17 +21,14 @@ from spreeze.cli.evaluate import (
     spec_of,
 )
 from spreeze.envs.make import has_display, is_bullet
-from spreeze.envs.task import ObsBuffer, Task
+from spreeze.envs.task import Task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError, described
-from spreeze.inference.policy import Policy, State
 from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import close_in_time, no_child_left
 from spreeze.run_directory import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
-from spreeze.workers.episodes.episode_redraw import clip_stride
-from spreeze.workers.episodes.lockstep import MAX_STEPS
-from spreeze.workers.visualizer import ClipWriter
+from spreeze.workers.episodes.lockstep import EnvStep, Episode, OnStep, run_episodes
 
 _MAX_LOST = 3  # consecutive episodes lost to environment errors, after which the window closes
 
@@ -53,45 +50,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _play(args: argparse.Namespace) -> int:
-    stage = _Stage(args)
+    tasks: list[Task] = []
     with no_child_left():
         try:
             with stdout_to_stderr():
-                text = play(args, stage)
+                text = play(args, tasks)
             say(text)
         except KeyboardInterrupt:  # the normal end of a window
             pass
         finally:
             with stdout_to_stderr():
-                stage.close()
+                close_in_time(*(task.close for task in tasks))
     return 0
 
 
-class _Stage:
-    """The environment that is shown, in a window where there is a display."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
-        self._task: Task | None = None
-        self.in_window = args.clip is None and has_display()
-
-    def task(self, source: _Source) -> Task:
-        """The environment, constructed at the first call; errors as ``open_checked``."""
-        if self._task is None:
-            mode = "human" if self.in_window else "rgb_array"
-            self._task = open_checked(source.spec, source.weights.path, self._args, mode)
-        return self._task
-
-    def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            close_in_time(task.close)
-
-
-def play(args: argparse.Namespace, stage: _Stage) -> str:
+def play(args: argparse.Namespace, tasks: list[Task]) -> str:
     """Shows the policy and returns a summary of what was shown; an error of the environment costs its episode.
 
-    Raises a UsageError (no such run, environment or number, or no episode could be shown) or a WeightsError.
+    ``tasks`` gets the environment, which the caller closes. Raises a UsageError (no such run, environment or number, or
+    no episode could be shown) or a WeightsError.
     """
     if args.episodes is not None and args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes}: at least 1")
@@ -99,11 +76,35 @@ def play(args: argparse.Namespace, stage: _Stage) -> str:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.clip)
     source = _Source(args)
-    if any(text.startswith("render_mode=") for text in source.spec.args):  # its observations are its pictures
-        stage.in_window = False
+    is_drawn = any(text.startswith("render_mode=") for text in source.spec.args)  # its observations are its pictures
+    in_window = args.clip is None and has_display() and not is_drawn
+
+    def make() -> Task:
+        return open_checked(source.spec, source.weights.path, args, "human" if in_window else "rgb_array")
+
+    def show(number: int, on_step: OnStep | None) -> Episode | _Lost:
+        """Shows an episode of the newest policy."""
+        source.renew()
+        lost: list[_Lost] = []
+        shown = run_episodes(
+            make, source.policy.act, [args.seed + number], on_step, max_envs=1, tasks=tasks,
+            on_error=lambda _, length, error: lost.append(_Lost(length, error)),
+        )  # fmt: skip
+        return shown[0] if shown else lost[0]
+
     with environment_errors(source.spec.env_id):
-        stage.task(source)
-        return _window(source, stage, args) if stage.in_window else _clip(source, stage, args)
+        return (_window if in_window else _clip)(source, show, args)
+
+
+class _Lost(NamedTuple):
+    """An episode that an error of the environment ended."""
+
+    length: int
+    error: Exception
+
+
+_Show = Callable[[int, OnStep | None], Episode | _Lost]
+"""Shows the episode of that number, as from 0, and calls the function at each of its steps."""
 
 
 class _Source:
@@ -144,82 +145,42 @@ def _identity(path: Path) -> tuple[str, int, int, int]:
     return str(path), status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class _Episode:
-    """One episode, and the error of the environment that ended it, if any."""
-
-    def __init__(self) -> None:
-        self.total, self.length = 0.0, 0
-        self.lost: Exception | None = None
-
-    def play(
-        self, task: Task, policy: Policy, seed: int, draw: Callable[[int], np.ndarray | None]
-    ) -> Iterator[np.ndarray | None]:
-        """Yields the result of ``draw(number of steps so far)`` at each step but the last."""
-        obs, state = ObsBuffer(1, task.spec), State()
-        limit = task.spec.max_episode_steps or MAX_STEPS
-        try:
-            obs.start(0, task.reset(seed=seed))
-            terminated = truncated = False
-            while not (terminated or truncated or self.length >= limit):
-                yield draw(self.length)
-                drawn, state = policy.act(obs.array, state)
-                next_obs, reward, terminated, truncated = task.step(task.to_env_units(drawn)[0])
-                obs.put(0, next_obs)
-                self.total += reward
-                self.length += 1
-        except Exception as error:
-            self.lost = error
-
-
-def _window(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
+def _window(source: _Source, show: _Show, args: argparse.Namespace) -> str:
     """Shows episodes in real time, until ``--episodes`` or Ctrl-C."""
-    bullet = is_bullet(source.spec.env_id)
+    bullet, due_s = is_bullet(source.spec.env_id), 0.0
     shown = started = consecutive_losses = 0
+
+    def on_step(_: int, task: Task, moment: EnvStep) -> None:
+        nonlocal due_s
+        if bullet and moment.action is not None:
+            task.env.render()  # moves Bullet's camera, and waits for the next frame
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
+
     while args.episodes is None or started < args.episodes:
-        source.renew()
-        task, episode = stage.task(source), _Episode()
-
-        def draw(length: int, task: Task = task) -> None:
-            if bullet and length:
-                task.env.render()  # moves Bullet's camera, and waits for the next frame
-
-        due_s = time.monotonic()
-        for _ in episode.play(task, source.policy, args.seed + started, draw):
-            time.sleep(max(0.0, due_s - time.monotonic()))
-            due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
+        episode = show(started, on_step)
         started += 1
-        if episode.lost is None:
-            shown, consecutive_losses = shown + 1, 0
-        else:
+        if isinstance(episode, _Lost):
             consecutive_losses += 1
             if consecutive_losses == min(_MAX_LOST, args.episodes or _MAX_LOST):
-                raise episode.lost from None
-            stage.close()  # the next one has a new environment
+                raise episode.error from None
+        else:
+            shown, consecutive_losses = shown + 1, 0
         say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
     lost = f", {started - shown} lost" if started > shown else ""
     return f"{shown} episode{'' if shown == 1 else 's'} shown{lost}"
 
 
-def _clip(source: _Source, stage: _Stage, args: argparse.Namespace) -> str:
+def _clip(source: _Source, show: _Show, args: argparse.Namespace) -> str:
     path, count = Path(args.clip) if args.clip else _default_clip(source.weights), args.episodes or 1
-    stride = clip_stride(stage.task(source).render_fps, 30.0)
     lines, lost = [], 0
-    with ClipWriter(path, stage.task(source).render_fps / stride) as clip:
+    with clip_of(path, 30.0) as on_step:
         for number in range(count):
-            source.renew()
-            task, episode = stage.task(source), _Episode()
-
-            def draw(length: int, task: Task = task) -> np.ndarray | None:
-                return None if length % stride else task.render()
-
-            for picture in episode.play(task, source.policy, args.seed + number, draw):
-                if picture is not None:
-                    clip.add(picture)
-            if episode.lost is not None:
+            episode = show(number, on_step)
+            if isinstance(episode, _Lost):
                 lost += 1
                 if lost == count:
-                    raise episode.lost from None
-                stage.close()
+                    raise episode.error from None
             lines.append(_line(source, episode))
     lines += [f"{count - lost} of {count} episodes, {lost} lost"] if lost else []
     return "\n".join([*lines, f"clip: {path}" + ("" if args.clip or has_display() else " (no display for a window)")])
@@ -238,8 +199,8 @@ def _default_clip(weights: Weights) -> Path:
     return path
 
 
-def _line(source: _Source, episode: _Episode) -> str:
+def _line(source: _Source, episode: Episode | _Lost) -> str:
     version = f"{source.weights.epoch}-{source.weights.version}"
-    if episode.lost is not None:
-        return f"weights {version}: episode lost at step {episode.length + 1}: {described(episode.lost)}"
-    return f"weights {version}: return {episode.total:.1f} in {episode.length} env steps"
+    if isinstance(episode, _Lost):
+        return f"weights {version}: episode lost at step {episode.length + 1}: {described(episode.error)}"
+    return f"weights {version}: return {episode.episode_return:.1f} in {episode.length} env steps"

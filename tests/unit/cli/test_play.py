@@ -243,7 +243,7 @@ def test_play_writes_a_clip_into_the_run_where_there_is_no_display(runs_dir, mon
     assert f"clip: {clip}" in out
     assert f"return {expected(BAD, 1, seed=10_000).return_mean:.1f} in 50 env steps" in out
     with av.open(str(clip)) as container:
-        assert len(list(container.decode(video=0))) == 50
+        assert len(list(container.decode(video=0))) == 51, "the start and each step"
 
 
 def test_a_pretrained_policy_leaves_its_clip_in_the_working_directory(runs_dir, tmp_path, monkeypatch, capfd):
@@ -266,7 +266,7 @@ def test_play_writes_the_clip_that_was_asked_for(runs_dir, tmp_path, capfd):
     assert play.main([*args, "--import", FAULT_MODULE]) == 0
     assert capfd.readouterr().out.count("weights 1-1") == 2
     with av.open(str(clip)) as container:
-        assert len(list(container.decode(video=0))) == 100
+        assert len(list(container.decode(video=0))) == 2 * 51
 
 
 def test_play_follows_a_run_that_is_still_training(runs_dir, monkeypatch, tmp_path, capfd):
