@@ -33,7 +33,7 @@ COMMANDS: dict[str, str] = {
 }
 
 
-_ENTRIES = {"push": "hub:push", "pull": "hub:pull"}
+_ENTRIES = {"push": "hub:push", "pull": "hub:pull", "query": "runs:query", "report": "runs:report"}
 """Command -> module and function that implement it, where these are not ``COMMAND:main``."""
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from spreeze import __version__, files
 from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
-from spreeze.cli.query import TABLES, metric_rows
+from spreeze.cli.runs import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.obs_flattening import flags_of, options_of

@@ -1,18 +1,25 @@
-"""``python -m spreeze runs``: lists runs, steers a live one, describes any."""
+"""``python -m spreeze runs``: lists runs, steers a live one, describes any.
+
+``python -m spreeze query``: SQL over the records of a run, for scripts and people. Nothing is ever written.
+``python -m spreeze report``: one HTML file of a run, or of several compared.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sqlite3
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, print_result
+from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.config.schema import TuningConfig
-from spreeze.errors import RunError
-from spreeze.formatting import DASH, clean, percent, size
+from spreeze.errors import RunError, UsageError
+from spreeze.formatting import DASH, aligned, clean, percent, size
 from spreeze.machine.output import say
+from spreeze.metrics.store import EvaluationRow, Event, MetricsReader
 from spreeze.run_directory import (
     describe,
     find_live_run,
@@ -22,6 +29,7 @@ from spreeze.run_directory import (
     list_runs,
     misnamed_runs,
     read_about,
+    read_config,
     read_run,
     send_request,
     state_of,
@@ -37,6 +45,17 @@ _REQUESTS: dict[str, tuple[str, str]] = {
 }
 """Command -> the state to wait for, and its help text."""
 _RESPONSE_S = 10.0
+TABLES = {
+    "metrics": ("wall_s", "env_steps", "metric", "unit", "mean", "min", "max"),
+    "evaluations": EvaluationRow._fields,
+    "events": Event._fields,
+    "settings": ("name", "value"),
+    "run": ("name", "value"),
+}
+"""The tables that a query sees, and their columns."""
+_MAX_ROWS = 100_000
+_LONGEST_S = 60.0
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _MAX = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
 
 
@@ -171,3 +190,118 @@ def _visualizer(args: argparse.Namespace) -> int:
         (path / "control" / "pause-visualizer").unlink(missing_ok=True)
     text = f"{path.name}: visualizer {'paused' if args.what == 'pause' else 'resumed'}"
     return print_result(args, {"run": args.run, "visualizer": args.what}, text)
+
+
+def query(argv: list[str] | None = None) -> int:
+    tables = "; ".join(f"{name} ({', '.join(columns)})" for name, columns in TABLES.items())
+    parser = Parser(
+        prog="python -m spreeze query",
+        description=f"Answer a SQL query over a run, also while it goes on. Tables: {tables}.",
+        epilog='Example: spreeze query latest "SELECT metric, avg(mean) FROM metrics GROUP BY metric"',
+    )
+    parser.add_argument("run", metavar="RUN", help="name, path, or latest")
+    parser.add_argument("sql", metavar="SQL", help="one SELECT statement of SQLite")
+    parser.add_common_flags()
+    return parser.run(argv, _query)
+
+
+def _query(args: argparse.Namespace) -> int:
+    columns, rows = run_query(find_run(args.run, Path(args.runs_dir)), args.sql)
+
+    def text() -> str:
+        return "\n".join(aligned([[_shown(value) for value in row] for row in (columns, *rows)]))
+
+    return print_result(args, {"columns": columns, "rows": rows}, text)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return DASH
+    return f"{value:.6g}" if isinstance(value, float) else clean(str(value), 200)
+
+
+def run_query(run: Path, sql: str) -> tuple[list[str], list[list[Any]]]:
+    """Column names and rows of a query over the run in that directory.
+
+    A UsageError if it is not one SELECT statement, has an unknown name, or takes too long or too many rows; a RunError
+    if the run's record cannot be read.
+    """
+    connection = sqlite3.connect(":memory:")
+    try:
+        for name, columns in TABLES.items():
+            connection.execute(f"CREATE TABLE {name} ({', '.join(columns)})")
+            marks = ", ".join("?" * len(columns))
+            connection.executemany(f"INSERT INTO {name} VALUES ({marks})", _recorded(run, name))
+        deadline_s = time.monotonic() + _LONGEST_S
+        connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 100_000)
+        connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
+        cursor = connection.execute(sql)
+        rows = [list(row) for row in cursor.fetchmany(_MAX_ROWS + 1)]
+        names = [column[0] for column in cursor.description or ()]
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        known = f"tables: {', '.join(TABLES)}; only SELECT is allowed; at most {_LONGEST_S:g} s"
+        raise UsageError(f"SQL: {error} ({known})") from None
+    finally:
+        connection.close()
+    if not names:
+        raise UsageError("SQL: a SELECT statement is needed")
+    if len(rows) > _MAX_ROWS:
+        raise UsageError(f"SQL: more than {_MAX_ROWS:,} rows; add LIMIT, or use export --format csv")
+    return names, rows
+
+
+def _recorded(run: Path, table: str) -> Iterable[Sequence[Any]]:
+    reader = MetricsReader(run / "metrics.db")
+    if table == "evaluations":
+        return reader.evaluations()
+    if table == "events":
+        return reader.events(_MAX_ROWS)
+    if table == "settings":
+        sections = read_config(run).items()
+        return [(f"{section}.{name}", _plain(value)) for section, fields in sections for name, value in fields.items()]
+    if table == "run":
+        return [(name, _plain(value)) for name, value in read_run(run).items()]
+    return metric_rows(reader)
+
+
+def metric_rows(reader: MetricsReader) -> Iterable[Sequence[Any]]:
+    """Every recorded value, as the columns of ``metrics``."""
+    for name in reader.names():
+        series = reader.whole_series(name)
+        columns: Iterable[Any] = zip(*(column.tolist() for column in series[3:]), strict=True)
+        for wall_s, step, *values in columns:
+            yield wall_s, int(step), name, series.unit, *values
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, int | float | str | None) else repr(value)
+
+
+def report(argv: list[str] | None = None) -> int:
+    parser = Parser(
+        prog="python -m spreeze report",
+        description="Write a self-contained HTML file: learning curves, rates, settings with their sources, the "
+        "tuner's table, machine, versions, events.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
+    text = "also report the time to this return, first reached and held"
+    parser.flag("--target", text=text, shown="off", type=float, metavar="R")
+    parser.add_centre()
+    parser.flag("--out", text="output file", default="report.html", metavar="FILE")
+    parser.add_common_flags()
+    return parser.run(argv, _report)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from spreeze.metrics import html_report  # loads what draws, for which the other commands do not wait
+
+    check_output(args.out)
+    paths = list(dict.fromkeys(find_run(run, Path(args.runs_dir)) for run in args.runs))
+    targets = {} if args.target is None else {clean(read_run(path).get("env_id"), 200): args.target for path in paths}
+    text = html_report.make(paths, targets=targets, robust=args.centre == "iqm")
+    try:
+        Path(args.out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {args.out}: {error.strerror}") from None
+    document = {"report": args.out, "runs": [path.name for path in paths], "bytes": len(text.encode())}
+    return print_result(args, document, f"{args.out}: open it in a browser")

@@ -27,7 +27,7 @@ import whole_runs
 from figures import Row, line, row, row_of_reached
 from whole_runs import OUTSIDE_S, Document, in_turn
 
-from spreeze.cli import report
+from spreeze.cli.runs import report
 from spreeze.envs.small_tasks import SYNTHETIC_ID
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics.comparison import reached
@@ -117,7 +117,7 @@ def rows_of(found: Mapping[str, list[Document]], *names: str, **more: Any) -> li
 def written_report(args: argparse.Namespace, found: Mapping[str, list[Document]], name: str) -> None:
     """Compares all runs by the protocol of ``python -m spreeze report``, in a file beside them."""
     names = [Path(one["run_dir"]).name for documents in found.values() for one in documents]
-    report.main([*names, "--runs-dir", args.runs_dir, "--out", str(Path(args.runs_dir) / f"{name}.html")])
+    report([*names, "--runs-dir", args.runs_dir, "--out", str(Path(args.runs_dir) / f"{name}.html")])
 
 
 def sleeping(mean_s: float, law: str = "gamma", cv: float = 1.0) -> list[str]:

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from spreeze.cli.evaluate import main as evaluate
-from spreeze.cli.report import main as report
 from spreeze.cli.runs import main as runs
+from spreeze.cli.runs import report
 from spreeze.dashboard import live_api
 from spreeze.files import read_json
 from spreeze.run_directory import _FIELDS, find_run, list_runs, read_config, read_run, session_starts, state_of

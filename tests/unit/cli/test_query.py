@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spreeze.cli import query
+from spreeze.cli.runs import query, run_query
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
 
@@ -25,7 +25,7 @@ def run(tmp_path):
 
 
 def asked(run, sql, capsys, *flags):
-    code = query.main([run.name, sql, "--runs-dir", str(run.parent), *flags])
+    code = query([run.name, sql, "--runs-dir", str(run.parent), *flags])
     return code, capsys.readouterr()
 
 
@@ -59,12 +59,12 @@ def test_a_person_sees_columns_without_control_characters(run, capsys):
     ("SELECT 1; SELECT 2", "one statement at a time"), ("", "a SELECT statement is needed"),
 ])  # fmt: skip
 def test_what_is_no_question_is_refused_in_one_line_and_changes_nothing(run, capsys, sql, why):
-    before = query.run_query(run, "SELECT * FROM metrics")
+    before = run_query(run, "SELECT * FROM metrics")
     code, told = asked(run, sql, capsys)
     assert code == 2
     assert why in told.err
     assert len(told.err.splitlines()) == 1
-    assert query.run_query(run, "SELECT * FROM metrics") == before
+    assert run_query(run, "SELECT * FROM metrics") == before
 
 
 def test_a_question_without_an_end_is_ended(run, capsys, monkeypatch):

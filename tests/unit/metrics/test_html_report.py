@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from harness import REPO
 
-from spreeze.cli import report as command
+from spreeze.cli.runs import report
 from spreeze.config.layers import Layer, resolve, sources_of, to_toml
 from spreeze.errors import ConfigError
 from spreeze.metrics import html_report
@@ -167,11 +167,11 @@ def test_the_command_writes_the_file_and_says_what_it_cannot(make_run, tmp_path,
     make_run("a")
     out = tmp_path / "out.html"
     args = ["--runs-dir", str(tmp_path), "--json"]
-    assert command.main(["a", "latest", *args, "--out", str(out)]) == 0
+    assert report(["a", "latest", *args, "--out", str(out)]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(out), "runs": ["a"], "bytes": out.stat().st_size}
-    assert command.main(["b", *args]) == 2
+    assert report(["b", *args]) == 2
     assert "no run 'b'" in capsys.readouterr().err
-    assert command.main(["a", *args, "--out", str(tmp_path / "no" / "out.html")]) == 2
+    assert report(["a", *args, "--out", str(tmp_path / "no" / "out.html")]) == 2
     assert "no such directory" in capsys.readouterr().err
 
 
@@ -192,7 +192,7 @@ def test_a_report_tells_the_times_to_a_target_and_the_centre_that_were_asked_for
     assert "- (0 of 4)" in found.said, "three evaluations are no five"
     assert any("the interquartile mean over the runs" in words for words in found.said)
     monkeypatch.chdir(tmp_path)
-    assert command.main(["a", "b", "--runs-dir", str(tmp_path), "--target", "3", "--centre", "iqm"]) == 0
+    assert report(["a", "b", "--runs-dir", str(tmp_path), "--target", "3", "--centre", "iqm"]) == 0
     assert "first at 3" in parsed((tmp_path / "report.html").read_text()).said
 
 
