@@ -243,7 +243,7 @@ class AlgorithmChoice:
 
     def _run_training(self, arguments: Sequence[str], algo: str, interrupts: Interrupts) -> tuple[int, str]:
         """Runs ``spreeze.train`` and forwards its output; returns exit code and last line."""
-        from spreeze.cli.sweeps.sweep_runs import run_command  # which imports the module that imports this one
+        from spreeze.cli.sweep_runs import run_command  # which imports the module that imports this one
 
         process = subprocess.Popen(
             run_command(os.sched_getaffinity(0), arguments),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from spreeze.cli import train
 from spreeze.cli.arguments import Parser, guarded
-from spreeze.cli.sweeps.sweep_runs import (
+from spreeze.cli.sweep_runs import (
     POLL_S,
     RunProcess,
     Sweep,
@@ -34,7 +34,7 @@ from spreeze.cli.sweeps.sweep_runs import (
     start,
     sweep_path,
 )
-from spreeze.cli.sweeps.sweep_search import TRIALS, search
+from spreeze.cli.sweep_search import TRIALS, search
 from spreeze.config.layers import DEFAULT, sources_of, toml_value
 from spreeze.config.schema import check_name
 from spreeze.config.section import split_values

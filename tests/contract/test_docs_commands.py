@@ -15,7 +15,7 @@ from printed import PAGES, ROOT, blocks, ours, shell_commands, spoken_commands
 from spreeze.__main__ import main_of
 from spreeze.cli.arguments import Parser, build_parser
 from spreeze.cli.planning import layers_of
-from spreeze.cli.sweeps.sweep_search import is_fixed, space
+from spreeze.cli.sweep_search import is_fixed, space
 from spreeze.config.layers import resolve
 from spreeze.config.schema import SECTIONS
 from spreeze.machine.hardware import read_machine

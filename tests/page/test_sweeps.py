@@ -11,7 +11,7 @@ from test_pages import commands, open_page
 
 pytest.importorskip("streamlit")
 
-from spreeze.cli.sweeps.sweep_runs import Sweep, SweepRun
+from spreeze.cli.sweep_runs import Sweep, SweepRun
 from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.dashboard import control, run_data
 from spreeze.dashboard.start import SweepPlan, expected_runs, sweep_options

@@ -8,7 +8,7 @@ import sys
 
 from harness import PATIENCE_S, poll
 
-from spreeze.cli.sweeps.sweep_runs import read_sweep
+from spreeze.cli.sweep_runs import read_sweep
 
 COMMON = (
     "--env", "Pendulum-v1", "--algo", "sac", "--mode", "serial", "--profile", "none",

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from spreeze.cli.sweeps.sweep_search import Axis, space
+from spreeze.cli.sweep_search import Axis, space
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 

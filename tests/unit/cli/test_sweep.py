@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from harness import PATIENCE_S, REPO, poll
 
-from spreeze.cli import sweep
-from spreeze.cli.sweeps import sweep_runs
+from spreeze.cli import sweep, sweep_runs
 from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.config.section import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spreeze.cli import sweep
-from spreeze.cli.sweeps import sweep_runs, sweep_search
-from spreeze.cli.sweeps.sweep_search import Axis, SettingSearch, late_return, return_front, returns_by_part
+from spreeze.cli import sweep, sweep_runs, sweep_search
+from spreeze.cli.sweep_search import Axis, SettingSearch, late_return, return_front, returns_by_part
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import StopConfig
 from spreeze.metrics.store import EvaluationRow

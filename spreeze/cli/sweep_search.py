@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spreeze.cli import train
-from spreeze.cli.sweeps.sweep_runs import (
+from spreeze.cli.sweep_runs import (
     POLL_S,
     RunProcess,
     Sweep,

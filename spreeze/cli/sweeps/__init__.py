@@ -1,1 +1,0 @@
-"""Sweeps and searches: their runs, Optuna, and the space of settings."""
