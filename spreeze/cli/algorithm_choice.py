@@ -31,7 +31,7 @@ from spreeze.metrics.comparison import FINAL_EVALUATIONS, read_curve
 from spreeze.metrics.progress import Level, level_of
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.tuning_record import ALGORITHMS
-from spreeze.run_directory import names_from, new_name, versions
+from spreeze.run_directory import free_names, new_name, versions
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.run import cache_dir, cache_key
@@ -161,7 +161,8 @@ class AlgorithmChoice:
             f"algorithms {', '.join(names)} learn the task in turn and are compared after {times} s each; the best "
             "goes on with what it has learned (--algo NAME: without this)"
         )
-        candidates = [ComparedAlgorithm(name, self._free_folder(f"{self._stem}-{name}")) for name in names]
+        folders = {name: next(free_names(self._folder, f"{self._stem}-{name}")) for name in names}
+        candidates = [ComparedAlgorithm(name, self._folder / folder) for name, folder in folders.items()]
         left = list(candidates)
         for end_s in rounds:
             for candidate in left:
@@ -208,9 +209,6 @@ class AlgorithmChoice:
                 return
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, record)
-
-    def _free_folder(self, name: str) -> Path:
-        return next(self._folder / free for free in names_from(name) if not (self._folder / free).exists())
 
     def _learn(self, candidate: ComparedAlgorithm, end_s: float, interrupts: Interrupts) -> None:
         """Trains a candidate until its training time is ``end_s``."""

@@ -330,7 +330,7 @@ def check_cores(machine: Machine) -> Check:
 
 
 def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
-    needed, memory = replay_bytes(replay) + 2 * PROCESS_BYTES, machine.memory
+    needed, memory = replay.capacity * _DEFAULT_LAYOUT.row_bytes + 2 * PROCESS_BYTES, machine.memory
     limit = memory.cgroup_limit_bytes
     bound = "" if limit is None else f" (cgroup limit {size(limit)})"
     free = f"{size(memory.usable_bytes)} free of {size(memory.total_bytes)}{bound}"
@@ -472,10 +472,6 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         "cluster": hosts,
         "versions": versions(),
     }
-
-
-def replay_bytes(replay: ReplayConfig) -> int:
-    return replay.capacity * _DEFAULT_LAYOUT.row_bytes
 
 
 def _child(code: str, timeout_s: float) -> tuple[int | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -321,11 +322,12 @@ def allowed(
         if in_time < counts.per_sampler:
             counts = counts._replace(per_sampler=in_time)
             reasons[key] = f"{in_time}: an environment takes {probe.start_s:.0f} s to start"
+    first_bytes = probe.memory_bytes
+    further_bytes = first_bytes if probe.further_env_bytes is None else probe.further_env_bytes
     if engine_of(probe.spec.env_id) is None:
-        further_bytes, other_bytes = _further(probe), _LEARNER_BYTES + shared_bytes
-        demand = _Demand(probe.spec.env_id, probe.memory_bytes, further_bytes, other_bytes)
+        demand = _Demand(probe.spec.env_id, first_bytes, further_bytes, _LEARNER_BYTES + shared_bytes)
         fitting = demand.lowered(counts, free_bytes, fixed, config.run.learners)
-        why = f"an environment takes {size(demand.further_bytes)} of memory, {size(free_bytes)} are free"
+        why = f"an environment takes {size(further_bytes)} of memory, {size(free_bytes)} are free"
         if fitting.per_sampler != counts.per_sampler:
             reasons[key] = f"{fitting.per_sampler}: {why}"
         if fitting.samplers != counts.samplers:
@@ -340,13 +342,12 @@ def allowed(
     )
     if counts.pictures != wanted.pictures:
         values["visualizer"] = {"enabled": False}
-    first, further = probe.memory_bytes, _further(probe)
     return Allowed(
         samplers=counts.samplers,
         settings=_with(settings, values),
         reasons=reasons,
         max_envs=None if counts.max_envs == wanted.max_envs else counts.max_envs,
-        sampler_bytes=first + (counts.per_sampler - 1) * further,
+        sampler_bytes=first_bytes + (counts.per_sampler - 1) * further_bytes,
     )
 
 
@@ -364,10 +365,6 @@ def untunable_env(probe: Probe) -> str | None:
 
 def _with(settings: Settings, values: Values) -> Settings:
     return settings.with_layer(Layer("environment", values)) if values else settings
-
-
-def _further(probe: Probe) -> int:
-    return probe.memory_bytes if probe.further_env_bytes is None else probe.further_env_bytes
 
 
 @dataclass(frozen=True)
@@ -401,14 +398,12 @@ class _Demand:
         if self._fits(counts, free_bytes):
             return counts
         few = Counts(counts.samplers, 1, min(counts.max_envs, 1), pictures=False)
-        while (
-            self._fits(few._replace(per_sampler=few.per_sampler + 1), free_bytes)
-            and few.per_sampler < wanted.per_sampler
-        ):
-            few = few._replace(per_sampler=few.per_sampler + 1)
+        more = (few._replace(per_sampler=number) for number in range(1, wanted.per_sampler + 1))
+        fitting = list(itertools.takewhile(lambda counts: self._fits(counts, free_bytes), more))
         remedy = "close other programs, or give it a machine with more memory"
-        if self._fits(few, free_bytes):
-            remedy = f"use --envs-per-sampler {few.per_sampler}" + (" and --no-visualizer" if counts.pictures else "")
+        if fitting:
+            no_pictures = " and --no-visualizer" if counts.pictures else ""
+            remedy = f"use --envs-per-sampler {fitting[-1].per_sampler}{no_pictures}"
         elif "samplers" in fixed and counts.samplers > learners:
             remedy = "use fewer --samplers"
         raise ResourceError(

@@ -46,7 +46,7 @@ def test_too_little_memory_fails_and_names_both_figures():
 
 
 def test_default_replay_is_208_million_bytes():
-    assert doctor.replay_bytes(ReplayConfig()) == 208_000_000
+    assert doctor._DEFAULT_LAYOUT.row_bytes * ReplayConfig().capacity == 208_000_000
 
 
 def test_no_gpu_is_no_warning_and_has_its_reason():
