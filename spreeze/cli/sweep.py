@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.cli import train
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.sweep_runs import (
     POLL_S,
@@ -27,6 +26,7 @@ from spreeze.cli.sweep_runs import (
     Sweep,
     SweepRun,
     check_disk,
+    checked_settings,
     core_shares,
     end,
     note_end,
@@ -38,6 +38,7 @@ from spreeze.cli.sweep_search import TRIALS, search
 from spreeze.config.layers import DEFAULT, sources_of, toml_value
 from spreeze.config.schema import check_name
 from spreeze.config.section import split_values
+from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
 from spreeze.machine.output import background_output, emit, print_error, say
@@ -309,16 +310,10 @@ def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def _check_settings(runs: Sequence[SweepRun]) -> list[str]:
     """Rejects invalid settings of all runs before the first one; returns lines on settings without effect."""
-    probes: dict[str, Any] = {}
+    probes: dict[str, Probe] = {}
     notes: dict[str, None] = {}
     for run in {run.setting: run for run in runs}.values():
-        config, check = train.check_command_line(run.arguments)
-        stop = config.stop
-        if not stop.seconds and stop.env_steps is None and stop.updates is None:
-            raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
-        key = repr((config.env, config.image))
-        probes[key], _, unread = check(probes.get(key))
-        notes |= dict.fromkeys(unread)
+        notes |= dict.fromkeys(checked_settings(run.arguments, probes)[1])
     return [*notes]
 
 

@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from spreeze.cli import train
+from spreeze.cli.arguments import build_parser
+from spreeze.cli.planning import layers_of
+from spreeze.config.layers import Settings, effect_notes, resolve, with_algorithm
 from spreeze.config.schema import check_name
+from spreeze.envs.probe import Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.files import existing_parent, read_json, write_json
 from spreeze.machine.awake import AWAKE
+from spreeze.machine.hardware import read_machine
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.run_directory import launch_log, read_run
+from spreeze.tuner.run import check_tunable
 
 _RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
 POLL_S = 0.1
@@ -100,6 +106,25 @@ def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
         raise ConfigError(f"--side-by-side {count}: 1 to {len(cores)}, a core for each run")
     per_run = len(cores) // count
     return [list(cores[per_run * i : per_run * (i + 1)]) for i in range(count)]
+
+
+def checked_settings(arguments: list[str], probes: dict[str, Probe]) -> tuple[Settings, list[str]]:
+    """Settings of a run with these flags, with an algorithm that fits, and lines on settings without effect.
+
+    ``probes`` keeps the probe of each environment. Raises the errors that would reject the run, and a ConfigError if it
+    has no stop condition.
+    """
+    args = build_parser().parse_args(arguments)
+    base, _ = layers_of(args, None, read_machine())
+    config = resolve(base).config
+    if not (config.stop.seconds or config.stop.env_steps or config.stop.updates):
+        raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
+    key = repr((config.env, config.image))
+    probes[key] = probes.get(key) or probe_of(config)
+    settings = with_algorithm(base, probes[key].spec).settings
+    if args.auto:
+        check_tunable(settings.config)
+    return settings, effect_notes(settings, tuned=args.auto)
 
 
 def check_disk(runs_dir: Path, count: int) -> None:

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spreeze.cli import train
 from spreeze.cli.sweep_runs import (
     POLL_S,
     RunProcess,
     Sweep,
     SweepRun,
     check_disk,
+    checked_settings,
     core_shares,
     end,
     note_end,
@@ -37,6 +37,7 @@ from spreeze.cli.sweep_runs import (
 from spreeze.config.profiles import profile_text
 from spreeze.config.schema import Config, StopConfig, check_name, field_of, kind_of
 from spreeze.config.section import literal_or_text, split_values
+from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.files import replace_bytes
 from spreeze.formatting import aligned
@@ -143,17 +144,16 @@ def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str]
     """
     fixed = [text for text in plan["set"] if is_fixed(text)]
     given = [*plan["arguments"], *_flags(fixed)]
-    probe, settings, notes = train.check_command_line(given)[1](None)
+    probes: dict[str, Probe] = {}
+    settings, notes = checked_settings(given, probes)
     for note in notes:
         say(note, as_json=as_json)
     config = settings.config
-    if not (config.stop.seconds or config.stop.env_steps or config.stop.updates):
-        raise ConfigError("the runs have no stop condition; set --seconds or --set stop.env_steps=N")
     axes, fixed = space(plan["set"], config)
     for axis in axes:
         for value in axis.choices or (axis.low, axis.high):
             text = f"{axis.key}={value if isinstance(value, str) else int(value) if axis.whole else f'{value:.6g}'}"
-            train.check_command_line([*given, *_flags([text])])[1](probe)
+            checked_settings([*given, *_flags([text])], probes)
     return axes, fixed, config
 
 
@@ -403,7 +403,7 @@ class SettingSearch:
         return {}
 
     def _write_profile(self, run: SweepRun, value: float, trials: int) -> Path:
-        _, settings, _ = train.check_command_line(run.arguments)[1](None)
+        settings, _ = checked_settings(run.arguments, {})
         machine = read_machine()
         record = {
             "machine_id": machine.identity(), "env": settings.config.env.id, "reasons": {},

@@ -28,7 +28,6 @@ from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import SLOW_ENV, Layer, Settings, default_of, effect_notes, resolve, with_algorithm
-from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, foreign_module
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
@@ -226,28 +225,6 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
         total = size(rows * row_bytes)
         env_notes.append(f"replay may grow to {rows:,} frames of {size(row_bytes)}, {total} (--replay-capacity)")
     return [*notes, *(f"{env.id}: {line}" for line in env_notes if line)]
-
-
-def check_command_line(
-    arguments: list[str],
-) -> tuple[Config, Callable[[Probe | None], tuple[Probe, Settings, list[str]]]]:
-    """The configuration of a command line, and a check of it against its environment; starts no run.
-
-    The check takes the probe of an equal environment, if there is one, and returns the one used, the settings with an
-    algorithm that fits, and lines on settings without effect. Both raise the errors that would reject the run.
-    """
-    args = build_parser().parse_args(arguments)
-    base, _ = layers_of(args, None, read_machine())
-    config = resolve(base).config
-
-    def check(known: Probe | None) -> tuple[Probe, Settings, list[str]]:
-        probe = known or probe_of(config)
-        settings = with_algorithm(base, probe.spec).settings
-        if args.auto:
-            check_tunable(settings.config)
-        return probe, settings, effect_notes(settings, tuned=args.auto)
-
-    return config, check
 
 
 def _tuned_plan(

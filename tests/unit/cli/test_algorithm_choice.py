@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rollouts import FRAMES
 
-from spreeze.cli import algorithm_choice, train
+from spreeze.cli import algorithm_choice
 from spreeze.cli.algorithm_choice import (
     AlgorithmChoice,
     ComparedAlgorithm,
@@ -19,6 +19,7 @@ from spreeze.cli.algorithm_choice import (
 )
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.cli.planning import layers_of
+from spreeze.cli.sweep_runs import checked_settings
 from spreeze.config.layers import resolve
 from spreeze.envs.probe import Probe
 from spreeze.errors import RunError
@@ -198,6 +199,6 @@ def test_the_winner_goes_on_with_the_time_that_is_left_and_with_its_own_settings
 
 
 def test_a_task_that_only_rollouts_fit_gets_their_algorithm_and_its_mode_without_a_word():
-    _, check = train.check_command_line(["--env", "tests/Choices-v0", "--import", "choices_env"])
-    _, settings, _ = check(None)
+    arguments = ["--env", "tests/Choices-v0", "--import", "choices_env", "--updates", "1"]
+    settings, _ = checked_settings(arguments, {})
     assert (settings.config.run.algo, settings.config.run.mode) == ("ppo", "hts")
