@@ -22,6 +22,7 @@ from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
 from spreeze.cli.runs import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
+from spreeze.envs.images import area_weights
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.obs_flattening import flags_of, options_of
 from spreeze.envs.task import ActionScaling
@@ -338,11 +339,7 @@ def _image_lines(frames: FrameSpec) -> list[str]:
     lines = textwrap.dedent(f"""
 
         @functools.cache
-        def weights(old):  # [old, {size}]: weight of each old pixel in the mean of each new one
-            edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
-            overlap = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
-            return (np.maximum(overlap, 0) / scale).astype(np.float32)
-
+        WEIGHTS
 
         IMAGES = {{  # where they are: axes, bounds, and whether colours become grey
         ROWS
@@ -358,7 +355,8 @@ def _image_lines(frames: FrameSpec) -> list[str]:
                 if to_grey and planes.shape[-3] == 3:
                     planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)
                 planes = planes.reshape(-1, *planes.shape[-2:])
-                small = weights(planes.shape[1]).T @ planes @ weights(planes.shape[2])
+                rows, columns = (area_weights(old, {size}) for old in planes.shape[1:])
+                small = rows.T @ planes @ columns
                 small_images.append((small + 0.5).astype(np.uint8))
             return small_images
     """)
@@ -375,7 +373,8 @@ def _image_lines(frames: FrameSpec) -> list[str]:
                     return np.concatenate([flat(part, obs[k], (*path, k)) for k, part in enumerate(space.spaces)])
                 return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
         """)
-    return lines.replace("ROWS", "\n".join(rows)).splitlines()
+    weights = export.plain_source(area_weights)
+    return lines.replace("ROWS", "\n".join(rows)).replace("WEIGHTS", weights).splitlines()
 
 
 def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:
