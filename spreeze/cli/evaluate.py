@@ -340,6 +340,15 @@ def policy_of(weights: Weights, spec: EnvSpec) -> Policy:
     return Policy.from_weights(weights.arrays, weights.meta)
 
 
+def read_policy(path: Path) -> tuple[Weights, EnvSpec]:
+    """The weights of a policy, and its task, whose module is not imported; a WeightsError if it is damaged."""
+    weights = read_weights(path)
+    spec = recorded_spec(weights)
+    if "network" not in weights.meta:  # else it is defined in the run's module
+        policy_of(weights, spec)
+    return weights, spec
+
+
 @contextlib.contextmanager
 def environment_errors(env_id: str) -> Iterator[None]:
     """Turns exceptions of an environment into a one-line ``EnvError``."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from spreeze import __version__, files
 from spreeze.cli.arguments import Parser, check_output, print_result
-from spreeze.cli.evaluate import find_weights, policy_of, pretrained_policies, recorded_spec, run_or_policy, spec_of
+from spreeze.cli.evaluate import find_weights, pretrained_policies, read_policy, run_or_policy
 from spreeze.cli.runs import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
 from spreeze.envs.images import area_weights
@@ -32,7 +32,7 @@ from spreeze.inference.policy import Policy
 from spreeze.inference.user_modules import is_script, is_within
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import find_run
-from spreeze.transport.weights import Weights, read_weights
+from spreeze.transport.weights import Weights
 from spreeze.types import POLICY_FORMATS, ActionPart, Choices, EnvSpec, FrameSpec, PictureSpec, PolicyFormat, nested
 
 OBSERVATIONS = 1000  # number of observations that the check compares
@@ -70,11 +70,7 @@ def _export(args: argparse.Namespace, names: list[str]) -> int:
 def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str, Any], str]:
     """Writes and checks the file and its example; returns the result as a document and as text."""
     path = find_weights(args.run, Path(args.runs_dir), args.checkpoint)
-    weights = read_weights(path)
-    # The module is not imported here, so its name need not be allowed.
-    spec = spec_of(weights, recorded_spec(weights).import_module)
-    if "network" not in weights.meta:  # else it is defined in the run's module, and refused below
-        policy_of(weights, spec)
+    weights, spec = read_policy(path)
     is_file = args.run.endswith(".safetensors") or path == pretrained_policies().get(args.run)
     name = path.stem if is_file else find_run(args.run, Path(args.runs_dir)).name
     out = Path(args.out or f"{name}{row.suffix}")

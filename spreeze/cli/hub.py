@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.arguments import Parser, print_result
-from spreeze.cli.evaluate import policy_of, recorded_spec
+from spreeze.cli.evaluate import read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, HubError, RunError, UsageError
 from spreeze.files import read_json, write_json
@@ -31,8 +31,6 @@ from spreeze.metrics import model_card
 from spreeze.metrics.model_card import CLIP, CURVE
 from spreeze.metrics.progress import published
 from spreeze.run_directory import check_format, find_run, is_alive, make_runs_dir, read_run, refuse_links
-from spreeze.transport.weights import Weights, read_weights
-from spreeze.types import EnvSpec
 from spreeze.workers.evaluator import read_rows
 
 POLICY = "checkpoints/best.safetensors"
@@ -56,15 +54,6 @@ def check_repository(name: str, flag: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{flag} {clean(name, 100)}: expected OWNER/NAME, as the hub has it")
     return name
-
-
-def read_policy(path: Path) -> tuple[Weights, EnvSpec]:
-    """The weights of a policy, and the task that it was trained on; a WeightsError if it is damaged."""
-    weights = read_weights(path)
-    spec = recorded_spec(weights)
-    if "network" not in weights.meta:  # else it is defined in the run's module
-        policy_of(weights, spec)
-    return weights, spec
 
 
 def library() -> Any:
