@@ -3,7 +3,7 @@
 Each learner has samplers, replay, weights and checkpoints of its own. If the mode does not average them, it learns
 like a separate run with the seed ``run.seed`` + its number, and groups exchange nothing. Else all learners start with
 the same parameters, and each takes the mean of its own and the others' at intervals, through memory of the supervisor,
-so that the death of a learner stops no other (``parameter_averages.PeerAverage``).
+so that the death of a learner stops no other (``replay_learner.PeerAverage``).
 """
 
 from __future__ import annotations

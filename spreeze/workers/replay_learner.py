@@ -10,6 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
+from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import LearnerConfig
@@ -17,13 +18,14 @@ from spreeze.metrics.table import SLOTS
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import Gossip, GossipMemory
+from spreeze.transport.mixing import as_float32, as_float64
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BaseReplayJob, ReplayLearnerJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop, run_progress
 from spreeze.workers.on_device.device_replay import DeviceReplay
-from spreeze.workers.parameter_averages import PeerAverage
+from spreeze.workers.replay_statistics import ReplayStatistics
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import malloc_trim, open_device
@@ -31,6 +33,8 @@ from spreeze.workers.torch_devices import malloc_trim, open_device
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 _RETURNS = [SLOTS["sampler"].index(name) for name in ("returns", "returns_sum", "returns_square_sum")]
 _PACE_S = 20.0
+_SILENT_STEPS = 4
+"""Averaging steps without a message from another learner after which it is left out; speeds differ by less."""
 _MIN_BACKUPS_PER_S = 2.0  # target backups a second, below which values may need minutes to be of the right size
 
 
@@ -246,6 +250,68 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
             self._report(note, "warning")
         while self.trainer.notes:
             self._report(self.trainer.notes.pop(0))
+
+
+class PeerAverage:
+    """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
+
+    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that scale
+    inputs and outputs, then takes the mean of these and the newest of each other learner. Moments of the optimizer stay
+    its own. No learner waits: one silent for ``_SILENT_STEPS`` of these steps is left out until it sends again.
+    """
+
+    def __init__(
+        self,
+        algorithm: OffPolicyAlgorithm,
+        gossip: Gossip,
+        interval: int,
+        *,
+        joins: bool = False,
+        statistics: ReplayStatistics | None = None,
+    ) -> None:
+        """A learner that ``joins`` a running group first takes the mean of the others alone."""
+        self._algorithm, self._gossip, self._joins = algorithm, gossip, joins
+        self._statistics = statistics
+        self._interval, self._due, self._version = interval, -1, 0
+        self._newest: dict[int, tuple[np.ndarray, int]] = {}
+        """Number of another learner -> its last message, and the own version at which that arrived."""
+        self._num_others = -1
+
+    def advance(self, updates: int) -> str | None:
+        """Averages if that is due; returns a sentence if the number of other learners in the mean has changed."""
+        if self._due < 0:
+            self._due = updates + self._interval
+        if updates < self._due:
+            return None
+        self._due = updates + self._interval
+        arrays = self._algorithm.state_arrays()
+        names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
+        units = np.zeros(0) if self._statistics is None else self._statistics.averaged_statistics()
+        message = np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])
+        self._version += 1
+        others = self._living()
+        messages = others if self._joins and others else [message, *others]
+        if messages is not others:
+            self._gossip.send(message, self._version)
+        if others:
+            self._joins, size = False, len(message) - 2 * len(units)
+            mean = np.mean([message[:size] for message in messages], 0)
+            parts = np.split(mean, np.cumsum([arrays[name].size for name in names])[:-1])
+            means = {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
+            self._algorithm.load_state_arrays(arrays | means)
+            if self._statistics is not None and len(units):
+                means_of = np.mean([as_float64(message[size:]) for message in messages], 0)
+                self._statistics.set_averaged_statistics(means_of)
+        if len(others) == self._num_others:
+            return None
+        self._num_others = len(others)
+        plural = "" if self._num_others == 1 else "s"
+        return f"update {updates}: averages parameters with {self._num_others} other learner{plural}"
+
+    def _living(self) -> list[np.ndarray]:
+        for message in self._gossip.receive():
+            self._newest[message.sender] = message.parameters, self._version
+        return [parameters for parameters, since in self._newest.values() if self._version - since < _SILENT_STEPS]
 
 
 class TargetPace:

@@ -13,7 +13,7 @@ from spreeze.config.modes import modes
 from spreeze.run_directory import TIMELINE, group_folder, send_request
 from spreeze.transport.gossip import Gossip
 from spreeze.transport.weights import VersionedParameters, WeightsStore
-from spreeze.workers.parameter_averages import PeerAverage
+from spreeze.workers.replay_learner import PeerAverage
 
 _TWO = ("--mode", "tianji", "--learners", "2", "--samplers", "2")
 
