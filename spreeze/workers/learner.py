@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -141,7 +142,8 @@ class Learner:
         self._weights = open_weights(Path(job.run_dir))
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
         values = open_values(Path(job.run_dir)) if job.publishes_values else None
-        self._publisher = PublishingThread(self._weights, context.weights_published, values)
+        report = functools.partial(context.event, "warning")
+        self._publisher = PublishingThread(self._weights, context.weights_published, values, report)
         self._epoch = 0  # rises with each start of the learner
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
         self._last_published_updates = 0 if context.serial else -1  # updates of the policy handed over last
@@ -272,10 +274,6 @@ class Learner:
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
 
-    def _report_unpublished(self) -> None:
-        for text in self._publisher.failures():
-            self._context.event("warning", text)
-
     def _checkpoint(self) -> bool:
         start = perf_counter()
         self._context.heartbeat(Phase.CHECKPOINT)
@@ -314,7 +312,6 @@ class Learner:
         metrics["policy_version"] = max(self._publisher.version, 0)
         metrics["checkpoint_updates"] = self._saved_updates
         self._context.report(metrics)
-        self._report_unpublished()
 
     def _finish(self, reason: str | None) -> None:
         """Writes the final state. An unfinished rollout does not count: a resume learns it again."""
@@ -325,7 +322,6 @@ class Learner:
             self._publish()
         self._checkpoint()
         self._publisher.flush(_LAST_WEIGHTS_S)
-        self._report_unpublished()
         context.post(updates=trainer.updates)
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
 
@@ -338,16 +334,19 @@ class PublishingThread:
         store: ParameterPublisher,
         on_published: Callable[[], None] = lambda: None,
         values: ParameterPublisher | None = None,
+        on_failure: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``on_published`` is called in the helper thread; ``values`` takes the values handed over with a version."""
+        """``values`` takes the values handed over with a version.
+
+        The helper thread calls ``on_published`` after each version, and ``on_failure`` with the text of a failure; of
+        those in a row the first, the tenth, ...
+        """
         self.version = -1
         """The newest version visible to readers; -1 before the first."""
-        self._store, self._on_published, self._values = store, on_published, values
+        self._store, self._on_published, self._values, self._on_failure = store, on_published, values, on_failure
         self._change = threading.Condition()
         self._waiting: tuple[Callable[[], Arrays], dict[str, Any], int, int, LazySnapshot | None] | None = None
         self._busy = self._closing = False
-        self._failures: list[str] = []
-        self._in_a_row = 0
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -364,12 +363,6 @@ class PublishingThread:
             self._waiting = arrays, meta, epoch, version, values
             self._change.notify_all()
 
-    def failures(self) -> list[str]:
-        """Reports on failures to publish since the last call; of those in a row the first, the tenth, ..."""
-        with self._change:
-            failures, self._failures = self._failures, []
-        return failures
-
     def flush(self, timeout_s: float) -> bool:
         """Waits until all versions are written; False if that took longer."""
         with self._change:
@@ -385,6 +378,7 @@ class PublishingThread:
         self._thread.join(max(deadline_s - time.monotonic(), 0.1))
 
     def _run(self) -> None:
+        failures = 0  # in a row
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._waiting is not None or self._closing)
@@ -392,7 +386,6 @@ class PublishingThread:
                     return
                 arrays, meta, epoch, version, values = self._waiting
                 self._waiting, self._busy = None, True
-            failure: str | None = None
             if self._values is not None and values is not None:
                 with contextlib.suppress(Exception):  # first, so that a reader of the weights finds them
                     self._values.publish(values[0](), values[1], epoch, version)
@@ -400,18 +393,15 @@ class PublishingThread:
                 self._store.publish(arrays(), meta, epoch, version)
                 self.version = version
                 self._on_published()
-            except (WeightsError, OSError) as error:
-                failure = str(error)
-            except Exception as error:  # reported by the learner, which continues with the last good weights
-                failure = f"{type(error).__name__}: {error}"
-            self._in_a_row = 0 if failure is None else self._in_a_row + 1
+                failures = 0
+            except Exception as error:  # the learner continues with the last good weights
+                failures += 1
+                kind = "" if isinstance(error, WeightsError | OSError) else f"{type(error).__name__}: "
+                if is_power_of_ten(failures):
+                    text = f"publishing weights failed{in_a_row(failures)}; the previous weights remain in use"
+                    self._on_failure(f"{text}: {kind}{error}")
             with self._change:
                 self._busy = False
-                if failure is not None and is_power_of_ten(self._in_a_row):
-                    self._failures.append(
-                        f"publishing weights failed{in_a_row(self._in_a_row)}; the previous weights remain in "
-                        f"use: {failure}"
-                    )
                 self._change.notify_all()
 
 
