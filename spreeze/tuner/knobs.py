@@ -68,12 +68,6 @@ def check_pins(problem: TuningProblem) -> None:
     if not _devices(problem):
         offered = sorted({one.precision for one in problem.devices if device in (None, one.name)})
         raise ConfigError(f"{PRECISION} = {precision!r}: {device or 'this machine'} offers {', '.join(offered)}")
-    low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
-    if low is not None and high is not None and low > high:
-        raise ConfigError(
-            f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers and learner "
-            f"would deadlock; lower the first or raise the second"
-        )
 
 
 def _devices(problem: TuningProblem) -> list[Device]:

@@ -302,7 +302,6 @@ def test_an_engine_that_steps_all_in_one_call_gets_many_of_them():
         (Machine(), {CAPACITY: 10**9}, r"replay.capacity = 1000000000: needs 223.5 GiB, memory leaves"),
         (Machine(shared_memory_bytes=10**7), {CAPACITY: 10**6}, "shared memory leaves 8.6 MiB"),
         (Machine(), {CAPACITY: 10_000, BATCH: 20_000}, "replay holds 10000 transitions"),
-        (Machine(), {RATIO: 9.0, RATIO_MAX: 3.0}, "would deadlock"),
         (Machine(crash_from_batch=64), {BATCH: 4096}, "learner.batch_size = 4096 does not work here: out of mem"),
         (Machine(crash_from_samplers=2), {SAMPLERS: 3}, "sampling.samplers = 3 does not work here: no env step"),
         (Machine(shared_memory_bytes=10_000), {}, "replay has room for 37 transitions, at least 5000"),
