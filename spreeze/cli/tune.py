@@ -18,7 +18,7 @@ from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import background_output, emit, say
 from spreeze.process_identity import process_age_s
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.tuner.run import TunerCallbacks, Tuning, tuned_layer
+from spreeze.tuner.run import TunerCallbacks, Tuning, layer_of
 
 
 def tune_parser() -> Parser:
@@ -68,10 +68,12 @@ def _tune(args: argparse.Namespace) -> int:
             say(note, as_json=args.json)
         listener = TunerCallbacks(say=lambda text: say(text, as_json=args.json))
         tuning = Tuning(settings, probe, machine, interrupts, listener, samplers_only=args.no_learner)
-        tuned, record = tuned_layer(tuning, fresh=args.fresh, spent_s=process_age_s())
+        known = None if args.fresh else tuning.known()
+        record = known or tuning.measured(spent_s=process_age_s(), fresh=args.fresh)
     show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:
-        text = profile_text(resolve([*layers[:-1], tuned, layers[-1]]), record, machine.one_line())
+        tuned = resolve([*layers[:-1], layer_of(record), layers[-1]])
+        text = profile_text(tuned, record, machine.one_line())
         try:
             replace_bytes(export, text.encode())  # runs that start in the meantime look through the folder
         except OSError as error:

@@ -134,7 +134,10 @@ class Tuning:
         return {**record, "reused": True}
 
     def measured(self, *, spent_s: float, fresh: bool) -> dict[str, Any]:
-        """Measures in processes of its own and stores the record; another tuner's result counts, unless ``fresh``."""
+        """Measures in processes of its own and stores the record; another tuner's result counts, unless ``fresh``.
+
+        ``spent_s``, the age of this process, is part of the budget.
+        """
         seen_s = _changed_s(self._path)
         self.listener.before()
         with only_tuner(self.listener.say, self.interrupts) as note:
@@ -229,17 +232,6 @@ class Tuning:
             "key": self._key,
             "tries": self._tries,
         }
-
-
-def tuned_layer(tuning: Tuning, *, fresh: bool, spent_s: float = 0.0) -> tuple[Layer, dict[str, Any]]:
-    """The tuner's choice as a settings layer, and its record for ``tune.json``; a SpreezeError if there can be none.
-
-    ``fresh`` ignores a stored result. ``spent_s``, the age of this process, is part of the budget.
-    """
-    record = None if fresh else tuning.known()
-    if record is None:
-        record = tuning.measured(spent_s=spent_s, fresh=fresh)
-    return layer_of(record), record
 
 
 # --- validity of a result ---

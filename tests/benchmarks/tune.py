@@ -29,7 +29,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import joint_score
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.run import TunerCallbacks, Tuning, only_tuner, tuned_layer
+from spreeze.tuner.run import TunerCallbacks, Tuning, only_tuner
 
 SLOWEST_UPDATE_S = 0.1
 """Larger batches are left out of the grid once an update takes longer."""
@@ -126,7 +126,7 @@ def _tuned_rows(args: argparse.Namespace, interrupts: Interrupts) -> list[Row]:
     records: list[dict[str, Any]] = []
     for _ in range(args.repeats):
         listener = TunerCallbacks(say=lambda text: None)
-        _, record = tuned_layer(Tuning(settings, probe, read_machine(), interrupts, listener), fresh=True)
+        record = Tuning(settings, probe, read_machine(), interrupts, listener).measured(spent_s=0.0, fresh=True)
         records.append(record)
         say(f"  tuner: {_text(_pick(record))} in {record['seconds']:.0f} s")
     picks = [_pick(record) for record in records]
