@@ -30,7 +30,7 @@ from spreeze.transport.demonstrations import check_demonstrable, save_demonstrat
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec
 from spreeze.workers.episodes.episode_redraw import clip_stride
-from spreeze.workers.episodes.lockstep import EnvStep, Episode, OnStep, run_episodes, score, seed_list, success_rate
+from spreeze.workers.episodes.lockstep import EnvStep, Episode, OnStep, run_episodes, score, success_rate
 
 _FIRST_SEED = 1_000_000
 _PRETRAINED = SHIPPED / "assets" / "policies"
@@ -119,7 +119,7 @@ def evaluate(args: argparse.Namespace, tasks: list[Task]) -> dict[str, Any]:
         task = open_checked(spec, weights.path, args, "rgb_array" if args.video else None)
         return RecordingTask(task, recorded) if args.record else task
 
-    seeds, lost = seed_list(args.seed, args.episodes), list[str]()
+    seeds, lost = range(args.seed, args.seed + args.episodes), list[str]()  # the same starts for each policy
 
     def on_error(index: int, length: int, error: Exception) -> None:
         lost.append(f"seed {seeds[index]}, step {length + 1}: {described(error)}")
@@ -226,11 +226,11 @@ def _document(
         "version": weights.version,
         "env_steps": weights.meta.get("env_steps"),
         "updates": weights.meta.get("updates"),
+        **score(episodes),
         "episodes_asked": args.episodes,
         "episodes_lost": len(lost),
         "last_error": lost[-1] if lost else None,
         "seed": args.seed,
-        **score(episodes)._asdict(),
         "return_low": low,
         "return_high": high,
         "level": 0.95,

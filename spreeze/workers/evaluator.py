@@ -227,7 +227,7 @@ class Evaluation:
             "epoch": weights.epoch,
             "version": weights.version,
             "group": group,
-            **score(episodes)._asdict(),
+            **score(episodes),
             "episodes_cut": cut,
             "episodes_lost": lost,
             "whole": not cut and lost <= len(episodes),
@@ -438,7 +438,8 @@ def record_of(row: dict[str, Any], group: int, wanted: int) -> Record:
 
 
 def _return_stats(episodes: Sequence[Episode]) -> ReturnStats:
-    return ReturnStats(*score(episodes)[:3])
+    scores = score(episodes)
+    return ReturnStats(scores["episodes"], scores["return_mean"], scores["return_std"])
 
 
 def final_evaluation(

@@ -46,7 +46,7 @@ def recorded_run(runs, name="r1", module=None):
     still = lambda obs, state=(): (np.ones((len(obs), 1), np.float32), state)  # noqa: E731
     episodes = run_episodes(recorder.make_task, still, seeds, recorder.on_step)
     record = {"wall_s": 20.0, "env_steps": 2000, "updates": 200, "group": 0, "version": 200}
-    recorder.keep(episodes, seeds, record | score(episodes)._asdict())
+    recorder.keep(episodes, seeds, record | score(episodes))
     return path
 
 

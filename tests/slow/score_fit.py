@@ -29,7 +29,7 @@ from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.workers.collectors.transition_collector import TransitionCollector
-from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
+from spreeze.workers.episodes.lockstep import run_episodes, score
 from spreeze.workers.replay_trainer import ReplayTrainer
 
 Record = dict[str, Any]
@@ -160,9 +160,9 @@ def _loop(
         if learning.updates >= next_evaluation:
             next_evaluation = max(learning.updates + 1, int(learning.updates * _EVALUATION_GROWTH))
             episodes = run_episodes(
-                lambda: open_task(spec), policy.act, seed_list(_FIRST_SEED, _EPISODES), tasks=judges
+                lambda: open_task(spec), policy.act, range(_FIRST_SEED, _FIRST_SEED + _EPISODES), tasks=judges
             )
-            found = score(episodes).return_mean
+            found = score(episodes)["return_mean"]
             best, reached = max(best, found), found >= goal.target_return
     return {
         "reached": reached,

@@ -28,7 +28,7 @@ from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.buffer_learner import BufferTrainer
 from spreeze.workers.collectors.rollout_collector import RolloutCollector
-from spreeze.workers.episodes.lockstep import envs_at_once, run_episodes, score, seed_list
+from spreeze.workers.episodes.lockstep import envs_at_once, run_episodes, score
 from spreeze.workers.samplers import NewestPolicy
 from spreeze.workers.torch_devices import learner_threads
 
@@ -147,7 +147,7 @@ class _Greedy:
 
     def __init__(self, settings: Settings, spec: EnvSpec, stack: contextlib.ExitStack) -> None:
         evaluation = settings.config.evaluation
-        self._spec, self._seeds = spec, seed_list(evaluation.seed, evaluation.episodes)
+        self._spec, self._seeds = spec, range(evaluation.seed, evaluation.seed + evaluation.episodes)
         self._tasks: list[Task] = []
         stack.callback(self._close)
 
@@ -165,7 +165,7 @@ class _Greedy:
                 max_envs=envs_at_once(self._spec),
                 tasks=self._tasks,
             )
-        ).return_mean
+        )["return_mean"]
 
 
 def _settings(flags: list[str]) -> tuple[Settings, EnvSpec]:

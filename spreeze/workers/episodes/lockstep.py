@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,30 +48,21 @@ class Episode(NamedTuple):
     success: bool | None = None  # ``info["is_success"]`` at its end; None if the environment does not report it
 
 
-class Score(NamedTuple):
+def score(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Statistics of at least one episode; the standard deviation is the population one (divided by n)."""
-
-    episodes: int
-    return_mean: float
-    return_std: float
-    length_mean: float
-
-
-def score(episodes: Sequence[Episode]) -> Score:
     returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
-    lengths = [episode.length for episode in episodes]
-    return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
+    return {
+        "episodes": len(episodes),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "length_mean": float(np.mean([episode.length for episode in episodes])),
+    }
 
 
 def success_rate(episodes: Sequence[Episode]) -> float | None:
     """Share of successes among the episodes that report success."""
     outcomes = [episode.success for episode in episodes if episode.success is not None]
     return sum(outcomes) / len(outcomes) if outcomes else None
-
-
-def seed_list(first_seed: int, episodes: int) -> range:
-    """Consecutive seeds, for policies that are compared with each other on the same starts."""
-    return range(first_seed, first_seed + episodes)
 
 
 def fresh_seeds(count: int, *entropy: int) -> list[int]:

@@ -20,7 +20,7 @@ from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvError, ResourceError, RunError
 from spreeze.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
-from spreeze.workers.episodes.lockstep import run_episodes, score, seed_list
+from spreeze.workers.episodes.lockstep import run_episodes, score
 
 
 def make_run(runs_dir, name, started, best=None, module=FAULT_MODULE):
@@ -46,7 +46,7 @@ def runs_dir(tmp_path):
 
 
 def expected(gain, episodes=3, seed=1_000_000):
-    tasks = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act, seed_list(seed, episodes))
+    tasks = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act, range(seed, seed + episodes))
     return score(tasks)
 
 
@@ -149,8 +149,8 @@ def test_engines_of_the_package_need_no_leave(runs_dir):
 def test_evaluate_prints_one_json_document_with_the_interval(runs_dir, capfd):
     assert run_evaluate(runs_dir, "latest", "--json") == 0
     document = json.loads(capfd.readouterr().out)
-    assert document["return_mean"] == expected(GOOD).return_mean
-    assert document["return_std"] == expected(GOOD).return_std
+    assert document["return_mean"] == expected(GOOD)["return_mean"]
+    assert document["return_std"] == expected(GOOD)["return_std"]
     assert document["return_low"] <= document["return_mean"] <= document["return_high"]
     assert (document["env"], document["episodes"], document["version"]) == (FAULT, 3, 1)
     assert [episode["seed"] for episode in document["per_episode"]] == [1_000_000, 1_000_001, 1_000_002]
@@ -162,7 +162,7 @@ def test_evaluate_takes_the_latest_weights_on_request_and_writes_csv_and_clip(ru
     assert run_evaluate(runs_dir, *args) == 0
     with open(table, newline="") as file:
         rows = list(csv.DictReader(file))
-    assert sum(float(row["return"]) for row in rows) / 3 == pytest.approx(expected(BAD).return_mean)
+    assert sum(float(row["return"]) for row in rows) / 3 == pytest.approx(expected(BAD)["return_mean"])
     assert [row["seed"] for row in rows] == ["1000000", "1000001", "1000002"]
     with av.open(str(clip)) as container:
         assert len(list(container.decode(video=0))) == 26  # every second of the 51 pictures of one episode
@@ -228,7 +228,7 @@ def test_evaluate_as_a_command(runs_dir):
         [*command, "--import", FAULT_MODULE, "--episodes", "3"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["return_mean"] == expected(GOOD).return_mean
+    assert json.loads(done.stdout)["return_mean"] == expected(GOOD)["return_mean"]
 
 
 # --- play ---
@@ -241,7 +241,7 @@ def test_play_writes_a_clip_into_the_run_where_there_is_no_display(runs_dir, mon
     clip = runs_dir / "second" / "videos" / "play-v2.mp4"
     out = capfd.readouterr().out
     assert f"clip: {clip}" in out
-    assert f"return {expected(BAD, 1, seed=10_000).return_mean:.1f} in 50 env steps" in out
+    assert f"return {expected(BAD, 1, seed=10_000)['return_mean']:.1f} in 50 env steps" in out
     with av.open(str(clip)) as container:
         assert len(list(container.decode(video=0))) == 51, "the start and each step"
 

@@ -158,7 +158,7 @@ def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path,
                 run_episodes(
                     lambda: make_task(FAULT, FAULT_MODULE), policy_of(GOOD).act, fresh_seeds(2, 10, 1, 4, 1, 2)
                 )
-            ).return_mean,
+            )["return_mean"],
         ]
     )
     assert facts["return"] == pytest.approx(again)

@@ -105,7 +105,7 @@ def expected_return(gain, version, episodes=4, group=0):
     """Mean return of ``gain`` over the fresh starts that the evaluator plays for that version of the weights."""
     seeds = fresh_seeds(episodes, 10, 1, version, 0, group)
     found = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act, seeds)
-    return score(found).return_mean
+    return score(found)["return_mean"]
 
 
 def test_each_new_version_is_evaluated_and_written_down_and_the_best_is_kept(tmp_path, store):
