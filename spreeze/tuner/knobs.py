@@ -15,7 +15,7 @@ from spreeze.config.schema import SECTIONS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import size
 from spreeze.inference.user_modules import extended
-from spreeze.tuner.model import MAX_USES, UPDATES_PER_STEP_BOUND, LearnerKind, ratio_bound
+from spreeze.tuner.model import MAX_USES, UPDATES_PER_STEP_BOUND, ratio_bound
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -86,11 +86,11 @@ def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
     return [1, *(count for count in (2, 4, 8) if count <= (pair if count == 2 else problem.cores / 2))]
 
 
-def learner_kinds(problem: TuningProblem) -> list[LearnerKind]:
-    """Kinds of learner worth trying: each device with the fewest threads, then with more."""
-    pairs = [(device, _threads(problem, Setting({DEVICE: device.name}))) for device in _devices(problem)]
-    kinds = [LearnerKind(device.name, device.precision, count) for device, counts in pairs for count in counts]
-    return sorted(kinds, key=lambda kind: kind.threads > 1)[:_MAX_KINDS]
+def learner_kinds(problem: TuningProblem) -> list[Setting]:
+    """Kinds of learner worth trying (``model.kind_of``): each device with the fewest threads, then with more."""
+    devices = [Setting({DEVICE: device.name, PRECISION: device.precision}) for device in _devices(problem)]
+    kinds = [device.replace(THREADS, count) for device in devices for count in _threads(problem, device)]
+    return sorted(kinds, key=lambda kind: kind[THREADS] > 1)[:_MAX_KINDS]
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:

@@ -171,23 +171,9 @@ def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
     )
 
 
-class LearnerKind(NamedTuple):
-    """Settings of a learner on which its time of an update depends, beside the batch."""
-
-    device: str
-    precision: str
-    threads: int
-
-    def __str__(self) -> str:
-        return f"{self.threads} learner threads on {self.device} in {self.precision}"
-
-
-def kind_of(setting: Setting) -> LearnerKind:
-    return LearnerKind(device=setting[DEVICE], precision=setting[PRECISION], threads=setting[THREADS])
-
-
-def learner_setting(kind: LearnerKind, batch_size: int) -> Setting:
-    return Setting({DEVICE: kind.device, BATCH: batch_size, THREADS: kind.threads, PRECISION: kind.precision})
+def kind_of(setting: Setting) -> Setting:
+    """The part of a setting on which a learner's time of an update depends, beside the batch."""
+    return Setting({name: setting[name] for name in (DEVICE, PRECISION, THREADS)})
 
 
 class Cost(NamedTuple):
@@ -222,7 +208,7 @@ class Sharing:
 
     cores: float
     physical: float
-    costs: Mapping[LearnerKind, Cost]
+    costs: Mapping[Setting, Cost]
     busy: Sequence[float]  # busy threads in each measurement, ascending
     learner: Sequence[float]
     """Log of measured updates/s over those of the learner alone at an even share; interpolated between."""
@@ -252,7 +238,7 @@ class Sharing:
         return math.exp(np.interp(busy, self.busy, logs))
 
 
-def fit_sharing(problem: TuningProblem, costs: Mapping[LearnerKind, Cost], results: Sequence[TrialResult]) -> Sharing:
+def fit_sharing(problem: TuningProblem, costs: Mapping[Setting, Cost], results: Sequence[TrialResult]) -> Sharing:
     """The model, from samplers that ran unthrottled beside one learner; guessed if none did."""
     physical = min(problem.cores, problem.physical_cores or problem.cores)
     guess = math.log(1e6 / problem.step_us if problem.step_us else 1000.0)

@@ -13,7 +13,7 @@ from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs, model
 from spreeze.tuner.explanation import best_runners, choices_of
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import Cost, LearnerKind, Scored, Sharing, kind_of, learner_setting, paper_batch
+from spreeze.tuner.model import Cost, Scored, Sharing, kind_of, paper_batch
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
@@ -149,8 +149,8 @@ class Search:
         self.limits: list[str] = list(problem.memory_plan.limits) if problem.memory_plan else []
         """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []  # Notes on changes in the algorithm, on gains, and on missing measurements.
-        self.rates: dict[LearnerKind, list[TrialResult]] = {}  # Learners measured alone.
-        self.sizes: dict[LearnerKind, list[int]] = {}  # Batch sizes that may be chosen.
+        self.rates: dict[Setting, list[TrialResult]] = {}  # Learners measured alone.
+        self.sizes: dict[Setting, list[int]] = {}  # Batch sizes that may be chosen.
         self.expected: dict[Setting, Scored] = {}
         """Everything that could be chosen in a mode with replay, as the model forecasts it."""
         self.varied_last = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.varied_last}
@@ -238,15 +238,16 @@ class Search:
         """Measures kind after kind, fits costs and finds the batch sizes that may be chosen; raises as ``tune``."""
         until_s = self.measure.seconds_left() * (1.0 - _LEARNER_FRACTION)
         self.ladder, kinds = knobs.batch_sizes(self.problem), knobs.learner_kinds(self.problem)
-        plain = [kind for kind in kinds if kind.threads == 1] if len({kind.device for kind in kinds}) > 1 else kinds
+        plain = [kind for kind in kinds if kind[THREADS] == 1] if len({kind[DEVICE] for kind in kinds}) > 1 else kinds
         self._climb(plain, until_s)
         scores = [(self._score(result), result.setting[DEVICE]) for result in self._learner_results()]
         best, _ = max(scores)  # there are some: the first setting is measured in any case
         near = {device for score, device in scores if score >= _THREADS_HELP * best}
-        self._climb([kind for kind in kinds if kind not in plain and kind.device in near], until_s)
-        self.limits += [f"out of time before {kind} could be tried" for kind in kinds if kind not in self.rates]
+        self._climb([kind for kind in kinds if kind not in plain and kind[DEVICE] in near], until_s)
+        untried = [kind for kind in kinds if kind not in self.rates]
+        self.limits += [f"out of time before {_kind_text(kind)} could be tried" for kind in untried]
         self._settle_learners(until_s)
-        self.costs: dict[LearnerKind, Cost] = {}
+        self.costs: dict[Setting, Cost] = {}
         for kind, results in self.rates.items():
             steady = [result for result in results if is_steady(result)]
             ran = [(result.setting[BATCH], 1.0 / result.updates) for result in steady or results if result.updates > 0]
@@ -261,12 +262,12 @@ class Search:
                 varied = self._vary(knob, current, self.measure.seconds_left() / 4)
                 self.varied_last[knob.name] = (varied.setting if varied else current)[knob.name]
 
-    def _climb(self, kinds: Sequence[LearnerKind], until_s: float) -> None:
+    def _climb(self, kinds: Sequence[Setting], until_s: float) -> None:
         """Measures kinds in the same turns; larger batches while they may be better and time is left."""
         sizes = sorted({*self.ladder[::_STRIDE], self.ladder[-1]})
         for at in range(0, len(sizes), _SIZES):
             rising = [kind for kind in kinds if at == 0 or self._larger_may_be_better(kind, sizes[at - 1])]
-            wanted = [learner_setting(kind, batch) for kind in rising for batch in sizes[at : at + _SIZES]]
+            wanted = [kind.replace(BATCH, batch) for kind in rising for batch in sizes[at : at + _SIZES]]
             left_s = self.measure.seconds_left() - until_s
             if wanted and (at == 0 or left_s > _CLIMB_S):
                 for rate in self._measure_alone(wanted, left_s):
@@ -288,13 +289,13 @@ class Search:
         if ran and sum(map(is_steady, ran)) < len(ran) / 2:
             raise NothingMeasured(f"update rates of the learner vary by {_typical(ran)}")
 
-    def _larger_may_be_better(self, kind: LearnerKind, largest: int) -> bool:
+    def _larger_may_be_better(self, kind: Setting, largest: int) -> bool:
         """True while batches above ``largest`` may be better; of the kinds on one device only for the fastest."""
         results = self.rates.get(kind, [])
         if not results or results[-1].setting[BATCH] < largest or any(result.updates <= 0 for result in results):
             return False
         fastest = results[-1].updates
-        others = [result for other, rates in self.rates.items() if other.device == kind.device for result in rates]
+        others = [result for other, rates in self.rates.items() if other[DEVICE] == kind[DEVICE] for result in rates]
         if any(result.setting[BATCH] == largest and result.updates > fastest for result in others):
             return False
         if self.problem.objective == "paper":
@@ -302,17 +303,17 @@ class Search:
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > largest
         return bool(max(results, key=self._score).setting[BATCH] >= largest / 4)
 
-    def _sizes_that_ran(self, kind: LearnerKind) -> list[int]:
+    def _sizes_that_ran(self, kind: Setting) -> list[int]:
         """Batch sizes below the first that failed and within the device's memory."""
-        free = next((device.memory_bytes for device in self.problem.devices if device.name == kind.device), None)
+        free = next((device.memory_bytes for device in self.problem.devices if device.name == kind[DEVICE]), None)
         ran: list[int] = []
         for rate in sorted(self.rates[kind], key=lambda result: result.setting[BATCH]):
             batch = rate.setting[BATCH]
             if rate.updates <= 0:
-                self.limits.append(f"batch {batch} with {kind}: {rate.failure or 'no updates'}")
+                self.limits.append(f"batch {batch} with {_kind_text(kind)}: {rate.failure or 'no updates'}")
                 break
             if free is not None and (rate.memory_bytes or 0) > free * knobs.HEADROOM:
-                self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind.device}")
+                self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind[DEVICE]}")
                 break
             ran.append(batch)
         return [batch for batch in self.ladder if ran and ran[0] <= batch <= ran[-1]]
@@ -361,7 +362,7 @@ class Search:
         ]
         near = [entry for entry in scored if entry[0] >= max(scored)[0] * (1.0 - model.TIE)]
         _, _, kind, batch = min(near, key=lambda entry: (entry[3] != configured, entry[3], entry[1]))
-        return learner_setting(kind, batch)
+        return kind.replace(BATCH, batch)
 
     def _raise_nothing_ran(self, results: Sequence[TrialResult], names: Sequence[str], what: str) -> NoReturn:
         """Raises the error for ``results`` of which none ran; the user's values of knobs ``names`` may be the cause."""
@@ -399,7 +400,7 @@ class Search:
         settings = []
         for kind, sizes in self.sizes.items():
             for batch in sizes:
-                setting = Setting({**base, **learner_setting(kind, batch)})
+                setting = Setting({**base, **kind, BATCH: batch})
                 pairs = itertools.product(knobs.sampler_counts(problem, setting), knobs.ratios(problem, setting))
                 settings += [Setting({**setting, SAMPLERS: count, RATIO: ratio}) for count, ratio in pairs]
         # Never more busy threads than ran together.
@@ -712,6 +713,10 @@ class Search:
             "notes": self.notes,
             **rates,
         }
+
+
+def _kind_text(kind: Setting) -> str:
+    return f"{kind[THREADS]} learner threads on {kind[DEVICE]} in {kind[PRECISION]}"
 
 
 def _distance(value: float, other: float) -> float:

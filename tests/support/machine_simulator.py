@@ -16,7 +16,7 @@ from spreeze.tuner.knobs import (
     ordered,
     ratios,
 )
-from spreeze.tuner.model import learner_setting, paper_batch, worth
+from spreeze.tuner.model import paper_batch, worth
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
@@ -239,7 +239,7 @@ def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
     """Everything that may be chosen on a machine."""
     problem = replace(problem, memory_plan=find_memory_plan(problem))
     learners = [
-        learner_setting(kind, batch) for kind in learner_kinds(problem)
+        kind.replace(BATCH, batch) for kind in learner_kinds(problem)
         for batch in _true_sizes(machine, problem, batch_sizes(problem), kind)
     ]  # fmt: skip
     learners = [one for one in learners if machine.update_s(one) <= 1.0 or one[BATCH] == problem.pin(BATCH)]
@@ -274,7 +274,7 @@ def _true_sizes(machine, problem, sizes, kind):
     """The batch of the paper's rule, for its objective; all sizes otherwise."""
     if problem.objective != "paper" or problem.pin(BATCH) is not None:
         return sizes
-    small, large = (machine.update_s(learner_setting(kind, batch)) for batch in (1, 1001))
+    small, large = (machine.update_s(kind.replace(BATCH, batch)) for batch in (1, 1001))
     row = (large - small) / 1000.0
     knee = paper_batch(small - row, row, problem.targets.gpu_target)
     return [batch for batch in sizes if batch >= knee][:1] or sizes[-1:]
