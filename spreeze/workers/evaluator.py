@@ -211,10 +211,8 @@ class Evaluation:
         """
         self.prepare()
         seeds = self._seeds(weights, self._job.config.episodes, _FIRST, group)
-        recorder = self._recorder if self._recorder.wanted else None
-        if recorder is not None:
-            recorder.begin(weights, group)
-        on_step = None if recorder is None else recorder.on_step
+        recorder = self._recorder
+        on_step = recorder.on_step if recorder.begin(weights, group) else None
         episodes, lost = self._play(weights, seeds, whole_rounds=keep_partial, on_step=on_step)
         cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not keep_partial):
@@ -234,16 +232,14 @@ class Evaluation:
         }
         if (success := success_rate(episodes)) is not None:
             record["success_rate"] = success
-        record["metrics"] = {"eval_terminated": float(np.mean([episode.terminated for episode in episodes]))}
-        if recorder is not None:
-            record["metrics"] |= recorder.health(episodes, seeds)
+        terminated = float(np.mean([episode.terminated for episode in episodes]))
+        record["metrics"] = {"eval_terminated": terminated, **recorder.health(episodes, seeds)}
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
             stats, record["target"] = self._check_target(_return_stats(episodes), weights, group)
             self._best.offer(Candidate(stats, weights.to_bytes(), dict(record)))
-        if recorder is not None:
-            self._keep_episodes(episodes, seeds, record, last=keep_partial)
+        self._keep_episodes(episodes, seeds, record, last=keep_partial)
         return record
 
     def _keep_episodes(self, episodes: list[Episode], seeds: list[int], record: Record, *, last: bool) -> None:

@@ -82,17 +82,16 @@ class EpisodeRecorder:
             (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
             remove_unfinished(run_dir / FOLDER)
 
-    @property
-    def wanted(self) -> bool:
-        return self._config.keep_episodes > 0
-
-    def begin(self, weights: Weights, group: int = 0) -> None:
-        """Forgets the episodes of an earlier evaluation; the next one plays these weights of a group."""
+    def begin(self, weights: Weights, group: int = 0) -> bool:
+        """Forgets earlier episodes; the next evaluation plays these weights of a group. False if it keeps none."""
+        if not self._config.keep_episodes:
+            return False
         values = open_values(group_folder(self._run_dir, group)).read_latest()
         too_old = values is None or values.epoch < weights.epoch or 2 * values.version < weights.version
         self._values = None if values is None or too_old else (values, weights)
         self._tapes.clear()
         self._held_bytes, self._drawing_s, self._started_s, self.note = 0, 0.0, time.monotonic(), ""
+        return True
 
     def on_step(self, position: int, task: Task, step: EnvStep) -> None:
         """Takes an env step of the episode at this position in the evaluation's seeds."""
