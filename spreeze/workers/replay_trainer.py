@@ -40,7 +40,7 @@ from spreeze.workers.gpu_replay import (
 from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.replay_batches import ReplayBatches
 from spreeze.workers.replay_statistics import DeviceNormalizer, ReplayStatistics
-from spreeze.workers.torch_devices import free_bytes, out_of_memory, release_cached, resolve_device
+from spreeze.workers.torch_devices import out_of_memory, release_cached, resolve_device
 
 _REFRESH_S = 0.005  # age at which the reader's windows are refreshed; older windows only miss the newest rows
 _AVERAGE = "policy_average"
@@ -157,9 +157,8 @@ class ReplayTrainer:
             self.notes.append("batches are gathered on the host, without CUDA graphs: it holds the priorities of rows")
             return
         assert isinstance(self._reader, ReplayReader)
-        gpu_replay, note = fitted_gpu_replay(
-            self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
-        )
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        gpu_replay, note = fitted_gpu_replay(self._reader, self.batch_size, self._device, self._seed, free_bytes)
         self.notes.append(note)
         if gpu_replay is not None:
             self.use_gpu_replay(gpu_replay, lambda: CudaGraph(self._device))

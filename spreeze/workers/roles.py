@@ -39,17 +39,11 @@ def deadlines(step_s: float, start_s: float) -> dict[Phase, float]:
     return DEADLINE_S | constructing | {Phase.STEP: step_s, Phase.INIT: start_s}
 
 
-DEADLINE_SETTINGS: dict[Phase, str] = {
-    Phase.STEP: "sampling.step_deadline_s",
-    **dict.fromkeys((Phase.INIT, Phase.RESET), "sampling.start_deadline_s"),
-}
-"""The settings that change deadlines of phases."""
-
-
 def deadline_text(phase: Phase, deadline_s: float) -> str:
     """The setting of a phase's deadline, in brackets for a message; empty if there is none."""
-    setting = DEADLINE_SETTINGS.get(phase)
-    return "" if setting is None else f" ({setting} = {deadline_s:g})"
+    if phase not in (Phase.STEP, Phase.INIT, Phase.RESET):
+        return ""
+    return f" (sampling.{'step' if phase is Phase.STEP else 'start'}_deadline_s = {deadline_s:g})"
 
 
 @dataclass(frozen=True, kw_only=True)

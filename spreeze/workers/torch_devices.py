@@ -22,9 +22,8 @@ _TF32_CAPABILITY = 8  # Ampere: first compute capability with TF32
 _MIN_FOR_ONEDNN = 2**22
 """Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 64 with
 256 units, or 256 with 128."""
-_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
-                    "std::bad_alloc")  # fmt: skip
-"""PyTorch's texts when host memory runs out: on Linux and macOS, on Windows, in C++."""
+_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
+"""Texts of PyTorch and of C++ when host memory runs out."""
 
 
 def resolve_device(device: str) -> str:
@@ -59,10 +58,6 @@ def release_cached() -> None:
         cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
     cuda.empty_cache()
-
-
-def free_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def out_of_memory(error: BaseException) -> bool:

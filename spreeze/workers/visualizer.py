@@ -48,7 +48,7 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
     context.heartbeat(Phase.INIT)
     with contextlib.ExitStack() as stack:
         try:
-            task = _open(job)
+            task = open_task(job.spec, "rgb_array", whole_games=True)
             stack.callback(task.close)
             task.reset(seed=job.seed)
             task.render()
@@ -59,10 +59,6 @@ def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
         stack.pop_all()  # the show closes it, or its replacement
         stack.callback(show.close)
         show.run()
-
-
-def _open(job: VisualizerJob) -> Task:
-    return open_task(job.spec, "rgb_array", whole_games=True)
 
 
 class _Show:
@@ -112,7 +108,7 @@ class _Show:
                 if self._failures:  # the environment may be what fails
                     context.heartbeat(Phase.INIT)
                     close_in_time(self._task.close)
-                    self._task = _open(self._job)
+                    self._task = open_task(self._job.spec, "rgb_array", whole_games=True)
                     self._restart()
                 self._frame(self._policy)
                 self._failures = 0

@@ -38,7 +38,7 @@ from spreeze.metrics.recorded_episodes import (
     prune,
     read_recording,
 )
-from spreeze.run_directory import finite_number, read_config
+from spreeze.run_directory import finite_number, read_config, take_lock
 from spreeze.workers.episodes.lockstep import new_task
 
 _SIDE = 400
@@ -134,10 +134,7 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
+        return take_lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) is False
     finally:
         os.close(fd)
 

@@ -110,10 +110,6 @@ class Sampling:
         counts = self.collector.counts
         return counts.policy_s + counts.env_s + counts.write_s
 
-    def learned(self, seconds: float) -> None:
-        """Counts time in which the environments waited for updates."""
-        self.collector.counts.wait_s += seconds
-
     def read_back(self, version: int) -> None:
         self.collector.read_back()
         self.post(version)
@@ -155,7 +151,7 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
         start = perf_counter()
         self.stepping_s = self._sampling.stepping_s
         super().train()
-        self._sampling.learned(perf_counter() - start)
+        self._sampling.collector.counts.wait_s += perf_counter() - start
         return True
 
 
@@ -191,7 +187,7 @@ class DeviceRolloutUpdateLoop(RestoredUpdateLoop):
             self.trainer.learn(self._rollout, self.env_steps())
             self._actor.scale_by(self.trainer.algorithm.normalizer)
             self._context.slots[_UPDATES] = self.trainer.updates
-            self._sampling.learned(perf_counter() - start)
+            self._sampling.collector.counts.wait_s += perf_counter() - start
         return True
 
     def env_steps(self) -> int:
