@@ -229,7 +229,6 @@ class TunerThread(abc.ABC):
         self._thread: threading.Thread | None = None
 
     def begin(self, run: Assembly, workers: WorkerPool) -> None:
-        """Starts measuring for a run with these workers."""
         self._notes.put(self.begins)
         self._thread = threading.Thread(target=self._run, args=(run, workers), name="tuner", daemon=True)
         self._thread.start()

@@ -377,9 +377,8 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 
 
 def _slots_remark(problem: TuningProblem, setting: Setting) -> str:
-    """Remark on the number of slots: samplers have equally many each."""
     configured, samplers = setting[problem.full_name(SLOTS) or SLOTS], setting[ROLLOUT_SAMPLERS]
-    slots = samplers * -(-configured // samplers)
+    slots = samplers * -(-configured // samplers)  # samplers have equally many each
     more = f"; {slots} in total, one for each of {samplers} samplers" if slots > configured else ""
     return f"as configured{more}"
 

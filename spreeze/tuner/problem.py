@@ -111,8 +111,6 @@ OnResult = Callable[[TrialResult], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Device that the learner may use."""
-
     name: str  # ``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``
     memory_bytes: int | None = None
     """Free memory of the device; None for the processor, which has ``TuningProblem.memory_bytes``."""

@@ -79,8 +79,6 @@ cross those of a fixed scale."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TunerCallbacks:
-    """Callbacks of the tuner for progress."""
-
     say: Callable[[str], None]
     on_result: OnResult = lambda result: None
     before: Callable[[], None] = lambda: None  # called once, before anything is measured; not if the result is known

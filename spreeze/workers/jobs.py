@@ -21,8 +21,6 @@ from spreeze.types import EnvSpec, Jsonable, RowLayout
 
 
 class Job(Jsonable):
-    """The job of a worker process."""
-
     entry_point: ClassVar[str]
     """``module:function`` that does it, called with the worker's context and the job.
 

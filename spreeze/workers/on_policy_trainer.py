@@ -66,8 +66,6 @@ class RolloutTrainer(Generic[OnPolicy]):
 
 
 class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
-    """Learns rollout by rollout."""
-
     def __init__(
         self,
         algorithm: OnPolicyAlgorithm,

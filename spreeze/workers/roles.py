@@ -48,8 +48,6 @@ def deadline_text(phase: Phase, deadline_s: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimit:
-    """Limit of restarts of a role."""
-
     failures: int  # after this many failures within the window the worker rests for ``quarantine_s``, or is given up
     window_s: float
     quarantine_s: float | None  # None: no further restart

@@ -82,17 +82,13 @@ class NewestPolicy:
         self._weights = weights
         self._order: tuple[int, int] | None = None
         self._policy: Policy | None = None
-
-    @property
-    def version(self) -> int:
-        """Updates of the learner when it published this policy."""
-        return self._order[1] if self._order else 0
+        self.version = 0  # updates of the learner when it published this policy
 
     def refresh(self) -> None:
         newest = self._weights.read_latest(self._order)
         if newest is not None:
             self._policy = Policy.from_weights(exploring_arrays(newest.arrays), newest.meta)
-            self._order = newest.order
+            self._order, self.version = newest.order, newest.version
 
     def current(self) -> Policy | None:
         return self._policy
