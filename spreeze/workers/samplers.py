@@ -26,7 +26,7 @@ from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.transport.weights import ParameterSource
 from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
-from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.collectors.transition_collector import GoalCollector, SequenceCollector, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
 from spreeze.workers.jobs import BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
@@ -45,12 +45,8 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
     rng = np.random.default_rng([job.seed, stream, writer.next_logical - job.loaded_rows])
     collector_class: Callable[..., TransitionCollector] = TransitionCollector
     if job.rows_per_step > 1:
-        from spreeze.workers.collectors.goal_collector import GoalCollector
-
         collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
     elif writer.layout.sequence is not None:
-        from spreeze.workers.collectors.sequence_collector import SequenceCollector
-
         collector_class = SequenceCollector
     collector = collector_class(
         TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),

@@ -15,7 +15,7 @@ from spreeze.errors import ConfigError
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import RowLayout
-from spreeze.workers.collectors.goal_collector import GoalCollector, GoalEpisode, Relabeling
+from spreeze.workers.collectors.transition_collector import GoalCollector, GoalEpisode, Relabeling
 
 S = gymnasium.spaces
 GAMMA = 0.5

@@ -15,8 +15,7 @@ from spreeze.transport.checkpoint import _fields
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
 from spreeze.types import Choices, EnvSpec, RowLayout, SequenceShape
-from spreeze.workers.collectors.sequence_collector import SequenceRowWriter
-from spreeze.workers.collectors.transition_collector import StepBatch
+from spreeze.workers.collectors.transition_collector import SequenceRowWriter, StepBatch
 
 SPEC = EnvSpec(
     env_id="x", import_module=None, obs_dim=1, action=Choices((9,)), max_episode_steps=None, reward_threshold=None
