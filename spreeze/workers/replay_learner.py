@@ -25,7 +25,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BaseReplayJob, ReplayLearnerJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop, run_progress
 from spreeze.workers.on_device.device_replay import DeviceReplay
-from spreeze.workers.replay_statistics import ReplayStatistics
+from spreeze.workers.replay_batches import ReplayStatistics
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import malloc_trim, open_device

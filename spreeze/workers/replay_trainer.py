@@ -38,8 +38,7 @@ from spreeze.workers.gpu_replay import (
     reason_against,
 )
 from spreeze.workers.on_device.device_replay import DeviceReplay
-from spreeze.workers.replay_batches import ReplayBatches
-from spreeze.workers.replay_statistics import DeviceNormalizer, ReplayStatistics
+from spreeze.workers.replay_batches import DeviceNormalizer, ReplayBatches, ReplayStatistics
 from spreeze.workers.torch_devices import out_of_memory, release_cached, resolve_device
 
 _REFRESH_S = 0.005  # age at which the reader's windows are refreshed; older windows only miss the newest rows

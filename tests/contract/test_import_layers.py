@@ -40,7 +40,7 @@ PAGE_IMPORTS = {
     "types",
 }
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/user_modules.py", "workers/learner.py",
-         "workers/replay_trainer.py", "workers/replay_batches.py", "workers/replay_statistics.py",
+         "workers/replay_trainer.py", "workers/replay_batches.py",
          "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py", "workers/on_device/",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",

@@ -34,7 +34,7 @@ from spreeze.workers.collectors.rollout_collector import RolloutCollector, Rollo
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.episodes.lockstep import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
-from spreeze.workers.replay_statistics import DeviceNormalizer
+from spreeze.workers.replay_batches import DeviceNormalizer
 from spreeze.workers.samplers import Inference, MailboxClient
 
 ID, MODULE, K = "tests/Masked-v0", "masked_env", masked_env.NUM_ACTIONS
