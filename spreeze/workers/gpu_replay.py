@@ -22,7 +22,7 @@ from spreeze.errors import TransportError
 from spreeze.formatting import size
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import RowLayout
-from spreeze.workers.on_device.device_replay import DeviceReplay
+from spreeze.workers.device_replay import DeviceReplay
 
 _CHUNK_ROWS = 4096
 _FRACTION = 0.8  # fraction of a device's free memory that GPU replay may take; updates need the rest

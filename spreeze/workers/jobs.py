@@ -96,7 +96,7 @@ class DeviceEnvs(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReplayJob(BaseReplayJob):
-    entry_point = "spreeze.workers.on_device.device_learner:learn_from_device_replay"
+    entry_point = "spreeze.workers.device_learner:learn_from_device_replay"
 
     layout: RowLayout
     envs: DeviceEnvs
@@ -109,7 +109,7 @@ class BaseRolloutJob(BaseLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRolloutJob(BaseRolloutJob):
-    entry_point = "spreeze.workers.on_device.device_learner:learn_from_device_rollouts"
+    entry_point = "spreeze.workers.device_learner:learn_from_device_rollouts"
 
     envs: DeviceEnvs
 

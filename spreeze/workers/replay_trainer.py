@@ -29,6 +29,7 @@ from spreeze.metrics.table import TABLE
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.weights import sha256_of
 from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers.device_replay import DeviceReplay
 from spreeze.workers.gpu_replay import (
     AnyGpuReplay,
     CudaGraph,
@@ -37,7 +38,6 @@ from spreeze.workers.gpu_replay import (
     fitted_gpu_replay,
     reason_against,
 )
-from spreeze.workers.on_device.device_replay import DeviceReplay
 from spreeze.workers.replay_batches import DeviceNormalizer, ReplayBatches, ReplayStatistics
 from spreeze.workers.torch_devices import out_of_memory, release_cached, resolve_device
 

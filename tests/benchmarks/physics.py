@@ -23,9 +23,9 @@ from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import make_vector
 from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.workers.device_learner import DeviceActor, DeviceCollector
+from spreeze.workers.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
-from spreeze.workers.on_device.device_collector import DeviceActor, DeviceCollector
-from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.torch_devices import synchronize
 
 

@@ -17,9 +17,8 @@ from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
 from spreeze.types import Box, EnvSpec, RolloutBatch, RowLayout
-from spreeze.workers.on_device.device_collector import BLOCK, DeviceActor, DeviceCollector, DeviceRollout
-from spreeze.workers.on_device.device_learner import advantages, learn_rollout
-from spreeze.workers.on_device.device_replay import DeviceReplay, DeviceRows
+from spreeze.workers.device_learner import BLOCK, DeviceActor, DeviceCollector, DeviceRollout, advantages, learn_rollout
+from spreeze.workers.device_replay import DeviceReplay, DeviceRows
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec(
