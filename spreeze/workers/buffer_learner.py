@@ -25,9 +25,15 @@ from spreeze.types import Arrays
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop
-from spreeze.workers.on_policy_trainer import OnPolicy, Progress, RolloutAverage, RolloutTrainer
 from spreeze.workers.roles import Phase
-from spreeze.workers.rollout_learner import on_policy_algorithm, progress_of
+from spreeze.workers.rollout_learner import (
+    OnPolicy,
+    Progress,
+    RolloutAverage,
+    RolloutTrainer,
+    on_policy_algorithm,
+    progress_of,
+)
 from spreeze.workers.torch_devices import open_device
 
 _UPDATES = SLOTS["learner"].index("updates")

@@ -49,10 +49,9 @@ from spreeze.workers.device_replay import DeviceReplay, DeviceRows
 from spreeze.workers.gpu_replay import CudaGraph
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop
-from spreeze.workers.on_policy_trainer import Progress
 from spreeze.workers.replay_learner import ReplayUpdateLoop
 from spreeze.workers.roles import Phase
-from spreeze.workers.rollout_learner import on_policy_algorithm, progress_of
+from spreeze.workers.rollout_learner import Progress, on_policy_algorithm, progress_of
 from spreeze.workers.torch_devices import open_device, resolve_device
 
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")

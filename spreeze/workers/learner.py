@@ -32,8 +32,8 @@ from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
 if TYPE_CHECKING:
     from spreeze.workers.buffer_learner import RestoredRolloutTrainer
-    from spreeze.workers.on_policy_trainer import OnPolicyTrainer
     from spreeze.workers.replay_trainer import ReplayTrainer
+    from spreeze.workers.rollout_learner import OnPolicyTrainer
 
 _POLL_S = 0.0005
 _POST_S = 0.25

@@ -18,7 +18,7 @@ from spreeze.errors import WorkerError
 from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, RolloutSpec, restore_rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy, reset_seed
-from spreeze.workers.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.rollout_learner import OnPolicyTrainer
 from spreeze.workers.samplers import Inference, MailboxClient
 
 T, ROLLOUT_SAMPLERS, ENVS = 5, 2, 2
