@@ -45,8 +45,7 @@ from spreeze.transport.checkpoint import Checkpoint
 from spreeze.workers.buffer_learner import RestoredRolloutTrainer
 from spreeze.workers.collectors.collector import Collector, OnError, OnProgress
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.device_replay import DeviceReplay, DeviceRows
-from spreeze.workers.gpu_replay import CudaGraph
+from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop
 from spreeze.workers.replay_learner import ReplayUpdateLoop

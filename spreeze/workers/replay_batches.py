@@ -23,8 +23,7 @@ from spreeze.inference.normalizer import (
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
-from spreeze.workers.device_replay import DeviceReplay
-from spreeze.workers.gpu_replay import DeviceStream, Staging
+from spreeze.workers.gpu_replay import DeviceReplay, DeviceStream, Staging
 
 _MIN_NEW_ROWS = 256  # new rows that the normalizer waits for: adding this many takes no longer than adding a few
 _RAW_CLIP = 1e15

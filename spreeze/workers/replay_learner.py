@@ -22,7 +22,7 @@ from spreeze.transport.mixing import as_float32, as_float64
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.device_replay import DeviceReplay
+from spreeze.workers.gpu_replay import DeviceReplay
 from spreeze.workers.jobs import BaseReplayJob, ReplayLearnerJob
 from spreeze.workers.learner import Learner, RestoredUpdateLoop, run_progress
 from spreeze.workers.replay_batches import ReplayStatistics

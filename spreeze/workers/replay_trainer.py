@@ -29,10 +29,10 @@ from spreeze.metrics.table import TABLE
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.weights import sha256_of
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.device_replay import DeviceReplay
 from spreeze.workers.gpu_replay import (
     AnyGpuReplay,
     CudaGraph,
+    DeviceReplay,
     DeviceStream,
     GraphedUpdates,
     fitted_gpu_replay,

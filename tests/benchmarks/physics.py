@@ -24,8 +24,7 @@ from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import make_vector
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.workers.device_learner import DeviceActor, DeviceCollector
-from spreeze.workers.device_replay import DeviceReplay, DeviceRows
-from spreeze.workers.gpu_replay import CudaGraph, DeviceStream, GraphedUpdates
+from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows, DeviceStream, GraphedUpdates
 from spreeze.workers.torch_devices import synchronize
 
 

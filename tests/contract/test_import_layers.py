@@ -41,7 +41,7 @@ PAGE_IMPORTS = {
 }
 TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/user_modules.py", "workers/learner.py",
          "workers/replay_trainer.py", "workers/replay_batches.py", "workers/device_learner.py",
-         "workers/device_replay.py", "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py",
+         "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip
 TORCH_FREE = ("algorithms.sac", "algorithms.td3", "algorithms.dqn", "algorithms.qmix", "algorithms.ppo",
               "algorithms.a2c", "algorithms.impact", "workers.main", "workers.samplers",

@@ -18,7 +18,7 @@ from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
 from spreeze.types import Box, EnvSpec, RolloutBatch, RowLayout
 from spreeze.workers.device_learner import BLOCK, DeviceActor, DeviceCollector, DeviceRollout, advantages, learn_rollout
-from spreeze.workers.device_replay import DeviceReplay, DeviceRows
+from spreeze.workers.gpu_replay import DeviceReplay, DeviceRows
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec(
