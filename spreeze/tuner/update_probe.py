@@ -166,7 +166,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
         synchronize(device)
         start_s = time.perf_counter() - start
         rates = [updates_per_s(learning, turn.repeat_s, device) for _ in range(turn.repeats)]
-    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s, "notes": learning.notes}
+    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s}
 
 
 def updates_per_s(trainer: ReplayTrainer, seconds: float, device: str) -> float:

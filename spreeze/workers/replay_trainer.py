@@ -317,7 +317,6 @@ class ReplayTrainer:
             lag, age = source.last_lag_age(self.updates)
         return {
             "updates": self.updates,
-            "policy_version": self.updates,
             "batch_size": self.batch_size,
             "wait_s": wait_s,
             "gather_s": self.gather_s,
