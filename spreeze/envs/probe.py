@@ -35,10 +35,10 @@ from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat
 from spreeze.envs.obs_flattening import text_left_out
 from spreeze.envs.task import Task, make_task
 from spreeze.errors import EnvError, described
-from spreeze.files import replace_bytes
+from spreeze.files import replace_bytes, tail_text
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
-from spreeze.machine.logs import Log, ending, oom_kills
+from spreeze.machine.logs import ending, last_words_of, oom_kills
 from spreeze.machine.processes import (
     CLOSING_S,
     MARK,
@@ -329,7 +329,7 @@ class _Child:
         return result
 
     def _stderr_text(self) -> str:
-        text = Log(self._folder / "stderr", 0).last_words
+        text = last_words_of(tail_text(self._folder / "stderr"))
         return f": {text}" if text else ""
 
 

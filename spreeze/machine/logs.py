@@ -3,8 +3,8 @@
 A worker's standard output and error go to an anonymous file in memory, to which Python, C and children of an
 environment can always append. A few times a second a thread of the supervisor moves new output to the log, which keeps
 its newest part; output that the disk refuses is lost. While the supervisor is stopped, the file in memory grows; a
-stack that a dying worker writes is moved after its end. Such files exist only on Linux; elsewhere output goes to the
-log itself. The reason why a child ended is its exit code or signal, and the last lines of its standard error.
+stack that a dying worker writes is moved after its end. The reason why a child ended is its exit code or signal, and
+the last lines of its standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import signal
 import threading
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Self
 
 from spreeze.errors import importable_path, is_users
 from spreeze.formatting import clean, size
@@ -57,24 +57,11 @@ def oom_kills(root: str | Path = "/") -> int | None:
     return None
 
 
-def last_words(path: Path | str, since: int = 0) -> str:
-    """The last lines of a file of standard error in one line, `` | `` between them; empty if there are none.
-
-    Left out are text before position ``since``, and of a fatal signal's Python stack all but the environment's line.
-    """
-    try:
-        with open(path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            start = since if since <= end else 0  # truncated in the meantime
-            file.seek(max(start, end - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return last_words_of(text)
-
-
 def last_words_of(text: str) -> str:
-    """``last_words`` of a text."""
+    """The last lines of standard error in one line, `` | `` between them; empty if there are none.
+
+    Of a fatal signal's Python stack, all but the environment's line is left out.
+    """
     lines: list[str] = []
     stack: list[tuple[str, str]] = []
     in_stack = in_other = False
@@ -90,25 +77,6 @@ def last_words_of(text: str) -> str:
             lines.append(clean(line, _LONGEST_LINE))
     location = next((importable_path(name) + line for name, line in stack if is_users(name)), None)
     return " | ".join([*lines[-_LINES:], *([f"at {location}"] if location else [])])
-
-
-class Log(NamedTuple):
-    """A file to which a process writes, and the position at which this process started."""
-
-    path: Path
-    since: int
-
-    @classmethod
-    def now(cls, path: Path) -> Log:
-        """Log of the output written to the file from now on."""
-        try:
-            return cls(path, path.stat().st_size)
-        except OSError:
-            return cls(path, 0)
-
-    @property
-    def last_words(self) -> str:
-        return last_words(self.path, self.since)
 
 
 MAX_BYTES = 8 * 2**20  # size of a log at most; then its older half is dropped
@@ -140,7 +108,7 @@ class KeptLog:
 
     @property
     def last_words(self) -> str:
-        """Like the function ``last_words``, for the latest process."""
+        """``last_words_of`` the latest process."""
         self.read()
         with self._lock:
             return last_words_of(self._tail.decode("utf-8", "replace"))
@@ -223,18 +191,19 @@ class LogKeeper:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         with contextlib.suppress(RuntimeError):  # no thread can be started: all output is written at the end
             self._thread.start()
+        return self
 
-    def log(self, path: Path) -> KeptLog | None:
-        """The log at a path, or None where there can be none. A restarted process continues with it."""
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def log(self, path: Path) -> KeptLog:
+        """The log at a path; an OSError if no descriptor is left. A restarted process continues with it."""
         if path not in self._logs:
-            try:
-                fd = os.memfd_create("spreeze-log", os.MFD_CLOEXEC)
-                fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND | os.O_RDWR)
-            except OSError:
-                return None
+            fd = os.memfd_create("spreeze-log", os.MFD_CLOEXEC)
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND | os.O_RDWR)
             self._logs[path] = KeptLog(path, fd)
             with contextlib.suppress(OSError):  # an empty file at first, so that it can be followed from the start
                 os.close(_opened(path))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from spreeze.config import python_path
 from spreeze.machine.processes import (
@@ -34,7 +34,7 @@ _EMPTY_SWEEPS = 3  # Sweeps in a row that must find nothing: a process that was 
 
 
 class OrphanWatch:
-    """The watcher, which acts if this process ends between ``start`` and ``end``."""
+    """The watcher, which acts if this process ends within the ``with`` block."""
 
     def __init__(self, nonce: str, folder: Path | None = None, *, silent_s: float | None = None) -> None:
         """The watcher also removes a ``folder`` that the process would have removed itself.
@@ -44,7 +44,7 @@ class OrphanWatch:
         self._nonce, self._folder, self._silent_s = nonce, folder, silent_s
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Starts the watcher; if no process can be started, the run continues without it."""
         code, folder = f"from {__name__} import watch; watch()", [] if self._folder is None else [str(self._folder)]
         with contextlib.suppress(OSError), signals_blocked():
@@ -53,6 +53,7 @@ class OrphanWatch:
             streams["stderr"] = subprocess.DEVNULL
             env = {**os.environ, "PYTHONPATH": python_path(), MARK: ""}
             self._process = subprocess.Popen(command, start_new_session=True, env=env, **streams)
+        return self
 
     def receive_signals(self) -> None:
         """Passes each signal that this process handles to the watcher, even while this process is busy."""
@@ -72,7 +73,7 @@ class OrphanWatch:
         if self._silent_s is not None:
             self.notify(_TICK)
 
-    def end(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         """Kills the remaining processes of the run, and the watcher."""
         end_orphans(self._nonce)
         if self._process is not None:

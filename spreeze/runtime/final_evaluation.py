@@ -18,7 +18,7 @@ from spreeze.metrics.stop_reasons import StopReason
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.assembly import evaluator_job
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import begin_log, group_arguments, open_log, start_process
+from spreeze.runtime.launcher import group_arguments, log_path, start_process
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport.shared_memory import readable
@@ -63,9 +63,11 @@ def _played(
     gives_way = plan.config.tuning.give_way
     nice = str(LOW_PRIORITY if gives_way else 0)
     arguments = ("-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice)
-    log, kills = begin_log(run_dir.path, "evaluator", logs), oom_kills()
+    kills = oom_kills()
     try:
-        with open_log(log) as output:
+        log = logs.log(log_path(run_dir.path, "evaluator"))
+        log.begin()
+        with log.open() as output:
             process = start_process(
                 arguments,
                 run_dir.nonce,

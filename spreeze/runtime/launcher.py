@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from spreeze.config import python_path
 from spreeze.machine.hardware import CoreFacts, core_facts
-from spreeze.machine.logs import KeptLog, Log, LogKeeper
+from spreeze.machine.logs import KeptLog, LogKeeper
 from spreeze.machine.processes import DEATH_S, MARK, kill_and_wait, mark, signals_blocked
 from spreeze.run_directory import new_nonce
 from spreeze.transport.shared_memory import inherited_fds, readable
@@ -65,8 +65,8 @@ class RunContext:
     run_dir: Path
     status: StatusTable
     nonce: str  # marks every process of the run, so that all can be found
+    logs: LogKeeper
     gives_way: bool = False  # whether all workers run at low priority
-    logs: LogKeeper | None = None  # None: output goes to the log files themselves
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ class Worker(abc.ABC):
 
     spec: WorkerSpec
     message_fd: int  # readable when there are messages, or when the worker has ended
-    log: Log | KeptLog | None = None  # what it writes to standard error
+    log: KeptLog | None = None  # what it writes to standard error
     _pending: bytes = b""
 
     @property
@@ -187,8 +187,9 @@ class Launcher:
                 }
             )
             fds = (run_context.status.block.fd, message_write, lifeline_read, *inherited_fds(spec.job))
-            log = begin_log(run_context.run_dir, spec.name, run_context.logs)
-            with open_log(log) as output:
+            log = run_context.logs.log(log_path(run_context.run_dir, spec.name))
+            log.begin()
+            with log.open() as output:
                 process = self._begin(argument, spec, run_context, fds, output)
             kept.pop_all()
         return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write, log=log)
@@ -232,20 +233,15 @@ def group_arguments(gives_way: bool, cores: CoreFacts | None = None, autogroups:
     return {"process_group": None if new_session else 0, "start_new_session": new_session}
 
 
-def begin_log(run_dir: Path, name: str, logs: LogKeeper | None = None) -> Log | KeptLog:
-    """The log of a process that is about to start."""
-    path = run_dir / "logs" / f"{name}.log"
-    kept = None if logs is None else logs.log(path)
-    if kept is None:
-        return Log.now(path)
-    kept.begin()
-    return kept
+def log_path(run_dir: Path, name: str) -> Path:
+    """The log of a process of a run."""
+    return run_dir / "logs" / f"{name}.log"
 
 
-def open_log(log: Log | KeptLog) -> IO[bytes]:
-    """Returns a file object for a process's log, or for the null device if it cannot be opened."""
+def open_log(run_dir: Path, name: str) -> IO[bytes]:
+    """Opens a log to append to; the null device if it cannot be opened."""
     try:
-        return log.open() if isinstance(log, KeptLog) else open(log.path, "ab")
+        return open(log_path(run_dir, name), "ab")
     except OSError:
         return open(os.devnull, "ab")
 

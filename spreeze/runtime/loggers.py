@@ -31,7 +31,7 @@ from spreeze.machine.processes import OWN_PREFIX, end_orphans, kill_and_wait
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.table import RETURN, TABLE, MetricTable
 from spreeze.run_directory import RunDir, read_run, versions
-from spreeze.runtime.launcher import begin_log, messages_in, open_log, start_process
+from spreeze.runtime.launcher import messages_in, open_log, start_process
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 
@@ -85,7 +85,7 @@ class Sink:
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
         fd = theirs.fileno()
-        with theirs, open_log(begin_log(run_dir.path, self._log)) as output:
+        with theirs, open_log(run_dir.path, self._log) as output:
             try:
                 self._process = start_process(
                     ("-m", "spreeze.machine.processes", f"{OWN_PREFIX}log", self.module, str(fd)),

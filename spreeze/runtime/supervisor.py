@@ -54,7 +54,6 @@ def run_workers(
     a worker could not be started.
     """
     recorder = Recorder(plan, run_dir, view)
-    watch, logs = OrphanWatch(run_dir.nonce, silent_s=launcher.silent_s), LogKeeper()
 
     def supervise(plan: RunPlan, leave_free: float | None = None) -> _RunLoop:
         """Trains with one set of workers; returns once all have ended. ``leave_free``: the user's latest request."""
@@ -77,17 +76,14 @@ def run_workers(
         return loop
 
     try:
-        watch.start()
-        logs.start()
-        with interrupts.guarded_by(watch):
-            loop = supervise(plan)
-            while loop.next_plan is not None:
-                plan = recorder.go_on_with(loop.next_plan)
-                loop = supervise(plan, loop.leave_free)
-        evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
+        with LogKeeper() as logs, OrphanWatch(run_dir.nonce, silent_s=launcher.silent_s) as watch:
+            with interrupts.guarded_by(watch):
+                loop = supervise(plan)
+                while loop.next_plan is not None:
+                    plan = recorder.go_on_with(loop.next_plan)
+                    loop = supervise(plan, loop.leave_free)
+            evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
-        watch.end()
-        logs.close()
         recorder.close(interrupts.again())
     return recorder.outcome
 

@@ -17,7 +17,7 @@ from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import DEATH_S, own_mark
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, begin_log, open_log
+from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, open_log
 from spreeze.transport.shared_memory import readable, with_own_descriptors
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
@@ -125,7 +125,7 @@ class TurnLauncher(Launcher):
     @contextlib.contextmanager
     def supervised(self, run_dir: Path, nonce: str) -> Iterator[None]:
         """Also marks what the environments of this process start, and keeps their output from standard output."""
-        with open_log(begin_log(run_dir, RUN)) as log, own_mark(nonce), stdout_to_stderr():
+        with open_log(run_dir, RUN) as log, own_mark(nonce), stdout_to_stderr():
             faulthandler.register(signal.SIGUSR1, log, all_threads=True)
             try:
                 yield

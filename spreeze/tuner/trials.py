@@ -209,12 +209,8 @@ class Trial(contextlib.ExitStack, Windows):
             for data in run.data if self._kind.learns else ():
                 data.fill(plan.spec)
             nonce = secrets.token_hex(8)
-            watch = OrphanWatch(nonce)
-            self.callback(watch.end)
-            watch.start()
-            logs = LogKeeper()
-            self.callback(logs.close)
-            logs.start()
+            logs = self.enter_context(LogKeeper())
+            self.enter_context(OrphanWatch(nonce))
             way = self._plan.config.tuning.give_way
             context = RunContext(run_dir=run_dir, status=run.status, nonce=nonce, gives_way=way, logs=logs)
             self._workers = WorkerPool(context, on_event=lambda level, text: None)

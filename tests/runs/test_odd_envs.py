@@ -16,7 +16,7 @@ from spreeze.config.layers import USER, Layer, resolve
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, EnvError, ResourceError, described, error_place
 from spreeze.machine import logs
-from spreeze.machine.logs import Log, ending, last_words_of, oom_kills
+from spreeze.machine.logs import ending, last_words_of, oom_kills
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.runtime.assembly import Assembly
 from spreeze.runtime.plan import RunPlan
@@ -105,18 +105,6 @@ def test_of_a_stack_the_line_of_the_environment_stays_after_what_it_said(tmp_pat
              '\nExtension modules: numpy.core (total: 1)\n')  # fmt: skip
     assert last_words_of(f"one\ntwo\nthree\n\nfour\x1b[31m\n{stack}") == "two | three | four [31m | at odd_envs.py:12"
     assert last_words_of("") == ""
-
-
-def test_only_what_was_written_since_counts_also_where_the_file_began_anew(tmp_path):
-    path = tmp_path / "log"
-    path.write_text("of the process before\n")
-    log = Log.now(path)
-    assert log.last_words == ""
-    with open(path, "a") as file:
-        file.write("mine\n")
-    assert log.last_words == "mine"
-    path.write_text("new\n")
-    assert log.last_words == "new"
 
 
 def test_a_kill_by_the_kernel_for_want_of_memory_is_said_as_such(tmp_path, monkeypatch):

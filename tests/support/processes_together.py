@@ -22,6 +22,7 @@ from sampler_cost import let_sample, names, publish_policy, run_folder, task_pla
 
 from spreeze.errors import WorkerError
 from spreeze.machine.hardware import read_machine
+from spreeze.machine.logs import LogKeeper
 from spreeze.modes import assemble
 from spreeze.modes.replay_modes import ReplayData
 from spreeze.runtime.assembly import Assembly, assembled
@@ -87,8 +88,8 @@ class WorkerGroup:
 @contextlib.contextmanager
 def worker_group(plan: RunPlan, roles: Collection[str]) -> Iterator[WorkerGroup]:
     """Workers of these roles of the run that ``plan`` describes; they have ended when this ends."""
-    with run_folder() as folder, assembled(assemble, plan, folder, time.monotonic()) as run:
-        run_context = RunContext(run_dir=folder, status=run.status, nonce=secrets.token_hex(8))
+    with run_folder() as folder, assembled(assemble, plan, folder, time.monotonic()) as run, LogKeeper() as logs:
+        run_context = RunContext(run_dir=folder, status=run.status, nonce=secrets.token_hex(8), logs=logs)
         workers = WorkerPool(run_context, on_event=lambda level, text: None)
         found = WorkerGroup(workers, run)
         try:

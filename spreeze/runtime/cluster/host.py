@@ -105,12 +105,8 @@ class HostSamplers(threading.Thread):
     def _open(self, stack: contextlib.ExitStack) -> None:
         job, nonce = self.job, secrets.token_hex(8)
         self._folder = stack.enter_context(scratch_folder("spreeze-host-"))
-        watch = OrphanWatch(nonce, self._folder)
-        stack.callback(watch.end)
-        watch.start()
-        logs = LogKeeper()
-        stack.callback(logs.close)
-        logs.start()
+        logs = stack.enter_context(LogKeeper())
+        stack.enter_context(OrphanWatch(nonce, self._folder))
         self.samplers, self.envs_per_sampler = self._choose(nonce)
         rows = self.envs_per_sampler * job.rows_per_step
         spec = outlet_spec(job.layout, self.samplers, rows)
@@ -281,15 +277,11 @@ class HostRun(threading.Thread):
 
     def run(self) -> None:
         nonce = secrets.token_hex(8)
-        with scratch_folder("spreeze-host-") as folder:
-            watch = OrphanWatch(nonce, folder)
-            watch.start()
+        with scratch_folder("spreeze-host-") as folder, OrphanWatch(nonce, folder):
             try:
                 self._keep(folder, nonce)
             except OSError as error:
                 self.failure = clean(error, 300)
-            finally:
-                watch.end()
 
     def _keep(self, folder: Path, nonce: str) -> None:
         messages = self.memory.handle(joined=True)

@@ -161,9 +161,7 @@ from spreeze.machine.processes import own_mark
 from spreeze.machine.watcher import OrphanWatch
 from spreeze.runtime.interrupts import Interrupts
 nonce = f"{os.getpid():016x}"
-guard = OrphanWatch(nonce)
-guard.start()
-with Interrupts() as interrupts, interrupts.guarded_by(guard), own_mark(nonce):
+with Interrupts() as interrupts, OrphanWatch(nonce) as guard, interrupts.guarded_by(guard), own_mark(nonce):
     child = subprocess.Popen(["sleep", "1000"], process_group=0)
     print(child.pid, flush=True)
     all(itertools.repeat(True))  # no other thread runs, and no handler of a signal

@@ -10,7 +10,6 @@ from harness import PATIENCE_S, fill, poll, small_disk
 from spreeze.machine import logs
 from spreeze.machine.logs import MAX_BYTES, LogKeeper
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="output goes to the files themselves")
 _PRINTS = """
 import ctypes, os, subprocess, sys
 library = ctypes.CDLL(None)
@@ -52,7 +51,7 @@ def write(log, data):
 
 
 def test_all_that_a_process_prints_is_in_its_log_in_order(tmp_path, keeper):
-    keeper.start()
+    keeper.__enter__()
     path = tmp_path / "worker.log"
     path.write_text("of an earlier session\n")
     assert ended(run(keeper.log(path), _PRINTS, "500")) == 0
@@ -63,7 +62,7 @@ def test_all_that_a_process_prints_is_in_its_log_in_order(tmp_path, keeper):
 
 
 def test_what_a_process_has_printed_appears_while_it_runs(tmp_path, keeper):
-    keeper.start()
+    keeper.__enter__()
     process = run(keeper.log(tmp_path / "log"), "print('here', flush=True); import sys; sys.stdin.read()")
     try:
         poll(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "here\n", what="its line")
@@ -152,10 +151,8 @@ def test_a_process_that_empties_its_output_goes_on(tmp_path, keeper):
 
 def test_an_end_closes_all_descriptors(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
-    made = LogKeeper()
-    made.start()
-    for name in "abc":
-        write(made.log(tmp_path / name), b"text")
-    made.close()
+    with LogKeeper() as made:
+        for name in "abc":
+            write(made.log(tmp_path / name), b"text")
     assert len(os.listdir("/proc/self/fd")) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spreeze.machine.logs import LogKeeper
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.runtime import final_evaluation, launcher
 from spreeze.workers.evaluator import COLUMNS, append_row
@@ -35,9 +36,10 @@ def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, m
     config = SimpleNamespace(tuning=SimpleNamespace(give_way=False), evaluation=SimpleNamespace(episodes=10))
     plan = SimpleNamespace(config=config, policies=1)
     run_dir, notes = SimpleNamespace(path=tmp_path, nonce="0123456789abcdef", requested=lambda name: False), []
-    record = final_evaluation._played(
-        plan, run_dir, SimpleNamespace(event=notes.append), SimpleNamespace(count=0), None, 60.0
-    )
+    with LogKeeper() as logs:
+        record = final_evaluation._played(
+            plan, run_dir, SimpleNamespace(event=notes.append), SimpleNamespace(count=0), logs, 60.0
+        )
     assert (record["return_mean"], record["whole"], record["episodes_cut"]) == (318.3, whole, 10 - episodes)
     assert notes == []
 

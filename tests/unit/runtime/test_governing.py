@@ -19,6 +19,7 @@ from spreeze.envs.probe import probe_env
 from spreeze.envs.task import open_task
 from spreeze.machine.contention import ContentionReader, CpuContention
 from spreeze.machine.hardware import CoreFacts
+from spreeze.machine.logs import LogKeeper
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import SLOTS
@@ -337,10 +338,10 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
     decided = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
     for sub in SUBDIRECTORIES:
         (tmp_path / sub).mkdir()
-    with assembled(assemble, decided, tmp_path, time.monotonic()) as run:
+    with assembled(assemble, decided, tmp_path, time.monotonic()) as run, LogKeeper() as logs:
         status, row = run.status, run.specs["sampler-0"].row
         workers = WorkerPool(
-            RunContext(run_dir=tmp_path, status=status, nonce="resting"), on_event=lambda level, text: None
+            RunContext(run_dir=tmp_path, status=status, nonce="resting", logs=logs), on_event=lambda level, text: None
         )
         status.header[status_table.ACTIVE_SAMPLERS] = 0
 

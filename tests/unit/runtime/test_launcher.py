@@ -17,6 +17,7 @@ from harness import PATIENCE_S, REPO, SUPPORT, poll
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.machine.hardware import CoreFacts, read_machine
+from spreeze.machine.logs import LogKeeper
 from spreeze.machine.processes import LOW_PRIORITY
 from spreeze.modes import assemble
 from spreeze.runtime import launcher
@@ -68,9 +69,9 @@ def worker(folder, make, *, gives_way=False):
         if isinstance(launcher, Prewarm):
             stack.enter_context(launcher)
         run = stack.enter_context(assembled(assemble, plan, folder, time.monotonic()))
-        run_context = RunContext(
-            run_dir=folder, status=run.status, nonce=getattr(launcher, "nonce", "contract"), gives_way=gives_way
-        )
+        logs = stack.enter_context(LogKeeper())
+        nonce = getattr(launcher, "nonce", "contract")
+        run_context = RunContext(run_dir=folder, status=run.status, nonce=nonce, gives_way=gives_way, logs=logs)
         process = launcher.start(run.specs["learner"], run_context)
         try:
             yield process, run.status

@@ -13,6 +13,7 @@ import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, Run, poll, train
 
 from spreeze.machine.hardware import read_machine
+from spreeze.machine.logs import LogKeeper
 from spreeze.runtime.launcher import Prewarm, RunContext, WorkerSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.types import Jsonable
@@ -114,8 +115,8 @@ class _Started:
 
     def __init__(self, held, tmp_path, threads=1, nonce=None):
         (tmp_path / "logs").mkdir(exist_ok=True)
-        self._status = StatusTable.create(1)
-        run_context = RunContext(run_dir=tmp_path, status=self._status, nonce=nonce or held.nonce)
+        self._status, self._logs = StatusTable.create(1), LogKeeper()
+        run_context = RunContext(run_dir=tmp_path, status=self._status, nonce=nonce or held.nonce, logs=self._logs)
         spec = WorkerSpec(address=Address("learner"), row=0, job=ReplayLearnerJob(), threads=threads)
         self.child = held.start(spec, run_context)
 
@@ -125,6 +126,7 @@ class _Started:
     def __exit__(self, *exc):
         self.child.kill_and_wait()
         self.child.close()
+        self._logs.close()
         self._status.close()
 
     def error(self):

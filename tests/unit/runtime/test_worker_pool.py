@@ -13,7 +13,7 @@ from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
 from spreeze.machine.awake import AwakeClock
-from spreeze.machine.logs import Log
+from spreeze.machine.logs import LogKeeper
 from spreeze.machine.utilisation import private_memory_bytes, tree_memory_bytes
 from spreeze.runtime import worker_pool
 from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec
@@ -72,7 +72,8 @@ class Stage(Launcher):
         self.now, self.events, self.order, self.started = 0.0, [], [], []
         self.refuse, self.clock = False, clock(self)
         self.status = StatusTable.create(len(ROWS))
-        run_context = RunContext(run_dir=tmp_path, status=self.status, nonce="x")
+        self.logs = LogKeeper()
+        run_context = RunContext(run_dir=tmp_path, status=self.status, nonce="x", logs=self.logs)
         self.workers = WorkerPool(
             run_context, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
             launcher=self, clock=self.clock,
@@ -113,6 +114,7 @@ class Stage(Launcher):
     def close(self):
         for child in self.started:
             child.close()
+        self.logs.close()
         self.status.close()
 
 
@@ -513,9 +515,9 @@ def test_a_start_has_a_deadline_of_its_own_which_is_told_and_named(tmp_path):
 def test_what_a_worker_wrote_last_stands_in_the_reason_of_its_end_unless_it_reported_one(stage, tmp_path):
     scene = stage("sampler-0", "sampler-1")
     for name in ("sampler-0", "sampler-1"):
-        path = tmp_path / f"{name}.log"
-        path.write_text("engine: out of licences\n")
-        scene.child(name).log = Log(path, 0)
+        scene.child(name).log = log = scene.logs.log(tmp_path / f"{name}.log")
+        with log.open() as output:
+            output.write(b"engine: out of licences\n")
     scene.child("sampler-1").say(kind="error", error="ValueError: no")
     for name in ("sampler-0", "sampler-1"):
         scene.child(name).code = 3
