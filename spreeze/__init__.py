@@ -25,7 +25,7 @@ a weight transport   transport/weights.py, workers/context.py    for files; each
 
 What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime/worker_pool.py`` (restarts);
 which episodes are kept, in ``workers/episodes/episode_recorder.py``; how samplers of other hosts deliver rows, in
-``runtime/cluster`` (``gateway``, ``bridge``).
+``runtime/cluster`` (``host``, ``bridge``).
 
 With a knob of replay that is not in ``tuner/in_run.py``, a run is tuned before it trains instead of meanwhile.
 

@@ -12,7 +12,7 @@ import pytest
 from harness import REPO, poll
 from hosts_without_ray import HostsWithoutRay, Told, inherited
 
-from spreeze.runtime.cluster import gateway, host
+from spreeze.runtime.cluster import host
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.transport.gossip import Gossip, GossipMemory, messages_kept
 from spreeze.transport.shared_memory import inherited_fds
@@ -59,7 +59,7 @@ class OnSeveralHosts:
     """Learner 0 is here, each other one on a host of its own; a bridge in a thread carries messages."""
 
     def __init__(self, learners, patch):
-        patch.setattr(gateway, "LINGER_S", 0.0)
+        patch.setattr(host, "LINGER_S", 0.0)
         patch.setattr(host.HostRun, "start", lambda run: None)  # its learner is in this process
         patch.setattr(host.HostRun, "end", lambda run, within_s: run.memory.close())
         self.memory = GossipMemory.create(learners, (0,))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from harness import PATIENCE_S
 
-from spreeze.runtime.cluster.gateway import GatewayActor
+from spreeze.runtime.cluster.host import GatewayActor
 from spreeze.runtime.cluster.ray_nodes import Node
 
 

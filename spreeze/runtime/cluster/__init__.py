@@ -4,8 +4,7 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
 
 ``bridge`` (driver)  worker process with the connection to Ray: asks each host for chunks of rows, writes them into the
                      run's replay, and sends weights. A crash of Ray ends this process alone.
-``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
-``host``             the samplers of that host, or its run; knows nothing of Ray.
+``host``             the Ray actor, one on every other host: answers the bridge, has that host's samplers or its run.
 ``learner_bridge``   (driver) in place of the bridge where learners mix: carries messages between hosts.
 ``ray_nodes``        all calls of Ray.
 ``survey``           what a cluster has, before a run and for ``spreeze doctor``.

@@ -14,7 +14,7 @@ import numpy as np
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
 from spreeze.metrics.table import SLOTS, TABLE
-from spreeze.runtime.cluster.gateway import LINGER_S
+from spreeze.runtime.cluster.host import LINGER_S
 from spreeze.runtime.cluster.ray_nodes import (
     GatewayDied,
     Node,

@@ -1,7 +1,8 @@
 """A host that works for a run elsewhere: it has only samplers, or a whole run whose learner joins the others.
 
 Samplers have their memory, supervisor and weights here. A run (``HostRun``) inherits the memory for messages
-(``transport.gossip``), and leaves nothing behind: its learning is in the other learners.
+(``transport.gossip``), and leaves nothing behind: its learning is in the other learners. ``GatewayActor`` is the Ray
+actor on every other host: it answers pulls with chunks, takes weights, reports the clock. Nothing here calls Ray.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 from spreeze import __version__
 from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError, described
+from spreeze.files import tail_text
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import core_facts, memory_limits
@@ -37,8 +39,17 @@ from spreeze.runtime.assembly import limit_of_each
 from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment, start_process
 from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
-from spreeze.transport.chunks import RowReader, outlet_limiter, outlet_spec
-from spreeze.transport.gossip import GossipMemory
+from spreeze.transport.chunks import (
+    RowReader,
+    Taken,
+    outlet_limiter,
+    outlet_spec,
+    sign_chunk,
+    sign_json,
+    verify,
+    verify_json,
+)
+from spreeze.transport.gossip import GossipMemory, seal_messages, unseal_messages
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import inherited_fds
 from spreeze.transport.status_table import StatusTable
@@ -60,25 +71,47 @@ _UNREQUESTED_S = 8.0
 its run is paused. They start again at the next request."""
 
 _TURN_S, _AGAIN_S = 0.2, 3.0
-_END_S = 1.0  # for the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long
+_END_RUN_S = (
+    1.0  # for the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long
+)
 _MAX_FAILURES, _WINDOW_S = 4, 120.0
 
 
-class HostSamplers(threading.Thread):
+class HostThread(threading.Thread):
+    """A thread of the gateway that keeps a host's processes, until ``end`` or until nothing is requested."""
+
+    def __init__(self) -> None:
+        super().__init__(name="host", daemon=True)
+        self._ending = threading.Event()
+        self.failure: str | None = None
+        self.requested_s = time.monotonic()
+        self._events: deque[str] = deque(maxlen=_MAX_EVENTS)
+
+    def end(self, within_s: float) -> None:
+        """Ends everything that it started."""
+        self._ending.set()
+        self.join(within_s)
+
+    @property
+    def _unrequested(self) -> bool:
+        return time.monotonic() - self.requested_s > _UNREQUESTED_S
+
+    def _new_events(self) -> list[str]:
+        """Events, each once."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+
+class HostSamplers(HostThread):
     """Starts and watches a host's samplers in a thread; they end with it, by the kernel's death signal."""
 
     def __init__(self, job: HostJob, seed: int) -> None:
         """Starts nothing yet; ``seed`` differs at every start on any host, so that no episode repeats."""
-        super().__init__(name="host-samplers", daemon=True)
+        super().__init__()
         self.job, self._seed = job, seed
-        self._ending = threading.Event()
-        self.failure: str | None = None
         self.orphaned = False
         """True once they ended because rows were not requested."""
-        self.requested_s = time.monotonic()
         self.outlet: RowReader | None = None
         self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
-        self._events: deque[str] = deque(maxlen=_MAX_EVENTS)
         self._folder = Path()
         self._status: StatusTable | None = None
         self._workers: WorkerPool | None = None
@@ -96,11 +129,6 @@ class HostSamplers(threading.Thread):
             self.failure = clean(described(error), 500)
         finally:
             self.outlet = None
-
-    def end(self, within_s: float) -> None:
-        """Ends the samplers and everything that they started."""
-        self._ending.set()
-        self.join(within_s)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         job, nonce = self.job, secrets.token_hex(8)
@@ -172,7 +200,7 @@ class HostSamplers(threading.Thread):
         assert self._workers is not None
         self.requested_s = time.monotonic()
         while not self._ending.is_set():
-            if time.monotonic() - self.requested_s > _UNREQUESTED_S:
+            if self._unrequested:
                 self.orphaned = True
                 return
             self._handle(self._workers.wait(_LOOK_S))
@@ -205,8 +233,7 @@ class HostSamplers(threading.Thread):
 
     def facts(self) -> dict[str, Any]:
         """Status that the host sends with each chunk; each event is sent once."""
-        events = [self._events.popleft() for _ in range(len(self._events))]
-        status = self._status
+        events, status = self._new_events(), self._status
         if self.outlet is None or status is None:
             return {"events": events, "failure": self.failure}
         rows = [status.named_slots(row, "sampler") for row in range(self.samplers)]
@@ -255,25 +282,22 @@ class HostRunJob(Jsonable):
     version: str
 
 
-class HostRun(threading.Thread):
+class HostRun(HostThread):
     """Keeps a run alive on this host, with all its processes."""
 
     def __init__(self, job: HostRunJob) -> None:
         """A TransportError if this host has another version of Spreeze than the run that it is to join."""
-        super().__init__(name="host-run", daemon=True)
+        super().__init__()
         if job.version != __version__:
             raise TransportError(
                 f"this host has Spreeze {__version__}, the run that it is to join has {job.version}; install the same"
             )
-        self._job, self._ending = job, threading.Event()
+        self._job = job
         self.number, self.memory = job.number, GossipMemory.create(job.learners, (job.number,))
         """Messages of all learners; they outlive the run here, which may begin anew."""
         self.start_name = secrets.token_hex(8)
         """Distinguishes this memory from those of earlier processes on this host."""
-        self.failure: str | None = None
         self.starts = 0
-        self.requested_s = time.monotonic()
-        self._events: deque[str] = deque(maxlen=20)
 
     def run(self) -> None:
         nonce = secrets.token_hex(8)
@@ -306,17 +330,13 @@ class HostRun(threading.Thread):
             mark(process.pid, nonce)
             if not self._watch(process):
                 continue
-            last_line = (output_path.read_text(errors="replace").strip().splitlines() or ["no word"])[-1]
+            last_line = (tail_text(output_path).strip().splitlines() or ["no word"])[-1]
             self._events.append(f"its run ended with code {process.returncode}: {clean(last_line, 200)}")
             failed_s.append(time.monotonic())
             if len(failed_s) == _MAX_FAILURES and failed_s[-1] - failed_s[0] < _WINDOW_S:
                 self.failure = clean(last_line, 300)
                 return
             self._ending.wait(_AGAIN_S)
-
-    @property
-    def _unrequested(self) -> bool:
-        return time.monotonic() - self.requested_s > _UNREQUESTED_S
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
         """Waits for the end of a run; False if this process ended it, on request or because requests stopped."""
@@ -326,21 +346,167 @@ class HostRun(threading.Thread):
             return not self._ending.is_set()
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(_END_S)
+            process.wait(_END_RUN_S)
         except subprocess.TimeoutExpired:
             kill_and_wait(process)
         return False
 
     def end(self, within_s: float) -> None:
-        """Ends the run and everything that it started."""
-        self._ending.set()
-        self.join(within_s)
+        super().end(within_s)
         self.memory.close()
 
     def facts(self, living: Iterable[int] = ()) -> dict[str, Any]:
         """Status of this host. ``living``: learners known to be alive. Each event is sent once."""
         self.requested_s = time.monotonic()
         self.memory.note_alive(living)
-        events = [self._events.popleft() for _ in range(len(self._events))]
         learns = self.number in self.memory.living()
-        return {"events": events, "failure": self.failure, "start": self.start_name, "learns": learns}
+        return {"events": self._new_events(), "failure": self.failure, "start": self.start_name, "learns": learns}
+
+
+PULL, CONTROL = "pull", "control"  # groups of methods, each with a thread of its own
+GROUPS = {PULL: 1, CONTROL: 1}
+LINGER_S = 0.1
+"""Default time that a pull waits for a chunk to reach its least size; also the longest wait for a first row."""
+_MAX_LINGER_S = 1.0
+_POLL_S = 0.004
+_END_S = 3.0
+
+
+class GatewayActor:
+    """Has the samplers of its host, or its run. Ray makes it again, on the same host, if its process dies.
+
+    Its methods take and return bytes, and raise nothing: the answer reports a failure, so that Ray has no exception to
+    pickle. Ray runs ``pull`` and ``listen``, which wait, in one thread and the others in another one.
+    """
+
+    def __init__(self, secret: bytes, job: bytes) -> None:
+        """Starts the samplers of a sealed ``HostJob``, or the run of a ``HostRunJob``; neither for a survey."""
+        self._secret = secret
+        self._failure: str | None = None
+        self._samplers: HostSamplers | None = None
+        self._run: HostRun | None = None
+        try:
+            facts = verify_json(secret, b"job", job)
+            if "arguments" in facts:
+                self._run = HostRun(HostRunJob.from_json(facts))
+                self._run.start()
+            elif facts:
+                self._start(HostJob.from_json(facts))
+        except (SpreezeError, OSError, TypeError, KeyError) as error:
+            self._failure = clean(f"{type(error).__name__}: {error}", 500)
+
+    def _start(self, job: HostJob) -> None:
+        # The time tells this start from earlier ones with the same job.
+        self._samplers = HostSamplers(job, (job.seed << 40) + time.time_ns() // 1000 % (1 << 40))
+        self._samplers.start()
+
+    def pull(self, request: bytes) -> bytes:
+        """The next chunk, once it is large enough or has waited; the request says how far samplers may continue."""
+        try:
+            return self._chunk(verify_json(self._secret, b"pull", request))
+        except (SpreezeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            return self._no_rows({"failure": clean(f"{type(error).__name__}: {error}", 300)})
+
+    def _chunk(self, request: dict[str, Any]) -> bytes:
+        if self._samplers is not None and self._samplers.orphaned and not self._samplers.is_alive():
+            self._start(self._samplers.job)
+        samplers = self._samplers
+        if samplers is None:
+            return self._no_rows({"failure": self._failure})
+        samplers.requested_s = time.monotonic()
+        outlet = samplers.outlet
+        if outlet is None:
+            return self._no_rows(samplers.facts())
+        if request.get("epoch") == outlet.epoch:
+            outlet.allow(int(request["allowed"]))
+        end = time.monotonic() + min(_MAX_LINGER_S, max(0.0, float(request.get("linger_s", LINGER_S))))
+        while not outlet.fills_a_chunk and time.monotonic() < end:
+            if outlet.waiting and outlet.quota_used:
+                break
+            time.sleep(_POLL_S)
+        first, taken = outlet.taken, outlet.take()
+        return sign_chunk(self._secret, outlet.epoch, first, taken, samplers.facts())
+
+    def _no_rows(self, facts: dict[str, Any]) -> bytes:
+        """A chunk of no rows, after a pause: the driver asks again at once."""
+        time.sleep(LINGER_S)
+        return sign_chunk(self._secret, 0, 0, Taken([], []), facts)
+
+    def weights(self, data: bytes) -> bytes:
+        """Takes one version of the weights, sealed; answers which one the samplers have now, and the time."""
+
+        def taken() -> dict[str, Any]:
+            samplers, sent = self._samplers, bytes(verify(self._secret, b"weights", data))
+            order = (-1, -1) if samplers is None else samplers.take_weights(sent)
+            return {"weights": list(order), "time_s": time.time()}
+
+        return self._answer(taken)
+
+    def listen(self, request: bytes) -> bytes:
+        """The newest message of this host's learner, sealed for that start of its run, or none after a while."""
+        try:
+            fields = verify_json(self._secret, b"listen", request)
+            start, (epoch, number) = str(fields["start"]), fields["after"]
+            run = None if self._run is None or self._run.start_name != start else self._run
+            message, end = None, time.monotonic() + LINGER_S
+            while run is None or (message := run.memory.newest(run.number, (int(epoch), int(number)))) is None:
+                if time.monotonic() >= end:
+                    break
+                time.sleep(_POLL_S)
+            return seal_messages(self._secret, b"listen " + start.encode(), [] if message is None else [message])
+        except (SpreezeError, KeyError, TypeError, ValueError):
+            return b""
+
+    def give(self, data: bytes) -> bytes:
+        """Takes messages of other hosts' learners; they are sealed for this start of the host's run."""
+
+        def taken() -> dict[str, Any]:
+            run = self._run
+            if run is None:
+                raise TransportError(str(self._failure))
+            for message in unseal_messages(self._secret, b"give " + run.start_name.encode(), data):
+                run.memory.put(message)
+            return {}
+
+        return self._answer(taken)
+
+    def ping(self, request: bytes) -> bytes:
+        """This host's clock when the request came and when the answer goes, and how its own run is."""
+        came_s = time.time()
+
+        def status() -> dict[str, Any]:
+            fields = verify_json(self._secret, b"ping", request)
+            of_run = {"failure": self._failure} if self._run is None else self._run.facts(fields.get("living", ()))
+            return {**of_run, "came_s": came_s, "went_s": time.time()}
+
+        return self._answer(status)
+
+    def bandwidth(self, request: bytes) -> bytes:
+        """Returns as many zeros as requested, to time the transfer."""
+        try:
+            return bytes(min(1 << 26, int(verify_json(self._secret, b"bandwidth", request)["bytes"])))
+        except (SpreezeError, KeyError, TypeError, ValueError):
+            return b""
+
+    def check(self, request: bytes) -> bytes:
+        """Checks of this host for a task (``host_checks``), as JSON."""
+        return self._answer(lambda: host_checks(verify_json(self._secret, b"check", request)))
+
+    def end(self, request: bytes) -> bytes:
+        """Ends the samplers, or the run; the actor stays until Ray ends it."""
+
+        def ended() -> dict[str, Any]:
+            verify_json(self._secret, b"end", request)
+            for started in (self._samplers, self._run):
+                if started is not None:
+                    started.end(_END_S)
+            return {"ended": True}
+
+        return self._answer(ended)
+
+    def _answer(self, act: Callable[[], dict[str, Any]]) -> bytes:
+        try:
+            facts = act()
+        except (SpreezeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            facts = {"failure": clean(f"{type(error).__name__}: {error}", 300)}
+        return sign_json(self._secret, b"answer", facts)

@@ -19,7 +19,7 @@ from spreeze.errors import ConfigError, TransportError
 from spreeze.formatting import clean
 from spreeze.machine.processes import ENDING
 from spreeze.run_directory import remove_leftovers
-from spreeze.runtime.cluster.gateway import CONTROL, GROUPS, PULL, GatewayActor
+from spreeze.runtime.cluster.host import CONTROL, GROUPS, PULL, GatewayActor
 from spreeze.transport.chunks import sign_json
 
 LOCAL = "local"

@@ -38,7 +38,7 @@ def survey(address: ClusterAddress, task: dict[str, Any] | None = None) -> dict[
     """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is requested.
 
     With a ``task`` (arguments of ``envs.probe.probe_env``, or none of them) each host's gateway is checked
-    (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured. A ConfigError if Ray is not
+    (``host.GatewayActor.check``), and its clock, round trip and bandwidth are measured. A ConfigError if Ray is not
     installed, or the cluster rejects us.
     """
     check_installed()

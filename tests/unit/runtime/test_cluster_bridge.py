@@ -20,8 +20,7 @@ from spreeze.errors import ConfigError, TransportError
 from spreeze.machine.hardware import core_facts
 from spreeze.metrics.table import SLOTS
 from spreeze.runtime.cluster.bridge import Bridge
-from spreeze.runtime.cluster.gateway import GatewayActor
-from spreeze.runtime.cluster.host import HostSamplers, sum_counters
+from spreeze.runtime.cluster.host import GatewayActor, HostSamplers, sum_counters
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
 from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify_chunk, verify_json
 from spreeze.transport.rate_limiter import RateLimiter

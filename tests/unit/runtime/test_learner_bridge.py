@@ -14,8 +14,7 @@ from hosts_without_ray import HostsWithoutRay, Told, inherited
 from spreeze import __version__
 from spreeze.config.layers import Layer, resolve
 from spreeze.runtime.cluster import host, learner_bridge
-from spreeze.runtime.cluster.gateway import GatewayActor
-from spreeze.runtime.cluster.host import HostRun, HostRunJob
+from spreeze.runtime.cluster.host import GatewayActor, HostRun, HostRunJob
 from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import gossip
