@@ -233,29 +233,35 @@ _LONGEST_TURN_S = 10.0  # if a sampler is slow or dead
 
 
 class LoadWatch:
-    """Measures the load of other programs if no governor does, so that it can be told from the run's own."""
+    """Measures the load of other programs once a second, so that it can be told from the run's own."""
 
     def __init__(self, reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self._clock = ContentionReader(role_of) if reader is None else reader, clock
-        self._last_s: float | None = None
-        self._used = _load_metrics(None)
+        self.now_s, self._measured_s = 0.0, -math.inf
+        self.load: CpuContention | None = None
+
+    def measure(self, pids: Mapping[str, int]) -> bool:
+        """Measures if a second has passed, and returns True then. ``pids``: of all workers and of the supervisor."""
+        self.now_s = self._clock()
+        if self.now_s - self._measured_s < _EVERY_S:
+            return False
+        self.load, self._measured_s = self._reader.sample(pids), self.now_s
+        return True
 
     def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Measures if a second has passed; returns its metrics. ``pids``: of all workers and of the supervisor."""
-        now_s = self._clock()
-        if self._last_s is None or now_s - self._last_s >= _EVERY_S:
-            self._used, self._last_s = _load_metrics(self._reader.sample(pids)), now_s
-        return self._used
+        """Measures if a second has passed; returns the metrics of the latest measurement."""
+        self.measure(pids)
+        return self.metrics
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        return {
+            "external_cpu_cores": None if self.load is None else self.load.external_cpu_cores,
+            "sibling_cpu_cores": None if self.load is None else self.load.sibling_cores,
+        }
 
 
-def _load_metrics(load: CpuContention | None) -> dict[str, float | None]:
-    return {
-        "external_cpu_cores": None if load is None else load.external_cpu_cores,
-        "sibling_cpu_cores": None if load is None else load.sibling_cores,
-    }
-
-
-class GovernorLoop(LoadWatch):
+class GovernorLoop:
     """One run's governor with its measurements; the supervisor calls it at each sample."""
 
     def __init__(
@@ -268,8 +274,7 @@ class GovernorLoop(LoadWatch):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts with all samplers active; each change is an event (level, text)."""
-        super().__init__(reader, clock)
-        tuning = plan.config.tuning
+        self._watch, tuning = LoadWatch(reader, clock), plan.config.tuning
         groups = plan.learners if plan.config.data_flow.balanced else 0
         self._governor_of = functools.partial(Governor, gives_way=tuning.give_way, balanced_groups=groups)
         self._maximum = plan.first_samplers or plan.samplers
@@ -289,13 +294,13 @@ class GovernorLoop(LoadWatch):
 
     def update(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
         """Measures and acts if a second has passed; returns its metrics."""
-        now_s, waits_s = self._clock(), [group.learner["wait_s"] for group in reading.groups]
+        measured, now_s = self._watch.measure(pids), self._watch.now_s
+        waits_s = [group.learner["wait_s"] for group in reading.groups]
         sampler_waits_s = sum(sampler["wait_s"] for group in reading.groups for sampler in group.samplers)
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
-        if self._before is None or now_s - self._before[0] >= _EVERY_S:
-            load = self._reader.sample(pids)
+        if measured:
+            load = self._watch.load
             second = None if load is None else self._load_second(load, reading, now_s, learners)
-            self._used = _load_metrics(load)
             self._before = (now_s, learners, waits_s, sampler_waits_s)
             before, change = number(self._governor.active), None if self._suspended else self._governor.feed(second)
             if change is not None:
@@ -306,7 +311,7 @@ class GovernorLoop(LoadWatch):
                     f"active: {change.reason}",
                 )
         self._pass_turn(now_s, reading.inserted)
-        return {"samplers_active": self._governor.active, **self._used}
+        return {"samplers_active": self._governor.active, **self._watch.metrics}
 
     def suspend(self) -> None:
         """Suspends the governor until ``resume``, while the tuner controls the samplers."""
