@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import time
 from collections import deque
@@ -351,8 +350,6 @@ class RestartState:
     """When and whether one worker starts again."""
 
     limit: RestartLimit
-    forgiven: int = field(default_factory=lambda: int(os.environ.get("SPREEZE_TEST_UNCOUNTED_CRASHES", "0")))
-    """Failures that are restarted at once and do not count toward the limit; only tests forgive any."""
     total: int = 0
     due_s: float | None = None  # monotonic time of the next start; None while it runs or after it was given up
     quarantined: bool = False
@@ -361,10 +358,6 @@ class RestartState:
 
     def failed(self, now_s: float) -> None:
         """Notes a failure and decides when to start again: ``first_delay_s``, then ``backoff_s``, doubled each time."""
-        if self.forgiven > 0:
-            self.forgiven -= 1
-            self.due_s = now_s
-            return
         self._times.append(now_s)
         while self._times and self._times[0] < now_s - self.limit.window_s:
             self._times.popleft()

@@ -86,6 +86,7 @@ def compare(
     common: list[str],
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> dict[str, list[Document]]:
     """The documents of each case's runs, seed by seed; ``seconds`` of training each at most, else ``--seconds``."""
     seconds = args.seconds if seconds is None else seconds
@@ -94,7 +95,7 @@ def compare(
     return in_turn(
         cases,
         args.repeats,
-        lambda own: whole_runs.train([*always, *own], seconds + OUTSIDE_S, environment),
+        lambda own: whole_runs.train([*always, *own], seconds + OUTSIDE_S, environment, **options),
         say,
         args.first_seed,
     )

@@ -1,7 +1,6 @@
 """GALA against A2C and other ways to share: slow, sleeping and killed learners, radius over its bounds, equal time."""
 
 import argparse
-import os
 import random
 import threading
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import psutil
 from common import PATIENCE_S, compare, linear_rows, main, ratios, rows_of, say, sleeping, written_report
 from figures import Row, row
+from watched_run import FORGIVING
 from whole_runs import time_row
 
 from spreeze.metrics.store import MetricsReader
@@ -117,9 +117,8 @@ def kills(args: argparse.Namespace) -> list[Row]:
     alone = compare(args, {"left alone": []}, common)
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    os.environ["SPREEZE_TEST_UNCOUNTED_CRASHES"] = "1000000"
     try:
-        found = alone | compare(args, {"killed": []}, common)
+        found = alone | compare(args, {"killed": []}, common, program=FORGIVING)
     finally:
         over.set()
         thread.join()

@@ -27,7 +27,7 @@ from fault_envs import FAULTY_ID
 from figures import Row, row
 from harness import SUPPORT
 from long_form import PATIENCE_S, asked, by_hand
-from watched_run import LiveRun
+from watched_run import FORGIVING, LiveRun
 from whole_runs import ratio_row, time_row, train
 
 from spreeze.cli import evaluate
@@ -163,8 +163,7 @@ def _train_under_kills(
     arguments = [*TASKS[env_id], "--samplers", str(SAMPLERS), "--updates", str(updates), "--seed", str(seed),
                  "--no-visualizer", "--set", "learner.checkpoint_interval_s=5"]  # fmt: skip
     paths = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
-    variables = {"SPREEZE_TEST_UNCOUNTED_CRASHES": "1000000", "PYTHONPATH": paths}
-    with LiveRun(arguments, runs_dir, name, variables) as run:
+    with LiveRun(arguments, runs_dir, name, {"PYTHONPATH": paths}, program=FORGIVING) as run:
         run.await_learning(PATIENCE_S)
         end_s = time.monotonic() + limit_s
         while _waited(run, every_s or limit_s) is None:

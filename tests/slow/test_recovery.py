@@ -21,6 +21,7 @@ from fault_envs import FAULT_ID
 from figures import Row
 from live_run import AttachedRun
 from long_form import LIMIT_S, asked, by_hand
+from watched_run import FORGIVING
 
 from spreeze.errors import SpreezeError
 from spreeze.transport import status_table
@@ -58,7 +59,7 @@ _COMMAND = [
     "--set",
     f"learner.checkpoint_interval_s={CHECKPOINT_S:g}",
 ]
-_ENVIRONMENT = {"SPREEZE_FAULT_STEP_S": "0.0005", "SPREEZE_TEST_UNCOUNTED_CRASHES": "1000000"}
+_ENVIRONMENT = {"SPREEZE_FAULT_STEP_S": "0.0005"}
 _RATE_S = 0.25
 _USUAL_WINDOWS = 40
 
@@ -234,7 +235,7 @@ def recovery_rows(kills: int, runs_dir: str) -> list[Row]:
     Raises:
         SpreezeError: the run ended.
     """
-    with AttachedRun(_COMMAND, runs_dir, f"recovery-{os.getpid()}", _ENVIRONMENT) as run:
+    with AttachedRun(_COMMAND, runs_dir, f"recovery-{os.getpid()}", _ENVIRONMENT, program=FORGIVING) as run:
         run.attach()
         run.wait(lambda: run.ring is not None and run.ring.rows_drawn > 0, LIMIT_S, "the first update")
         seen = kill_singly(run, kills)

@@ -30,6 +30,7 @@ from linked_cluster import LinkedCluster, cluster_over
 from live_run import AttachedRun, marked
 from long_form import LIMIT_S
 from lossy_link import lossy_link
+from watched_run import FORGIVING
 
 from spreeze.errors import CheckpointError, ResourceError, SpreezeError
 from spreeze.transport import status_table
@@ -229,8 +230,8 @@ class Storm:
         saved = _newest_updates(self._runs / self._name) if again else 0
         self._run = AttachedRun(arguments, str(self._runs), self._name, self._ray() | {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(self._scratch), _MARK: self._name,
-            VARIABLE: str(self._page_path), "SPREEZE_TEST_CHECKSUM": "1", "SPREEZE_TEST_UNCOUNTED_CRASHES": "1000000",
-        }, before=before)  # fmt: skip
+            VARIABLE: str(self._page_path), "SPREEZE_TEST_CHECKSUM": "1",
+        }, before=before, program=FORGIVING)  # fmt: skip
         self._run.attach()
         ring = self._run.ring
         self._run.wait(lambda: ring.rows_drawn > 0, LIMIT_S, "the first update")

@@ -44,6 +44,9 @@ def rates(first: Counters, last: Counters) -> tuple[float, float]:
     return (last.updates - first.updates) / seconds, (last.env_steps - first.env_steps) / seconds
 
 
+FORGIVING = (str(Path(__file__).with_name("forgiving_train.py")),)
+
+
 class LiveRun:
     """One ``python -m spreeze.train`` in a session of its own; a context manager that ends it."""
 
@@ -51,17 +54,24 @@ class LiveRun:
     """A run that was asked to end has so long."""
 
     def __init__(
-        self, arguments: list[str], runs_dir: str, name: str, environment: Mapping[str, str], before: Sequence[str] = ()
+        self,
+        arguments: list[str],
+        runs_dir: str,
+        name: str,
+        environment: Mapping[str, str],
+        before: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "spreeze.train"),
     ) -> None:
         """``name`` is that of a new run, or, with ``--resume NAME`` among the arguments, of an earlier one.
 
-        ``before`` begins the command, as ``ip netns exec SPACE`` does.
+        ``before`` begins the command, as ``ip netns exec SPACE`` does. ``program``: ``FORGIVING`` for a run whose
+        workers are killed all the time.
         """
         self.path = Path(runs_dir) / name
         named = [] if "--resume" in arguments else ["--name", name]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, *named, "--json"],
+            [*before, sys.executable, *program, *arguments, "--runs-dir", runs_dir, *named, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._output,

@@ -67,13 +67,18 @@ _TAKEN = {
 }
 
 
-def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:
+def train(
+    arguments: list[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "spreeze.train"),
+) -> Document:
     """One ``python -m spreeze.train ... --json`` with these variables added; returns its document.
 
     Raises:
         SpreezeError: it failed or took too long.
     """
-    command = [sys.executable, "-m", "spreeze.train", *arguments, "--json"]
+    command = [sys.executable, *program, *arguments, "--json"]
     try:
         variables = {**os.environ, **(environment or {})}
         done = subprocess.run(

@@ -48,7 +48,7 @@ def started(monkeypatch, tmp_path):
     }
     commands = []
 
-    def train(arguments, timeout_s, environment=None):
+    def train(arguments, timeout_s, environment=None, program=None):
         resolve([Layer("user", user_values(build_parser().parse_args(arguments)))])
         commands.append(arguments)
         return known
