@@ -1,11 +1,13 @@
-"""Runs the workers of a mode: starts and watches them, reads their messages, decides when the run is over."""
+"""Runs the workers of a mode: starts and watches them, reads their messages, decides when the run ends."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,17 +18,18 @@ from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.files import write_json
 from spreeze.formatting import clean, percent
-from spreeze.machine.logs import LogKeeper
+from spreeze.machine.awake import AWAKE
+from spreeze.machine.logs import LogKeeper, ending, oom_kills
+from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, unkillable_message
 from spreeze.machine.watcher import OrphanWatch
 from spreeze.metrics.progress import MAX_ROLLBACKS, FallWatch
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.run_directory import TIMELINE, RunDir, group_folder
-from spreeze.runtime.assembly import Assemble, Assembly, assembled
+from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callback_process import EnvironmentArguments
 from spreeze.runtime.cpu_governor import GovernorLoop, LoadWatch
-from spreeze.runtime.final_evaluation import evaluate_at_the_end
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerSpec
+from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerSpec, group_arguments, log_path, start_process
 from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
@@ -34,7 +37,9 @@ from spreeze.runtime.recorder import SAMPLE_S, Recorder, View
 from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.shared_memory import readable
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.evaluator import read_rows, record_of
 from spreeze.workers.roles import ROLES, Address, Phase
 
 _LOOK_S = 0.05
@@ -43,6 +48,9 @@ _VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, wh
 _TIMELINE_S = 0.25
 _FIRST_TIMELINE_S = 10.0  # learning time [s] after which the first timeline is recorded without a request
 _MAX_PARTS = 400  # Parts of one worker that a timeline keeps: the latest.
+_EVALUATION_S = 6.0  # longest evaluation at the end
+_FIRST_EVALUATION_S = 45.0  # the same where a run that ends by itself has no return yet
+_EXIT_S = 12.0  # longest time from any other end of the run to the end of this evaluation
 
 
 def run_workers(
@@ -82,7 +90,7 @@ def run_workers(
                 while loop.next_plan is not None:
                     plan = recorder.go_on_with(loop.next_plan)
                     loop = supervise(plan, loop.leave_free)
-            evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
+            _evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
         recorder.close(interrupts.again())
     return recorder.outcome
@@ -422,3 +430,103 @@ def phase_parts(events: Any, began_ns: int, end_ns: int, before: Phase) -> list[
         else:
             rows.append([start, end, phase])
     return rows[-_MAX_PARTS:]
+
+
+# --- the evaluation at the end of a run, by a process of its own ---
+
+
+def _evaluate_at_the_end(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, *, stopping_s: float
+) -> None:
+    """Evaluates the last weights, unless the user is in a hurry; ``stopping_s``: time taken to stop the workers."""
+    outcome = recorder.outcome
+    wanted = plan.config.evaluation.enabled and outcome.updates > 0
+    in_a_hurry = interrupts.count or outcome.stopped_by in (StopReason.REQUEST, StopReason.FAILURE)
+    is_first = outcome.eval_return is None and not in_a_hurry  # worth the wait
+    budget_s = _FIRST_EVALUATION_S if is_first else min(_EVALUATION_S, _EXIT_S - stopping_s)
+    if plan.start_s > 0.5 * _EVALUATION_S:
+        wanted = wanted and is_first
+        budget_s += 2.0 * plan.start_s
+    if not wanted or interrupts.urgent or budget_s < 1.0:
+        return
+    if is_first:
+        recorder.event(
+            "info", f"a first evaluation takes at most {budget_s:.0f} s; stop the run again to go without it"
+        )
+    record = _last_evaluation(plan, run_dir, recorder, interrupts, logs, budget_s)
+    if record is not None:
+        recorder.evaluation(record, final=True)
+    elif not interrupts.urgent:
+        recorder.no_final_evaluation(budget_s)
+
+
+def _last_evaluation(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, logs: LogKeeper, budget_s: float
+) -> dict[str, Any] | None:
+    """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
+    slept_s, before = AWAKE.slept_s, [len(rows) for rows in _evaluations(plan, run_dir)]
+    job = dataclasses.replace(evaluator_job(plan, run_dir.path, has_free_core=True), target_return=None)
+    gives_way = plan.config.tuning.give_way
+    nice = str(LOW_PRIORITY if gives_way else 0)
+    arguments = ("-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s), nice)
+    kills = oom_kills()
+    try:
+        log = logs.log(log_path(run_dir.path, "evaluator"))
+        log.begin()
+        with log.open() as output:
+            process = start_process(
+                arguments,
+                run_dir.nonce,
+                name="evaluator",
+                stdout=subprocess.PIPE,
+                stderr=output,
+                **group_arguments(gives_way),
+            )
+    except OSError as error:  # no reason to fail a run that has ended well
+        recorder.event("warning", f"the final evaluation could not be started: {error}")
+        return None
+    assert process.stdout is not None
+    interrupt_count, stop_requested = interrupts.count, run_dir.requested("stop")
+
+    def is_wanted() -> bool:
+        return interrupts.count == interrupt_count and run_dir.requested("stop") == stop_requested
+
+    with process.stdout as pipe:
+        received = _answer(process, pipe.fileno(), AWAKE() + budget_s + 2.0, is_wanted)
+        killed = process.poll() is None
+        if killed and kill_and_wait(process) is None:
+            recorder.event("error", unkillable_message("the final evaluation", process.pid))
+        end_orphans(run_dir.nonce)
+        if readable([pipe.fileno()], 0.0):
+            received += os.read(pipe.fileno(), 65536)
+    with contextlib.suppress(ValueError):
+        record = json.loads(received.partition(b"\n")[0])
+        if isinstance(record, dict):
+            return record
+    for group, rows in enumerate(_evaluations(plan, run_dir)):  # its time may be over between the row and the answer
+        if len(rows) > before[group]:
+            return record_of(rows[-1], group, plan.config.evaluation.episodes)
+    if AWAKE.slept_s > slept_s and is_wanted():  # its time was over when the machine woke
+        return _last_evaluation(plan, run_dir, recorder, interrupts, logs, budget_s)
+    if not killed and process.returncode:
+        why = ": ".join(filter(None, (ending(process.returncode, kills), log.last_words)))
+        recorder.event("warning", f"the final evaluation failed: {why}")
+    return None
+
+
+def _answer(process: subprocess.Popen[bytes], fd: int, deadline: float, is_wanted: Callable[[], bool]) -> bytes:
+    """Bytes that the process writes until it ends, is not wanted any more, or has no time left."""
+    received = b""
+    while process.poll() is None and is_wanted() and AWAKE() < deadline:
+        known = b"\n" in received
+        data = os.read(fd, 65536) if readable([fd], 0.02) else b""
+        if not data:  # also where it has closed the pipe
+            time.sleep(0.01)
+        received += data
+        if not known and b"\n" in received:  # it closes its environments
+            deadline = min(deadline, AWAKE() + CLOSING_S)
+    return received
+
+
+def _evaluations(plan: RunPlan, run_dir: RunDir) -> list[list[dict[str, Any]]]:
+    return [read_rows(group_folder(run_dir.path, group) / "eval.csv") for group in range(plan.policies)]

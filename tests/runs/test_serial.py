@@ -10,7 +10,7 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.modes import serial
 from spreeze.run_directory import RunDir
-from spreeze.runtime import final_evaluation, turns
+from spreeze.runtime import supervisor, turns
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.turns import EnvironmentHung, HangWatch
@@ -102,8 +102,8 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_s
         return attempt(*args, **options)
 
     monkeypatch.setattr(Evaluation, "attempt", interrupted_at_first)
-    monkeypatch.setattr(final_evaluation, "_LIMIT_S", PATIENCE_S)
-    monkeypatch.setattr(final_evaluation, "_EXIT_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "_EVALUATION_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "_EXIT_S", PATIENCE_S)
     outcome, run_dir = _in_process(tmp_path)
     assert outcome.stopped_by == "interrupt (Ctrl-C)"
     assert [row["updates"] for row in read_rows(run_dir.path / "eval.csv")] == [outcome.updates]

@@ -13,7 +13,7 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import METRICS, by_name
 from spreeze.modes import run_mode
 from spreeze.run_directory import RunDir
-from spreeze.runtime import final_evaluation
+from spreeze.runtime import supervisor
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import split_names
@@ -71,8 +71,12 @@ def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_p
 
 
 def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
-    for name in ("_LIMIT_S", "_FIRST_S", "_EXIT_S"):  # the user's patience, which a slow machine would need more of
-        monkeypatch.setattr(final_evaluation, name, PATIENCE_S)
+    for name in (
+        "_EVALUATION_S",
+        "_FIRST_EVALUATION_S",
+        "_EXIT_S",
+    ):  # the user's patience, which a slow machine would need more of
+        monkeypatch.setattr(supervisor, name, PATIENCE_S)
     values = {"env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8},
               "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},
               "evaluation": {"episodes": 1}, "stop": {"updates": 20}}  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from spreeze.machine.logs import LogKeeper
 from spreeze.metrics.stop_reasons import StopReason
-from spreeze.runtime import final_evaluation, launcher
+from spreeze.runtime import launcher, supervisor
 from spreeze.workers.evaluator import COLUMNS, append_row
 
 RECORD = dict.fromkeys(COLUMNS, 1) | {"version": 7, "return_mean": 318.3}
@@ -32,12 +32,12 @@ def test_a_row_that_was_written_before_the_process_was_killed_counts(tmp_path, m
     late.chmod(0o755)
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(launcher, "sys", SimpleNamespace(executable=str(late)))
-    monkeypatch.setattr(final_evaluation, "evaluator_job", lambda *args, **options: Job())
+    monkeypatch.setattr(supervisor, "evaluator_job", lambda *args, **options: Job())
     config = SimpleNamespace(tuning=SimpleNamespace(give_way=False), evaluation=SimpleNamespace(episodes=10))
     plan = SimpleNamespace(config=config, policies=1)
     run_dir, notes = SimpleNamespace(path=tmp_path, nonce="0123456789abcdef", requested=lambda name: False), []
     with LogKeeper() as logs:
-        record = final_evaluation._played(
+        record = supervisor._last_evaluation(
             plan, run_dir, SimpleNamespace(event=notes.append), SimpleNamespace(count=0), logs, 60.0
         )
     assert (record["return_mean"], record["whole"], record["episodes_cut"]) == (318.3, whole, 10 - episodes)
@@ -53,13 +53,13 @@ def test_the_only_return_of_a_run_may_take_longer_unless_the_user_wants_to_leave
 ):
     """With slow environments a short run may end before its first evaluation."""
     budgets, notes = [], []
-    monkeypatch.setattr(final_evaluation, "_played", lambda *args: budgets.append(args[-1]))
+    monkeypatch.setattr(supervisor, "_last_evaluation", lambda *args: budgets.append(args[-1]))
     plan = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(enabled=True)), start_s=0.1)
     recorder = SimpleNamespace(
         outcome=SimpleNamespace(updates=5, eval_return=eval_return, stopped_by=stopped_by),
         event=lambda level, text: notes.append(text), no_final_evaluation=lambda budget_s: None,
     )  # fmt: skip
-    final_evaluation.evaluate_at_the_end(
+    supervisor._evaluate_at_the_end(
         plan, None, recorder, SimpleNamespace(count=interrupts, urgent=False), None, stopping_s=0.5
     )
     assert budgets == [budget_s]
