@@ -178,15 +178,14 @@ class Launcher:
                     "job": spec.job.to_json(),
                     "row": spec.row,
                     "gives_way": run_context.gives_way,
-                    "status_fd": run_context.status.block.fd,
-                    "status_rows": run_context.status.num_rows,
+                    "status": run_context.status.handle.to_json(),
                     "message_fd": message_write,
                     "lifeline_fd": lifeline_read,
                     "supervisor_pid": os.getpid(),
                     "errors_dir": str(run_context.run_dir / "errors"),
                 }
             )
-            fds = (run_context.status.block.fd, message_write, lifeline_read, *inherited_fds(spec.job))
+            fds = (*run_context.status.handle.fds, message_write, lifeline_read, *inherited_fds(spec.job))
             log = run_context.logs.log(log_path(run_context.run_dir, spec.name))
             log.begin()
             with log.open() as output:

@@ -19,7 +19,6 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, RunContext, Worker, WorkerSpec, open_log
 from spreeze.transport.shared_memory import readable, with_own_descriptors
-from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.main import load_named, report_failure
 from spreeze.workers.roles import DEADLINE_S, Phase, deadline_text, deadlines
@@ -224,8 +223,7 @@ class TurnContext(WorkerContext):
 
     def __init__(self, worker: TurnedWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
         spec, self._launcher = worker.spec, launcher
-        shared = run_context.status
-        status = StatusTable.attach(os.dup(shared.block.fd), shared.num_rows)
+        status = with_own_descriptors(run_context.status.handle).attach()
         super().__init__(spec.address, status, spec.row, message_fd, run_context.run_dir / "errors")
         self._has_envs = spec.role.has_envs
 

@@ -181,7 +181,7 @@ class GossipMemory:
         return cls(SharedArrays.create("spreeze-presence", _presence(learners)), messages, own)
 
     def handle(self, *, joined: bool = False) -> GossipHandle:
-        presence, messages = Handle(fds=(self._presence.block.fd,)), tuple(slots.handle for slots in self._messages)
+        presence, messages = Handle(fds=(self._presence.fd,)), tuple(slots.handle for slots in self._messages)
         return GossipHandle(presence=presence, messages=messages, own=self.own, joined=joined)
 
     def enter(self, number: int, *, topology: str, max_staleness: int | None) -> Gossip:

@@ -105,7 +105,7 @@ class MixMemory(NamedTuple):
     def handle(self) -> MixHandle:
         sent, mixed = (tuple(slots.handle for slots in channel) for channel in (self.messages, self.mixed))
         return MixHandle(
-            board=Handle(fds=(self.board.block.fd,)), shared=Handle(fds=(self.shared_fd,)), messages=sent, mixed=mixed
+            board=Handle(fds=(self.board.fd,)), shared=Handle(fds=(self.shared_fd,)), messages=sent, mixed=mixed
         )
 
     def aligned(self) -> list[np.ndarray] | None:

@@ -1,17 +1,15 @@
 """The replay ring: its layout in shared memory, ``ShardWriter`` (one for each shard) and ``ReplayReader``.
 
-The memory starts with int64 words: header | rows_drawn | inserted_at_learning_start | (free) | one line per shard |
-stamps ``[S, blocks, 2]``. Then, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
-``[S, stride, F]``. assets/docs/architecture.md tells the protocol. A draw of an image transition follows its
-environment's rows back (``RowLayout``), all committed earlier by the same writer. So it is valid if, after the copy,
-its oldest row was not about to be overwritten.
+The memory has int64 words (rows_drawn | inserted_at_learning_start | one line per shard), stamps ``[S, blocks, 2]``,
+float32 rows ``[S, stride, W]`` and, for images, uint8 frames ``[S, stride, F]``. assets/docs/architecture.md tells the
+protocol. A draw of an image transition follows its environment's rows back (``RowLayout``), all committed earlier by
+the same writer. So it is valid if, after the copy, its oldest row was not about to be overwritten.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,16 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import ConfigError, TransportError
-from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, Handle, allocate, attach
+from spreeze.transport.shared_memory import STRONGLY_ORDERED, ArraySpec, Handle, SharedArrays
 from spreeze.types import Jsonable, RowLayout
 
-LINE_WORDS = 16  # 128 bytes: two cache lines, because processors fetch them in pairs
-FIRST_SHARD_WORD = 4 * LINE_WORDS  # where the line of shard 0 starts
-_MAGIC = 0x535052494E470A01
-_VERSION = 1
+_LINE_WORDS = 16  # 128 bytes: two cache lines, because processors fetch them in pairs
+_FIRST_SHARD = 2  # line of shard 0
 _STAMP_ROWS = 256
 _ROW_ALIGNMENT = 16  # rows: as float32 a multiple of 64 bytes whatever the width, so every shard starts on a line
-_DRAWN, _AT_START = LINE_WORDS, 2 * LINE_WORDS
+_DRAWN, _AT_START = 0, _LINE_WORDS
 _RESERVED, _COMMITTED = 0, 1
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
@@ -67,32 +63,22 @@ class RingSpec(Jsonable):
         return -(-self.rows_per_shard // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
 
     @property
-    def stamps_word(self) -> int:
-        return FIRST_SHARD_WORD + self.num_shards * LINE_WORDS
-
-    @property
-    def rows_offset_bytes(self) -> int:
-        words = self.stamps_word + 2 * self.num_shards * self.blocks_per_shard
-        return -(-8 * words // PAGE_BYTES) * PAGE_BYTES
-
-    @property
     def size_bytes(self) -> int:
-        return self.frames_offset_bytes + self.num_shards * self.stride_rows * self.layout.frame_bytes
+        return SharedArrays.size_bytes(self.fields())
+
+    def fields(self) -> tuple[ArraySpec, ...]:
+        count = self.num_shards * self.stride_rows
+        return (
+            ArraySpec("words", ((_FIRST_SHARD + self.num_shards) * _LINE_WORDS,), "int64"),
+            ArraySpec("stamps", (self.num_shards, self.blocks_per_shard, 2), "int64"),
+            ArraySpec("rows", (count, self.layout.width), "float32"),
+            ArraySpec("frames", (count, self.layout.frame_bytes), "uint8"),
+        )
 
     @property
-    def frames_offset_bytes(self) -> int:
-        end = self.rows_offset_bytes + 4 * self.num_shards * self.stride_rows * self.layout.width
-        return -(-end // PAGE_BYTES) * PAGE_BYTES if self.layout.frame_bytes else end
-
-    @property
-    def schema_hash(self) -> int:
-        """63 bits that differ when the meaning of a row differs."""
-        sequence = "" if self.layout.sequence is None else f" {self.layout.sequence!r}"
-        text = f"{self.layout!r}{sequence} float32 blocks of {self.block_rows}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
-
-    def header(self) -> list[int]:
-        return [_MAGIC, _VERSION, self.schema_hash, self.rows_per_shard, self.num_shards, self.layout.width]
+    def meaning(self) -> str:
+        """A text that differs when the meaning of a row differs."""
+        return f"{self.layout!r} {self.layout.sequence!r}, blocks of {self.block_rows}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,55 +88,32 @@ class RingHandle(Handle):
     spec: RingSpec
 
     def attach(self) -> ReplayRing:
-        return ReplayRing.attach(self.fds[0], self.spec)
+        return ReplayRing(self.spec, SharedArrays.attach(self.fds[0], self.spec.fields(), self.spec.meaning))
 
 
 class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
-    def __init__(self, spec: RingSpec, block: Block, locked: bool | None = None) -> None:
-        self.spec, self.block = spec, block
+    def __init__(self, spec: RingSpec, arrays: SharedArrays, locked: bool | None = None) -> None:
+        self.spec, self._arrays = spec, arrays
         self.locked = not STRONGLY_ORDERED if locked is None else locked
-        shards, blocks = spec.num_shards, spec.blocks_per_shard
-        used = block.view[: spec.size_bytes]
-        # A memoryview of 'q' stores and loads one aligned int64 in a single instruction, and faster than NumPy.
-        self.words = used[: spec.rows_offset_bytes].cast("q")
-        table = np.frombuffer(self.words, dtype=np.int64)
-        lines = table[FIRST_SHARD_WORD : spec.stamps_word].reshape(shards, LINE_WORDS)
-        self.reserved = lines[:, _RESERVED]  # [S]
-        self.committed = lines[:, _COMMITTED]  # [S]
-        self.stamps = table[spec.stamps_word : spec.stamps_word + 2 * shards * blocks].reshape(shards, blocks, 2)
-        count = shards * spec.stride_rows
-        rows_end = spec.rows_offset_bytes + 4 * count * spec.layout.width
-        flat = np.frombuffer(used[spec.rows_offset_bytes : rows_end], dtype=np.float32)
-        self.rows = flat.reshape(count, spec.layout.width)
-        self.frames = np.frombuffer(used[spec.frames_offset_bytes :], np.uint8).reshape(count, spec.layout.frame_bytes)
-        self._committed_words = [self.word(shard, _COMMITTED) for shard in range(shards)]
-        if table.ctypes.data % 8 or flat.ctypes.data % 64:
-            raise TransportError(f"replay memory at {table.ctypes.data:#x} is not aligned")
+        # A memoryview stores and loads one aligned int64 in a single instruction, and faster than NumPy.
+        self.words = arrays["words"].data
+        lines = arrays["words"].reshape(-1, _LINE_WORDS)[_FIRST_SHARD:]
+        self.reserved, self.committed = lines[:, _RESERVED], lines[:, _COMMITTED]  # [S] each
+        self.stamps, self.rows, self.frames = arrays["stamps"], arrays["rows"], arrays["frames"]
+        self._committed_words = [self.word(shard, _COMMITTED) for shard in range(spec.num_shards)]
 
     @classmethod
     def create(cls, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
         """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them)."""
-        ring = cls(spec, allocate("spreeze-replay", spec.size_bytes), locked)
+        ring = cls(spec, SharedArrays.create("spreeze-replay", spec.fields(), spec.meaning), locked)
         ring.words[_AT_START] = -1
-        for index, word in reversed(list(enumerate(spec.header()))):
-            ring.words[index] = word
-        return ring
-
-    @classmethod
-    def attach(cls, fd: int, spec: RingSpec) -> ReplayRing:
-        """Attaches to an inherited descriptor; a TransportError if it belongs to another ring."""
-        ring = cls(spec, attach(fd, spec.size_bytes))
-        header, expected = ring.words[:6].tolist(), spec.header()
-        if header != expected:
-            ring.close()
-            raise TransportError(f"descriptor {fd} holds another ring: header {header}, expected {expected}")
         return ring
 
     @property
     def fd(self) -> int:
-        return self.block.fd
+        return self._arrays.fd
 
     @property
     def handle(self) -> RingHandle:
@@ -158,7 +121,7 @@ class ReplayRing:
 
     def word(self, shard: int, field: int) -> int:
         """Index in ``words`` of a field of a shard's line."""
-        return FIRST_SHARD_WORD + shard * LINE_WORDS + field
+        return (_FIRST_SHARD + shard) * _LINE_WORDS + field
 
     def total_committed(self) -> int:
         """Rows inserted so far into all shards; also the clock of transition age."""
@@ -216,12 +179,9 @@ class ReplayRing:
 
     def close(self) -> None:
         """Drops the views and closes the descriptor; its writers and readers must not be used any more."""
-        if self.block.fd < 0:
-            return
-        del self.rows, self.frames, self.stamps, self.reserved, self.committed
-        with contextlib.suppress(BufferError):
-            self.words.release()
-        self.block.close()
+        if self.fd >= 0:
+            del self.words, self.rows, self.frames, self.stamps, self.reserved, self.committed
+            self._arrays.close()
 
 
 def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:

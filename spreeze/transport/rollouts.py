@@ -127,7 +127,7 @@ class RolloutsHandle(Handle):
     spec: RolloutSpec
 
     def attach(self) -> Rollouts:
-        return Rollouts.attach(self.fds[0], self.spec)
+        return Rollouts(self.spec, SharedArrays.attach(self.fds[0], self.spec.fields()))
 
 
 class Rollouts:
@@ -144,13 +144,9 @@ class Rollouts:
     def create(cls, spec: RolloutSpec) -> Rollouts:
         return cls(spec, SharedArrays.create("spreeze-rollouts", spec.fields()))
 
-    @classmethod
-    def attach(cls, fd: int, spec: RolloutSpec) -> Rollouts:
-        return cls(spec, SharedArrays.attach(fd, spec.fields()))
-
     @property
     def handle(self) -> RolloutsHandle:
-        return RolloutsHandle(fds=(self.fields.block.fd,), spec=self.spec)
+        return RolloutsHandle(fds=(self.fields.fd,), spec=self.spec)
 
     @property
     def current(self) -> int:
@@ -689,7 +685,7 @@ class InferenceMailbox:
 
     @property
     def handle(self) -> MailboxHandle:
-        return MailboxHandle(fds=(self._fields.block.fd,), spec=self._spec)
+        return MailboxHandle(fds=(self._fields.fd,), spec=self._spec)
 
     def request(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, state: State, ids: np.ndarray) -> None:
         """Requests actions for ``envs`` [n]; the ``ids`` [n] come from ``RolloutWriter.request_id``, all different."""

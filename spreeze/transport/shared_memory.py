@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import math
 import mmap
 import os
@@ -28,8 +29,6 @@ import numpy as np
 from spreeze.errors import ResourceError, TransportError
 from spreeze.machine.hardware import memory_limits
 from spreeze.types import Jsonable
-
-PAGE_BYTES = mmap.PAGESIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,38 +66,6 @@ def with_own_descriptors(job: Any) -> Any:
 
 def inherited_fds(job: Jsonable) -> tuple[int, ...]:
     return tuple(sorted({fd for handle in handles(job) for fd in handle.fds}))
-
-
-class Block:
-    """Mapped shared memory and its descriptor."""
-
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        self.fd, self.size_bytes = fd, size_bytes
-        self._map = mmap.mmap(fd, size_bytes)
-        self.view = memoryview(self._map)
-
-    def close(self) -> None:
-        """Closes mapping and descriptor; arrays that still view the block keep the mapping alive."""
-        if self.fd < 0:
-            return
-        with contextlib.suppress(BufferError):
-            self.view.release()
-            self._map.close()
-        os.close(self.fd)
-        self.fd = -1
-
-
-def allocate(name: str, size_bytes: int) -> Block:
-    """Allocates zeroed shared memory, all pages at once, so that no later write fails; ResourceError if too little."""
-    size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-    check_room(name, size_bytes)
-    fd = nameless_file(name)
-    try:
-        _reserve(fd, size_bytes)
-        return Block(fd, size_bytes)
-    except OSError as error:
-        os.close(fd)
-        raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
 
 
 def check_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> None:
@@ -142,18 +109,7 @@ def _reserve(fd: int, size_bytes: int) -> None:
         os.ftruncate(fd, size_bytes)
 
 
-def attach(fd: int, size_bytes: int) -> Block:
-    """Maps an inherited descriptor, which the block then owns; a TransportError if it is missing or too small."""
-    try:
-        real = os.fstat(fd).st_size
-    except OSError as error:
-        raise TransportError(f"descriptor {fd} cannot be attached: {error.strerror}") from None
-    if real < size_bytes:
-        raise TransportError(f"descriptor {fd} has {real} bytes of shared memory, {size_bytes} are needed")
-    return Block(fd, real)
-
-
-_LINE_BYTES = 64
+_LINE_BYTES = 128  # two cache lines, because processors fetch them in pairs
 STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
 """True if other processes see the stores and loads of a process in program order."""
 
@@ -171,41 +127,56 @@ class ArraySpec(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Whole cache lines."""
+        """Whole pairs of cache lines."""
         return -(-self.data_bytes // _LINE_BYTES) * _LINE_BYTES
 
 
 class SharedArrays:
-    """A block as named arrays, initially zero, shared by all processes that attach."""
+    """Mapped shared memory as named arrays, and its descriptor, which this object owns."""
 
-    def __init__(self, block: Block, fields: tuple[ArraySpec, ...]) -> None:
-        self.block = block
+    def __init__(self, fd: int, fields: tuple[ArraySpec, ...]) -> None:
+        self.fd, self._map = fd, mmap.mmap(fd, self.size_bytes(fields))
         self._arrays: dict[str, np.ndarray] = {}
         offset = _LINE_BYTES
         for field in fields:
-            raw = np.frombuffer(block.view, np.uint8, field.data_bytes, offset)
+            raw = np.frombuffer(self._map, np.uint8, field.data_bytes, offset)
             self._arrays[field.name] = raw.view(field.dtype).reshape(field.shape)
             offset += field.size_bytes
 
     @staticmethod
     def size_bytes(fields: tuple[ArraySpec, ...]) -> int:
-        return _LINE_BYTES + sum(field.size_bytes for field in fields)
+        """Whole pages, of which the first line holds a fingerprint."""
+        return -(-(_LINE_BYTES + sum(field.size_bytes for field in fields)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     @classmethod
-    def create(cls, name: str, fields: tuple[ArraySpec, ...]) -> SharedArrays:
-        arrays = cls(allocate(name, cls.size_bytes(fields)), fields)
-        np.frombuffer(arrays.block.view, np.int64, 1)[0] = cls.size_bytes(fields)
-        return arrays
+    def create(cls, name: str, fields: tuple[ArraySpec, ...], meaning: str = "") -> SharedArrays:
+        """Allocates arrays of zeros, all pages at once, so that no later write fails; ResourceError if too little.
+
+        ``meaning`` is a text that also has to be equal where they are attached.
+        """
+        size_bytes = cls.size_bytes(fields)
+        check_room(name, size_bytes)
+        fd = nameless_file(name)
+        try:
+            _reserve(fd, size_bytes)
+            os.pwrite(fd, _fingerprint(fields, meaning), 0)
+            return cls(fd, fields)
+        except OSError as error:
+            os.close(fd)
+            raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
 
     @classmethod
-    def attach(cls, fd: int, fields: tuple[ArraySpec, ...]) -> SharedArrays:
-        """Attaches to an inherited descriptor; a TransportError if it does not hold these fields."""
-        block = attach(fd, cls.size_bytes(fields))
-        stored, expected = int(np.frombuffer(block.view, np.int64, 1)[0]), cls.size_bytes(fields)
+    def attach(cls, fd: int, fields: tuple[ArraySpec, ...], meaning: str = "") -> SharedArrays:
+        """Maps an inherited descriptor, which is owned from now on; a TransportError if it does not hold these."""
+        expected = _fingerprint(fields, meaning)
+        try:
+            stored = os.pread(fd, len(expected), 0)
+        except OSError as error:
+            raise TransportError(f"descriptor {fd} cannot be attached: {error.strerror}") from None
         if stored != expected:
-            block.close()
-            raise TransportError(f"descriptor {fd} holds {stored} bytes of arrays, {expected} are expected")
-        return cls(block, fields)
+            os.close(fd)
+            raise TransportError(f"descriptor {fd} holds other arrays than {', '.join(field.name for field in fields)}")
+        return cls(fd, fields)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._arrays[name]
@@ -216,12 +187,23 @@ class SharedArrays:
         Free on x86-64; elsewhere both sides take and release a file lock, which the kernel frees when its holder dies.
         """
         if not STRONGLY_ORDERED:
-            fcntl.lockf(self.block.fd, fcntl.LOCK_EX, 1, 0, os.SEEK_SET)
-            fcntl.lockf(self.block.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
+            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0, os.SEEK_SET)
+            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
 
     def close(self) -> None:
-        self._arrays = {}
-        self.block.close()
+        """Closes mapping and descriptor; arrays that others still hold keep the mapping alive."""
+        if self.fd >= 0:
+            self._arrays = {}
+            with contextlib.suppress(BufferError):
+                self._map.close()
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _fingerprint(fields: tuple[ArraySpec, ...], meaning: str) -> bytes:
+    """Differs between different arrays, and arrays of another meaning."""
+    text = "".join(f"{name} {dtype} {list(map(int, shape))}\n" for name, shape, dtype in fields) + meaning
+    return hashlib.sha256(text.encode()).digest()
 
 
 WAIT_S = 0.1  # longest sleep of a worker without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup

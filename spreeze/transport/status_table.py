@@ -6,30 +6,29 @@ Every worker has its own row (int64 control words, float64 slots). A row has one
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.errors import TransportError
 from spreeze.metrics.table import TABLE, MetricTable
-from spreeze.transport.shared_memory import Block, allocate, attach
+from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
 
-_MAGIC = 0x53505245455A4542
 MAX_GROUPS = 16  # a group is a learner with its own samplers
 _GROUP_WORDS, _CONTROL_WORDS = 24, 16
 MAX_EVENTS = 1007
-_HEADER_WORDS, _LINE_WORDS = MAX_GROUPS * _GROUP_WORDS, 8
+_LINE_WORDS = 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_COUNTER, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATION_REQUESTS, CHECKPOINT_REQUESTS = 9, 10
-PAUSED_MS, RECORDING, SLOTS, EPISODES_WANTED, ENV_ARGS = 11, 12, 13, 14, 15
+PAUSED_MS, RECORDING, EPISODES_WANTED, ENV_ARGS = 11, 12, 14, 15
 ROLLBACKS, RETUNED, BATCH_SIZE, LEARNER_THREADS, MIN_PER_INSERT, MAX_PER_INSERT = 16, 17, 18, 19, 20, 21
 KEPT_PER_INSERT = 22
-"""Words of the header. ``SLOTS`` is the number of slots in a row; ``EPISODES_WANTED`` is 1 where samplers report each
-episode, ``ENV_ARGS`` counts changes of the environments' arguments, ``ROLLBACKS`` falls of the return after which
-the learner rolls back to its best checkpoint; ``RETUNED`` counts changes of the five words after it, which the tuner
-puts in force (``RetunedSettings``); ``WEIGHTS_COUNTER`` to ``SAMPLERS`` belong to a group
-(see ``StatusTable.group``).
+"""Words of the header. ``EPISODES_WANTED`` is 1 where samplers report each episode, ``ENV_ARGS`` counts changes of the
+environments' arguments, ``ROLLBACKS`` falls of the return after which the learner rolls back to its best checkpoint;
+``RETUNED`` counts changes of the five words after it, which the tuner puts in force (``RetunedSettings``);
+``WEIGHTS_COUNTER`` to ``SAMPLERS`` belong to a group (see ``StatusTable.group``).
 
 The supervisor writes them; only ``WEIGHTS_COUNTER`` is written by the group's learner. Of the group's ``SAMPLERS``
 samplers, counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works
@@ -50,44 +49,41 @@ class RetunedSettings(NamedTuple):
     """Samples per insert below which rows of vectors are dropped, so that measurements do not fill replay."""
 
 
-def _row_words(slots: int) -> int:
-    """Whole cache lines for control words, slots and events."""
-    return -(-(_CONTROL_WORDS + slots + 1 + MAX_EVENTS) // _LINE_WORDS) * _LINE_WORDS
+@dataclass(frozen=True, kw_only=True)
+class StatusHandle(Handle):
+    """Carries a ``StatusTable``."""
+
+    rows: int
+    slots: int  # of a row
+
+    def fields(self) -> tuple[ArraySpec, ...]:
+        return (
+            ArraySpec("header", (MAX_GROUPS * _GROUP_WORDS,), "int64"),
+            ArraySpec("control", (self.rows, _CONTROL_WORDS), "int64"),
+            ArraySpec("slots", (self.rows, self.slots), "float64"),
+            ArraySpec("events", (self.rows, 1 + MAX_EVENTS), "int64"),
+        )
+
+    def attach(self) -> StatusTable:
+        return StatusTable(self, SharedArrays.attach(self.fds[0], self.fields()))
 
 
 class StatusTable:
     """Typed view of the block, created by the supervisor and attached by descriptor in the workers."""
 
-    def __init__(self, block: Block, num_rows: int) -> None:
-        words = np.frombuffer(block.view, dtype=np.int64)
-        self.block = block
-        self.header = words[:_HEADER_WORDS]
-        self._slots_end = _CONTROL_WORDS + int(self.header[SLOTS])
-        row_words = _row_words(int(self.header[SLOTS]))
-        self._rows = words[_HEADER_WORDS : _HEADER_WORDS + num_rows * row_words].reshape(num_rows, row_words)
-        self.num_rows = num_rows
+    def __init__(self, handle: StatusHandle, arrays: SharedArrays) -> None:
+        self.handle, self._arrays = handle, arrays
+        self.header = arrays["header"]
 
     @classmethod
     def create(cls, num_rows: int, table: MetricTable = TABLE) -> StatusTable:
-        slots = max(map(len, table.slots.values()))
-        block = allocate("spreeze-status", 8 * (_HEADER_WORDS + num_rows * _row_words(slots)))
-        np.frombuffer(block.view, np.int64)[SLOTS] = slots
-        status = cls(block, num_rows)
-        status.header[1] = num_rows
+        lines = -(-max(map(len, table.slots.values())) // _LINE_WORDS)  # whole cache lines: a row has one writer
+        handle = StatusHandle(fds=(), rows=num_rows, slots=lines * _LINE_WORDS)
+        arrays = SharedArrays.create("spreeze-status", handle.fields())
+        status = cls(dataclasses.replace(handle, fds=(arrays.fd,)), arrays)
         for group in range(MAX_GROUPS):
             status.group(group)[[ACTIVE_SAMPLERS, SAMPLERS]] = 2**31
-        status.header[0] = _MAGIC
         return status
-
-    @classmethod
-    def attach(cls, fd: int, num_rows: int) -> StatusTable:
-        """Attaches to an inherited descriptor; a TransportError if it is not such a table."""
-        block = attach(fd, 8 * (_HEADER_WORDS + num_rows * _row_words(0)))
-        magic, rows = np.frombuffer(block.view, np.int64, 2).tolist()
-        if magic != _MAGIC or rows != num_rows:
-            block.close()
-            raise TransportError(f"descriptor {fd} is not a status table with {num_rows} rows")
-        return cls(block, num_rows)
 
     def group(self, group: int) -> np.ndarray:
         """The header's int64 words of a group; those of group 0 come first."""
@@ -107,15 +103,15 @@ class StatusTable:
 
     def control(self, row: int) -> np.ndarray:
         """int64 control words of a row."""
-        return self._rows[row, :_CONTROL_WORDS]
+        return self._arrays["control"][row, :]
 
     def slots(self, row: int) -> np.ndarray:
         """float64 slots of a row, in the order of ``MetricTable.slots`` of its role."""
-        return self._rows[row, _CONTROL_WORDS : self._slots_end].view(np.float64)
+        return self._arrays["slots"][row, :]
 
     def events(self, row: int) -> np.ndarray:
         """int64 [1 + MAX_EVENTS]: number of events that the worker noted while ``RECORDING``, then a ring of these."""
-        return self._rows[row, self._slots_end : self._slots_end + 1 + MAX_EVENTS]
+        return self._arrays["events"][row, :]
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""
@@ -123,5 +119,5 @@ class StatusTable:
         return dict(zip(names, self.slots(row)[: len(names)].tolist(), strict=True))
 
     def close(self) -> None:
-        del self.header, self._rows
-        self.block.close()
+        del self.header
+        self._arrays.close()

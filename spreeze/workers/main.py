@@ -32,7 +32,7 @@ from spreeze.machine.processes import (
     lower_priority,
     take_name,
 )
-from spreeze.transport.status_table import StatusTable
+from spreeze.transport.status_table import StatusHandle
 from spreeze.workers.context import WorkerContext, write_error
 from spreeze.workers.jobs import Job, ReplayLearnerJob
 from spreeze.workers.roles import ROLES, Address, Phase
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     lower_priority(role.niceness(gives_way=spec["gives_way"]))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
-    status = StatusTable.attach(spec["status_fd"], spec["status_rows"])
+    status = StatusHandle.from_json(spec["status"]).attach()
     errors_dir = Path(spec["errors_dir"])
     context = WorkerContext(address, status, spec["row"], spec["message_fd"], errors_dir)
     context.heartbeat(Phase.INIT)

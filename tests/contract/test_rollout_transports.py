@@ -22,8 +22,9 @@ DYING = """
 import json, os, signal, sys
 sys.path[:0] = [os.path.join(os.environ["PYTHONPATH"], "tests", name) for name in ("contract", "support")]
 from test_rollout_transports import step
-from spreeze.transport.rollouts import COLUMNS, Rollouts, RolloutSpec, RolloutWriter
-writer = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
+from spreeze.transport.rollouts import COLUMNS, RolloutSpec, RolloutsHandle, RolloutWriter
+handle = RolloutsHandle(fds=(int(sys.argv[1]),), spec=RolloutSpec.from_json(json.loads(sys.argv[2])))
+writer = RolloutWriter(handle.attach(), 0, 2)
 
 class HalfWritten:
     def __init__(self, array):
@@ -43,8 +44,9 @@ WRITER = """
 import json, os, sys
 sys.path[:0] = [os.path.join(os.environ["PYTHONPATH"], "tests", name) for name in ("contract", "support")]
 from test_rollout_transports import step
-from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
-writer = RolloutWriter(Rollouts.attach(int(sys.argv[1]), RolloutSpec.from_json(json.loads(sys.argv[2]))), 0, 2)
+from spreeze.transport.rollouts import RolloutSpec, RolloutsHandle, RolloutWriter
+handle = RolloutsHandle(fds=(int(sys.argv[1]),), spec=RolloutSpec.from_json(json.loads(sys.argv[2])))
+writer = RolloutWriter(handle.attach(), 0, 2)
 while True:
     step(writer, writer.may_step())
 """

@@ -24,8 +24,9 @@ WRITER = """
 import json, os, sys
 sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "tests", "support"))
 from row_sinks import put
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
-sink = ShardWriter(ReplayRing.attach(int(sys.argv[1]), RingSpec.from_json(json.loads(sys.argv[2]))), 0)
+from spreeze.transport.replay_ring import RingHandle, RingSpec, ShardWriter
+handle = RingHandle(fds=(int(sys.argv[1]),), spec=RingSpec.from_json(json.loads(sys.argv[2])))
+sink = ShardWriter(handle.attach(), 0)
 while True:
     put(sink, 8)
 """

@@ -21,7 +21,7 @@ from figures import Row, line, row
 from rings import count_torn
 
 from spreeze.errors import WorkerError
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingHandle, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=22, action_dim=6)
@@ -155,7 +155,7 @@ def ring_writer(ring: ReplayRing, rows_per_s: float) -> Iterator[subprocess.Pope
 
 def write_into_ring(fd: str, spec: str, rows_per_s: str) -> None:
     """Body of the writing process: runs until it is killed or its parent is gone."""
-    ring = ReplayRing.attach(int(fd), RingSpec.from_json(json.loads(spec)))
+    ring = RingHandle(fds=(int(fd),), spec=RingSpec.from_json(json.loads(spec))).attach()
     writer = ShardWriter(ring, 0)
     obs, action, reward = transitions(WRITE_ROWS)
     for _ in paced(float(rows_per_s)):

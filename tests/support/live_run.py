@@ -1,6 +1,7 @@
 """A real run, watched from outside through its own shared memory (Linux)."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -11,8 +12,8 @@ from watched_run import LiveRun
 
 from spreeze.machine.processes import MARK
 from spreeze.run_directory import read_run
-from spreeze.transport.replay_ring import ReplayRing, RingHandle
-from spreeze.transport.status_table import StatusTable
+from spreeze.transport.replay_ring import RingHandle
+from spreeze.transport.status_table import StatusHandle
 
 
 class AttachedRun(LiveRun):
@@ -45,9 +46,8 @@ class AttachedRun(LiveRun):
         """
         self.wait(lambda: "sampler-0" in self.workers(), LIMIT_S, "the first sampler's start")
         spec = self._spec("sampler-0")
-        self.status = StatusTable.attach(self._descriptor(spec["status_fd"]), spec["status_rows"])
-        replay = RingHandle.from_json(spec["job"]["replay"])
-        self.ring = ReplayRing.attach(self._descriptor(replay.fds[0]), replay.spec)
+        self.status = self._attached(StatusHandle.from_json(spec["status"]))
+        self.ring = self._attached(RingHandle.from_json(spec["job"]["replay"]))
         self.shards, after = self.ring.spec.num_shards, []
         if self.has_hosts:
             self.wait(lambda: "bridge" in self.workers(), LIMIT_S, "the bridge's start")
@@ -60,9 +60,10 @@ class AttachedRun(LiveRun):
         """What a worker was told at its start."""
         return json.loads(self.children()[name].cmdline()[3])
 
-    def _descriptor(self, number):
-        """A descriptor of our own for what the supervisor has open."""
-        return os.open(f"/proc/{self.process.pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    def _attached(self, handle):
+        """Attaches by a descriptor of our own to what the supervisor has open."""
+        own = os.open(f"/proc/{self.process.pid}/fd/{handle.fds[0]}", os.O_RDWR | os.O_CLOEXEC)
+        return dataclasses.replace(handle, fds=(own,)).attach()
 
     def version(self):
         """(epoch, version) that the pointer names; (0, 0) while there is none."""

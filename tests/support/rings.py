@@ -17,9 +17,9 @@ LAYOUT = RowLayout(obs_dim=3, action_dim=2, checksum=True)
 WRITER = """
 import json, os, sys
 import numpy as np
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import RingHandle, RingSpec, ShardWriter
 fd, shard, rows, spec = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-ring = ReplayRing.attach(fd, RingSpec.from_json(spec))
+ring = RingHandle(fds=(fd,), spec=RingSpec.from_json(spec)).attach()
 writer = ShardWriter(ring, shard)
 rng = np.random.default_rng(os.getpid())
 layout = ring.spec.layout

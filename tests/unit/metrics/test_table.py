@@ -24,6 +24,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample, Rates
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport.replay_ring import ReplayReader
+from spreeze.transport.shared_memory import with_own_descriptors
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.collectors.collector import SamplerStats
 from spreeze.workers.context import WorkerContext
@@ -223,7 +224,7 @@ def test_an_algorithm_may_have_any_number_of_counters_each_with_a_slot(count):
     with learner_of(table) as learner:
         learner.context.report({f"own_{index}": float(index) for index in range(count)})
         assert learner.messages() == []
-        attached = StatusTable.attach(os.dup(learner.status.block.fd), 2)
+        attached = with_own_descriptors(learner.status.handle).attach()
         found = attached.named_slots(1, "learner", table)
         assert [found[f"own_{index}"] for index in range(count)] == [*range(count)]
         assert not attached.events(1).any(), "the slots reach into nothing else"

@@ -310,7 +310,7 @@ class Scene:
         self.bridge = self.open()
 
     def open(self):
-        self.fd = os.dup(self.ring.block.fd)  # the bridge owns its descriptor
+        self.fd = os.dup(self.ring.fd)  # the bridge owns its descriptor
         replay = RingHandle(fds=(self.fd,), spec=self.ring.spec)
         return Bridge(self.context, dataclasses.replace(self.job, replay=replay), self.nodes)
 

@@ -38,7 +38,7 @@ def test_a_process_inherits_the_descriptors_of_all_handles_in_its_job_each_once(
     with channels() as (ring, memory, own, other):
         job = Job(seed=1, replay=ring.handle, mix=memory.handle, wakeup=own.handle, samplers=(other.handle, own.handle))
         parameters = [*memory.messages, *memory.mixed]
-        expected = {ring.fd, memory.board.block.fd, memory.shared_fd, *own.fds, *other.fds}
+        expected = {ring.fd, memory.board.fd, memory.shared_fd, *own.fds, *other.fds}
         expected |= {fd for one in parameters for fd in one.fds}
         assert inherited_fds(job) == tuple(sorted(expected))
         assert len(list(handles(job))) == 1 + 2 + 4 + 3

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from spreeze.errors import CheckpointError, ConfigError, TransportError
 from spreeze.transport import checkpoint
 from spreeze.transport.replay_ring import _RESERVED as RESERVED
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingHandle, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 
@@ -45,12 +45,13 @@ def test_every_shard_starts_on_a_cache_line_and_rows_are_not_padded():
         assert all(start % 64 == 0 for start in starts)
 
 
-def test_attach_refuses_another_layout_and_names_the_headers():
+def test_attach_refuses_another_layout():
     with ring_of() as ring:
         other = RingSpec(RowLayout(2, 3, checksum=True), 1, 64)
-        with pytest.raises(TransportError, match="another ring"):
-            ReplayRing.attach(os.dup(ring.fd), other)
-        attached = ReplayRing.attach(os.dup(ring.fd), RingSpec.from_json(json.loads(json.dumps(ring.spec.to_json()))))
+        with pytest.raises(TransportError, match="other arrays"):
+            RingHandle(fds=(os.dup(ring.fd),), spec=other).attach()
+        spec = RingSpec.from_json(json.loads(json.dumps(ring.spec.to_json())))
+        attached = RingHandle(fds=(os.dup(ring.fd),), spec=spec).attach()
         attached.rows_drawn = 5
         assert ring.rows_drawn == 5
         attached.close()

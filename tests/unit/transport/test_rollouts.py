@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, TransportError
-from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts, RolloutSpec, RolloutWriter, StepRows
+from spreeze.transport.rollouts import (
+    InferenceMailbox,
+    Responses,
+    Rollouts,
+    RolloutsHandle,
+    RolloutSpec,
+    RolloutWriter,
+    StepRows,
+)
 
 SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, log_steps=4)
 
@@ -284,8 +292,8 @@ def test_questions_and_answers_carry_the_state():
 
 def test_blocks_of_other_sizes_are_not_attached(rollouts):
     smaller = RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,), "sync_interval": 2}))
-    with pytest.raises(TransportError, match="bytes of arrays"):
-        Rollouts.attach(os.dup(rollouts.handle.fds[0]), smaller)
+    with pytest.raises(TransportError, match="other arrays"):
+        RolloutsHandle(fds=(os.dup(rollouts.handle.fds[0]),), spec=smaller).attach()
 
 
 def test_questions_are_pending_until_answered_and_answers_come_back_to_their_environment():

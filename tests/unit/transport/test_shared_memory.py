@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from harness import PATIENCE_S
 
@@ -17,41 +16,47 @@ from spreeze.errors import ResourceError, TransportError
 from spreeze.machine.hardware import memory_limits, read_machine
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import shared_memory
-from spreeze.transport.shared_memory import allocate, attach
+from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.types import Box, EnvSpec
 
+FIELDS = (ArraySpec("one", (3,), "int64"), ArraySpec("two", (2, 5), "float32"))
 
-def test_block_is_zeroed_page_aligned_and_whole_pages():
-    block = allocate("spreeze-test", 5000)
-    assert block.size_bytes == 2 * mmap.PAGESIZE
-    values = np.frombuffer(block.view, dtype=np.uint8)
-    assert not values.any()
-    assert values.ctypes.data % mmap.PAGESIZE == 0
-    del values
-    block.close()
-    block.close()
+
+def created(count=1):
+    return SharedArrays.create("spreeze-test", (ArraySpec("bytes", (count,), "uint8"),))
+
+
+def test_arrays_are_zeroed_and_start_on_lines_in_whole_pages():
+    arrays = SharedArrays.create("spreeze-test", FIELDS)
+    assert os.fstat(arrays.fd).st_size == SharedArrays.size_bytes(FIELDS) == mmap.PAGESIZE
+    for name, shape, dtype in FIELDS:
+        assert (arrays[name].shape, arrays[name].dtype) == (shape, dtype)
+        assert not arrays[name].any()
+        assert arrays[name].ctypes.data % 128 == 0
+    arrays.close()
+    arrays.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="seals are a Linux facility")
-def test_block_can_neither_shrink_nor_grow():
-    block = allocate("spreeze-test", 4096)
-    seals = fcntl.fcntl(block.fd, fcntl.F_GET_SEALS)
+def test_memory_can_neither_shrink_nor_grow():
+    arrays = created()
+    seals = fcntl.fcntl(arrays.fd, fcntl.F_GET_SEALS)
     assert seals & fcntl.F_SEAL_SHRINK
     assert seals & fcntl.F_SEAL_GROW
     with pytest.raises(PermissionError):
-        os.ftruncate(block.fd, 0)
-    block.close()
+        os.ftruncate(arrays.fd, 0)
+    arrays.close()
 
 
 def test_more_than_there_is_is_refused_with_needed_and_available(monkeypatch):
     monkeypatch.setattr(shared_memory, "available_bytes", lambda: 1_000_000)
     with pytest.raises(ResourceError, match=r"needs 2002944 bytes .* 1000000 are available"):
-        allocate("replay", 2_000_000)
+        created(2_000_000)
 
 
 def test_a_whole_machine_and_more_is_refused():
-    with pytest.raises(ResourceError, match="replay needs"):
-        allocate("replay", 2**50)
+    with pytest.raises(ResourceError, match="spreeze-test needs"):
+        created(2**50)
 
 
 def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
@@ -62,48 +67,50 @@ def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(shared_memory, "memory_limits", lambda: memory_limits(tmp_path))
     with pytest.raises(ResourceError, match=r"needs 700416 bytes .* 601000 are available"):
-        allocate("replay", 700_000)
+        created(700_000)
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert shared_memory.available_bytes() > 601_000
 
 
-def test_close_tolerates_arrays_that_still_look_inside():
-    block = allocate("spreeze-test", 4096)
-    values = np.frombuffer(block.view, dtype=np.int64)
-    fd = block.fd
-    block.close()
+def test_close_tolerates_arrays_that_are_still_held():
+    arrays = created()
+    values, fd = arrays["bytes"], arrays.fd
+    arrays.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     assert values[0] == 0
 
 
-def test_attach_refuses_what_is_too_small_or_closed():
-    block = allocate("spreeze-test", 4096)
-    with pytest.raises(TransportError, match="4096 bytes of shared memory, 8192 are needed"):
-        attach(block.fd, 8192)
-    block.close()
+def test_attach_refuses_other_arrays_and_what_is_closed():
+    arrays = SharedArrays.create("spreeze-test", FIELDS)
+    others = (*FIELDS[:1], ArraySpec("two", (5, 2), "float32")), FIELDS[:1]
+    for fields, meaning in ((others[0], ""), (others[1], ""), (FIELDS, "rows")):
+        with pytest.raises(TransportError, match="other arrays than one"):
+            SharedArrays.attach(os.dup(arrays.fd), fields, meaning)
+    arrays.close()
     with pytest.raises(TransportError, match="cannot be attached"):
-        attach(10_000, 4096)
+        SharedArrays.attach(10_000, FIELDS)
 
 
 def test_child_sees_the_same_memory_through_the_inherited_descriptor():
-    block = allocate("spreeze-test", 4096)
+    arrays = SharedArrays.create("spreeze-test", FIELDS)
     code = (
-        f"from spreeze.transport.shared_memory import attach; b = attach({block.fd}, 4096); b.view[7] = 42; b.close()"
+        "from spreeze.transport.shared_memory import ArraySpec, SharedArrays; "
+        f"arrays = SharedArrays.attach({arrays.fd}, {FIELDS}); arrays['one'][2] = 42; arrays.close()"
     )
-    subprocess.run([sys.executable, "-c", code], pass_fds=[block.fd], check=True, timeout=PATIENCE_S)
-    assert block.view[7] == 42
-    block.close()
+    subprocess.run([sys.executable, "-c", code], pass_fds=[arrays.fd], check=True, timeout=PATIENCE_S)
+    assert arrays["one"].tolist() == [0, 0, 42]
+    arrays.close()
 
 
 def test_fallback_without_memfd_works_alike(monkeypatch):
     monkeypatch.setattr(shared_memory.sys, "platform", "darwin")
-    block = allocate("spreeze-test", 4096)
-    block.view[0] = 1
-    other = attach(os.dup(block.fd), 4096)
-    assert other.view[0] == 1
+    arrays = SharedArrays.create("spreeze-test", FIELDS)
+    arrays["two"][0, 0] = 1
+    other = SharedArrays.attach(os.dup(arrays.fd), FIELDS)
+    assert other["two"][0, 0] == 1
     other.close()
-    block.close()
+    arrays.close()
 
 
 def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_is_asked_for(monkeypatch):
