@@ -79,7 +79,7 @@ def mujoco_warp(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> An
     """Gymnasium's MuJoCo task of that name, stepped by MuJoCo Warp on a GPU, or on a CPU for tests."""
     if importlib.util.find_spec("mujoco_warp") is None:
         raise EnvError(f"warp:{name} needs mujoco-warp: pip install 'spreeze[warp]', or use --env {name}")
-    from spreeze.envs.on_device.warp_envs import WarpEnv
+    from spreeze.envs.warp_envs import WarpEnv
 
     return WarpEnv(name, num_envs, seed, **args)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +25,16 @@ if TYPE_CHECKING:
 AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's names of the autoreset modes
 
 
-@dataclass
-class VectorStep:
-    valid: np.ndarray  # bool [N]: False where the step only started an episode, and its action was ignored
-    next_obs: np.ndarray
+class VectorStep(NamedTuple):
+    """One step of N environments, as arrays or, on a device, as tensors."""
+
+    valid: Any  # bool [N]: False where the step only started an episode, and its action was ignored
+    next_obs: Any
     """float32 [N, O]: the true next observation, for an ended episode its last one; masks belong to the same states."""
-    reward: np.ndarray  # float32 [N]
-    terminated: np.ndarray  # bool [N]
-    truncated: np.ndarray  # bool [N]
-    obs: np.ndarray  # float32 [N, O]: observations for the next actions
+    reward: Any  # float32 [N]
+    terminated: Any  # bool [N]
+    truncated: Any  # bool [N]
+    obs: Any  # float32 [N, O]: observations for the next actions
 
 
 class VectorTask:
@@ -71,7 +71,8 @@ class VectorTask:
         if self._fresh.all():
             return self.obs
         if self._ended.all():  # NextStep: the next step starts them, whatever the action
-            return self.step(np.zeros((self.num_envs, self.spec.action_dim), np.float32)).obs
+            started: np.ndarray = self.step(np.zeros((self.num_envs, self.spec.action_dim), np.float32)).obs
+            return started
         return self.reset()
 
     def step(self, actions: np.ndarray) -> VectorStep:

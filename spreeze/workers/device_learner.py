@@ -32,11 +32,11 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm, Samples
+from spreeze.envs.device_task import DeviceTask
 from spreeze.envs.families import family_of
 from spreeze.envs.make import import_user_module, parse_args
-from spreeze.envs.on_device.device_task import DeviceStep, DeviceTask
 from spreeze.envs.task import Task
-from spreeze.envs.vector_task import make_vector
+from spreeze.envs.vector_task import VectorStep, make_vector
 from spreeze.errors import BadTransition, UsageError
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP, DiscountedReturns, Normalizer
@@ -135,7 +135,7 @@ class DeviceRollout:
     def full(self) -> bool:
         return self.at == self.steps
 
-    def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
+    def store(self, obs: Tensor, action: Tensor, step: VectorStep, good: Tensor, ended: Tensor, version: int) -> None:
         """Adds a step; where it is not ``good`` [N], values may not be finite. ``ended`` [N]: an episode is over."""
         t = self.at
         assert self._actor.log_prob is not None
@@ -207,7 +207,7 @@ class DeviceCollector(Collector):
             self.read_back()
             self.counts.env_s += perf_counter() - written
 
-    def _store(self, actions: Tensor, step: DeviceStep, version: int) -> None:
+    def _store(self, actions: Tensor, step: VectorStep, version: int) -> None:
         reward_ok, obs_ok = torch.isfinite(step.reward), torch.isfinite(step.next_obs).all(1)
         if step.obs is not step.next_obs:
             obs_ok = obs_ok & torch.isfinite(step.obs).all(1)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
-from spreeze.envs.on_device.device_task import DeviceStep
+from spreeze.envs.vector_task import VectorStep
 from spreeze.errors import ResourceError, TransportError
 from spreeze.formatting import size
 from spreeze.transport.replay_ring import ReplayReader
@@ -313,7 +313,7 @@ class DeviceRows:
         """[N]: steps of an environment whose transitions are not finished."""
         self._ages = torch.arange(n_step, device=device).unsqueeze(1)
 
-    def store(self, obs: Tensor, action: Tensor, step: DeviceStep, good: Tensor, ended: Tensor, version: int) -> None:
+    def store(self, obs: Tensor, action: Tensor, step: VectorStep, good: Tensor, ended: Tensor, version: int) -> None:
         """Adds a step; where not ``good`` [N] there was none, and unfinished transitions are dropped."""
         n, slot = self._n, self._slot
         self._obs[slot], self._action[slot], self._reward[slot] = obs, action, step.reward

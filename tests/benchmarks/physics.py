@@ -18,8 +18,8 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.config.algorithms import find_row
+from spreeze.envs.device_task import DeviceTask
 from spreeze.envs.make import import_user_module
-from spreeze.envs.on_device.device_task import DeviceTask
 from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import make_vector
 from spreeze.transport.rate_limiter import RateLimiter

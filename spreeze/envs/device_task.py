@@ -9,23 +9,12 @@ here waits for the device.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from spreeze.envs.vector_task import autoreset_mode
+from spreeze.envs.vector_task import VectorStep, autoreset_mode
 from spreeze.errors import BadTransition, EnvError
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec
-
-
-class DeviceStep(NamedTuple):
-    """One step of N environments, tensors on the device."""
-
-    valid: Tensor  # bool [N]: False where the step only started an episode
-    next_obs: Tensor  # float32 [N, O]: for an ended episode its last observation
-    reward: Tensor  # float32 [N]
-    terminated: Tensor  # bool [N]
-    truncated: Tensor  # bool [N]
-    obs: Tensor  # float32 [N, O]: observations for the next actions
 
 
 class DeviceTask:
@@ -58,7 +47,7 @@ class DeviceTask:
         self._ended = self._ended & ~mask
         return torch.where(mask.unsqueeze(1), self._rows(first), obs)
 
-    def step(self, actions: Tensor) -> DeviceStep:
+    def step(self, actions: Tensor) -> VectorStep:
         """Steps all with ``actions`` [N, A] in [-1, 1], which are scaled to the bounds of the action space."""
         native = self._low + (actions.clamp(-1.0, 1.0) + 1.0) * (0.5 * (self._high - self._low))
         raw, reward, terminated, truncated, infos = self.env.step(native.reshape(self.num_envs, *self._shape))
@@ -79,7 +68,7 @@ class DeviceTask:
             next_obs = torch.where(ended.unsqueeze(1), self._rows(infos["final_obs"]), obs)
         else:
             obs = self.restart(ended, obs)
-        return DeviceStep(valid, next_obs, reward, terminated, truncated, obs)
+        return VectorStep(valid, next_obs, reward, terminated, truncated, obs)
 
     def _per_env(self, field: str, values: Any, dtype: torch.dtype) -> Tensor:
         tensor = self._tensor(values)
