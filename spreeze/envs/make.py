@@ -6,6 +6,7 @@ Gymnasium is imported inside the functions: the supervisor, which needs only the
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes.util
 import functools
 import importlib
@@ -199,7 +200,6 @@ def _register(name: str, registry: Any) -> None:
         importlib.import_module(OWN_IDS[name])
     elif name not in registry and bullet_missing() is None:
         importlib.import_module(BULLET_MODULE)
-        importlib.import_module(_FAST_MODULE).register()
 
 
 def known_ids() -> tuple[str, ...]:
@@ -218,9 +218,8 @@ def newest_version(env_id: str) -> str | None:
 
 
 def is_bullet(env_id: str) -> bool:
-    """True for the Bullet tasks under both kinds of ids; each environment takes about 30 MB."""
-    name = env_id.rpartition(":")[2]
-    return name in BULLET_IDS or (name.startswith("spreeze/") and "Bullet" in name)
+    """True for the Bullet tasks; each environment takes about 30 MB."""
+    return env_id.rpartition(":")[2] in BULLET_IDS
 
 
 def is_known_to_repeat(env_id: str) -> bool:
@@ -266,11 +265,15 @@ def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = (
     if plain:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as requested")
     reason = "--env-arg is for its constructor" if args else fast.unproven()
-    if not args and fast.task_of(name) is None:
+    if not args and _bullet_task(name) not in fast.TASKS:
         reason = "there is no faster equivalent"
     if reason is not None:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment: {reason}")
     return Reasoned("fast", f"batched Bullet calls, equal to {BULLET_MODULE} bit for bit")
+
+
+def _bullet_task(name: str) -> str:
+    return name.removesuffix("BulletEnv-v0")
 
 
 def _fast_spec(name: str, registered: Any) -> Any:
@@ -279,8 +282,9 @@ def _fast_spec(name: str, registered: Any) -> Any:
     engine = bullet_engine(name) if is_package else None  # a user may have registered another under the same id
     if engine is None or engine.value != "fast":
         return name
-    fast: Any = importlib.import_module(_FAST_MODULE)
-    return fast.fast_spec(registered, fast.task_of(name))
+    spec = copy.deepcopy(registered)
+    spec.entry_point, spec.kwargs = f"{_FAST_MODULE}:make", {"task": _bullet_task(name)}
+    return spec
 
 
 def has_display() -> bool:
@@ -432,7 +436,7 @@ def _force_direct(entry_point: Any) -> None:
     ``BulletClient()`` without a mode joins any Bullet server of this machine with open shared memory. The replacement
     also loads models from zeroed memory, and caches bound functions, which saves a sixth of a step.
     """
-    if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
+    if not isinstance(entry_point, str) or not entry_point.startswith(BULLET_MODULE):
         return
     bases: Any = importlib.import_module(f"{BULLET_MODULE}.env_bases")
     if isinstance(bases.bullet_client, types.SimpleNamespace):

@@ -4,19 +4,17 @@ import contextlib
 import ctypes
 import gc
 import hashlib
-import importlib
 import os
 import subprocess
 import sys
 
-import gymnasium
 import numpy as np
 import psutil
 import pytest
 from harness import PATIENCE_S
 
 from spreeze.envs import bullet
-from spreeze.envs.make import bullet_engine, bullet_missing, describe, make_env
+from spreeze.envs.make import BULLET_MODULE, bullet_engine, bullet_missing, describe, make_env
 from spreeze.envs.task import make_task
 
 pytestmark = pytest.mark.skipif(
@@ -33,10 +31,10 @@ def everything_is_closed():
 
 def pair(task):
     """The fast environment and the package's, as a user gets them."""
-    plain = make_env(bullet.plain_id(task), plain=True)
-    fast = make_env(bullet.plain_id(task))
+    plain = make_env(f"{task}BulletEnv-v0", plain=True)
+    fast = make_env(f"{task}BulletEnv-v0")
     assert type(fast.unwrapped).__module__.startswith("spreeze.envs.bullet")
-    assert type(plain.unwrapped).__module__.startswith(bullet.PLAIN_MODULE)
+    assert type(plain.unwrapped).__module__.startswith(BULLET_MODULE)
     return fast, plain
 
 
@@ -93,7 +91,7 @@ def smooth_actions(task, seed=0):
 
 def climbed_policy(task, trials, seed=0):
     """A linear policy, the best that some random search finds."""
-    env = make_env(bullet.plain_id(task))
+    env = make_env(f"{task}BulletEnv-v0")
     rng, (outputs,), (inputs,) = np.random.default_rng(seed), env.action_space.shape, env.observation_space.shape
     best, best_return = np.zeros((outputs, inputs), dtype=np.float32), -np.inf
     for trial in range(trials):
@@ -171,7 +169,7 @@ def test_a_walker_that_falls_ends_the_episode_and_a_cheetah_never_does():
 
 @pytest.mark.parametrize(("task", "limit"), [("InvertedPendulumSwingup", 1000), ("Reacher", 150)])
 def test_the_time_limit_truncates(task, limit):
-    env = make_env(bullet.fast_id(task))
+    env = make_env(f"{task}BulletEnv-v0")
     env.reset(seed=0)
     ends = [env.step(np.zeros(make_size(task), dtype=np.float32))[2:4] for _ in range(limit)]
     env.close()
@@ -193,7 +191,7 @@ def test_two_environments_in_one_process_do_not_disturb_each_other(task):
                 other.reset()
         return seen
 
-    alone, beside, other = (make_env(bullet.fast_id(task)) for _ in range(3))
+    alone, beside, other = (make_env(f"{task}BulletEnv-v0") for _ in range(3))
     assert roll(alone) == roll(beside, other)
     for env in (alone, beside, other):
         env.close()
@@ -254,7 +252,7 @@ def test_observations_are_fresh_arrays():
 @pytest.mark.parametrize("task", ["Walker2D", "InvertedPendulum", "Reacher"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_an_action_that_is_not_finite_is_refused_before_the_physics(task, bad):
-    env = make_env(bullet.plain_id(task))
+    env = make_env(f"{task}BulletEnv-v0")
     env.reset(seed=0)
     with pytest.raises(ValueError, match="every component must be finite"):
         env.step(np.full(make_size(task), bad, dtype=np.float32))
@@ -312,28 +310,18 @@ def test_the_usual_id_keeps_its_name_limit_and_threshold():
     assert env.action_space == plain.action_space
 
 
-@pytest.mark.parametrize("task", bullet.TASKS)
-def test_the_fast_ids_are_registered_with_the_package_s_limits(task):
-    bullet.register()
-    importlib.import_module(bullet.PLAIN_MODULE)  # which registers its own
-    ours, theirs = gymnasium.spec(bullet.fast_id(task)), gymnasium.spec(bullet.plain_id(task))
-    assert ours.max_episode_steps == theirs.max_episode_steps
-    assert ours.reward_threshold == theirs.reward_threshold
-
-
-@pytest.mark.parametrize("env_id", ["HopperBulletEnv-v0", "spreeze/HopperBullet-v0"])
-def test_pictures_come_from_the_package_s_own_environment(env_id):
-    task = make_task(env_id, render_mode="rgb_array")
+def test_pictures_come_from_the_package_s_own_environment():
+    task = make_task("HopperBulletEnv-v0", render_mode="rgb_array")
     task.reset(seed=0)
     assert task.render().shape == (240, 320, 3)
-    assert type(task.env.unwrapped).__module__.startswith(bullet.PLAIN_MODULE)
+    assert type(task.env.unwrapped).__module__.startswith(BULLET_MODULE)
     task.close()
 
 
 def test_another_version_of_bullet_falls_back_and_says_so(monkeypatch):
     monkeypatch.setattr(bullet, "unproven", lambda: "verified for pybullet 3.2.7, not 3.3.0")
     env = make_env("HopperBulletEnv-v0")
-    assert type(env.unwrapped).__module__.startswith(bullet.PLAIN_MODULE)
+    assert type(env.unwrapped).__module__.startswith(BULLET_MODULE)
     env.close()
     value, reason = bullet_engine("HopperBulletEnv-v0")
     assert value == "plain"
@@ -354,7 +342,7 @@ def test_the_choice_is_told_with_its_reason():
 
 
 def test_nothing_of_bullet_is_imported_before_a_task_is_made():
-    code = "import sys; from spreeze.envs import bullet; bullet.register(); sys.exit('pybullet' in sys.modules)"
+    code = "import sys; from spreeze.envs import bullet; sys.exit('pybullet' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0
 
 
