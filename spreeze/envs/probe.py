@@ -125,7 +125,7 @@ class ProbeOptions(EnvOptions, Waiting, total=False):
 
 
 Tries = Literal["time", "check", "draw", "ids"]
-"""Tasks of a child: a probe, a ``Checkup``, a picture, or the ids that a module registers."""
+"""Tasks of a child: a probe, a check-up, a picture, or the ids that a module registers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ def _registered_by(name: str) -> list[str]:
 def in_child(
     what: Tries, env_id: str, import_module: str | None = None, *, steps: int = 0, **options: Unpack[ProbeOptions]
 ) -> dict[str, Any]:
-    """Result of a child: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``), ``draw`` (a picture) or ``ids``.
+    """Result of a child: ``what`` is ``time`` (a probe), ``check`` (``check_up``), ``draw`` (a picture) or ``ids``.
 
     A failed child that was stopped meanwhile (Ctrl-Z), or slept with the machine, is replaced. Errors as ``probe_env``.
     """
@@ -472,7 +472,7 @@ def main(argv: list[str]) -> int:
         elif job.what == "draw":
             result = draw(make_task(**task, render_mode="rgb_array"))
         else:
-            result = dataclasses.asdict(check_up(task))
+            result = check_up(task)
     except Exception as error:
         failed = "" if isinstance(error, EnvError) else f"{task['env_id']} failed in the probe: "
         result = {"error": f"{failed}{_text_of(error, 1000)}"}
@@ -511,7 +511,11 @@ def _needs_second(arguments: dict[str, Any], first: dict[str, Any]) -> bool:
 
 
 def _second_env(arguments: dict[str, Any], tasks: list[Task]) -> dict[str, Any]:
-    """Tries a second environment beside ``tasks[0]``, and appends it."""
+    """Tries a second environment beside ``tasks[0]``, and appends it.
+
+    ``alone`` is why only one can exist at a time, None if several can; ``further_env_bytes`` the resident memory that
+    one more adds to a process.
+    """
     before_bytes = _memory_bytes()
     try:
         tasks.append(make_task(**{**arguments, "args": tasks[0].spec.args}))
@@ -530,21 +534,7 @@ def _text_of(error: Exception, limit: int = 300) -> str:
     return _one_line(error, limit) if isinstance(error, EnvError) else described(error, limit)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkup:
-    steps_per_s: float  # env steps/s of one core with random actions, resets included
-    step_us_p50: float
-    step_us_p99: float
-    step_us_max: float
-    reset_us_median: float
-    further_env_bytes: int | None
-    """Resident memory that one more environment of a process adds; None if there can be only one."""
-    alone: str | None  # why only one can exist at a time; None: several can
-    largest_observation: float  # largest magnitude in the vectors observed; 0 with pictures
-    notes: tuple[str, ...]  # findings of Gymnasium's checker, in plain language
-
-
-def check_up(arguments: dict[str, Any]) -> Checkup:
+def check_up(arguments: dict[str, Any]) -> dict[str, Any]:
     """Times steps and resets, measures another environment's memory after a step, and runs Gymnasium's checker."""
     tasks = [make_task(**arguments)]
     try:
@@ -552,17 +542,17 @@ def check_up(arguments: dict[str, Any]) -> Checkup:
         second = _second_env(arguments, tasks)
     finally:
         close_in_time(*(task.close for task in tasks))
-    p50, p99 = np.quantile(steps_us, [0.5, 0.99])
-    return Checkup(
-        steps_per_s=1e6 / mean_us,
-        step_us_p50=float(p50),
-        step_us_p99=float(p99),
-        step_us_max=float(max(steps_us)),
-        reset_us_median=float(np.median(resets_us)),
+    p50, p99 = np.quantile(steps_us, [0.5, 0.99]).tolist()
+    return {
+        "steps_per_s": 1e6 / mean_us,  # env steps/s of one core with random actions, resets included
+        "step_us_p50": p50,
+        "step_us_p99": p99,
+        "step_us_max": float(max(steps_us)),
+        "reset_us_median": float(np.median(resets_us)),
         **second,
-        largest_observation=largest,
-        notes=_gymnasium_findings(make_env(**arguments), tasks[0].spec),
-    )
+        "largest_observation": largest,  # largest magnitude in the vectors observed; 0 with pictures
+        "notes": _gymnasium_findings(make_env(**arguments), tasks[0].spec),
+    }
 
 
 def _time(task: Task) -> tuple[list[float], list[float], float, float]:

@@ -232,7 +232,7 @@ def test_masks_of_a_method_or_of_the_observation_are_used(mask, source):
     task.env.close()
     probe = measured(habits(f"mask={mask}"), 50)  # a forbidden action would raise
     assert probe.notes == (f"{source}: invalid actions are masked",)
-    assert check_up({"env_id": ID, "import_module": MODULE, "args": (f"mask={mask}",)}).notes == ()
+    assert check_up({"env_id": ID, "import_module": MODULE, "args": (f"mask={mask}",)})["notes"] == ()
     for row in POLICY_FORMATS[:3]:  # programs in Python
         text = example(task.spec, row, "x")
         assert ('get_wrapper_attr("action_masks")' if mask == "method" else 'obs["action_mask"]') in text
@@ -248,8 +248,8 @@ def test_masks_that_cannot_be_used_are_said_to_be_unused():
 
 def test_observations_beyond_a_million_are_warned_of():
     found = check_up({"env_id": ID, "import_module": MODULE, "args": ("sees=clock",)})
-    assert found.largest_observation == pytest.approx(1.7e9)
-    (check,) = _values(found.largest_observation, 3)
+    assert found["largest_observation"] == pytest.approx(1.7e9)
+    (check,) = _values(found["largest_observation"], 3)
     assert (check.status, "1.7e+09" in check.text, "normalize_obs" in check.remedy) == ("warn", True, True)
     assert _values(1e6, 3) == []
 

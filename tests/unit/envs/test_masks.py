@@ -127,7 +127,7 @@ def test_probe_and_doctor_take_allowed_actions_alone():
     one = made()
     one.reset(seed=0)
     assert measure(one, 200, 0, 0.0).step_us_median > 0.0  # a forbidden one would raise
-    assert check_up({"env_id": ID, "import_module": MODULE}).notes == ()
+    assert check_up({"env_id": ID, "import_module": MODULE})["notes"] == ()
 
 
 # --- policies in NumPy ---
