@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import tomllib
@@ -14,14 +15,14 @@ from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
 from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config, field_of
 from spreeze.envs.task import check_fits
-from spreeze.errors import EnvError, RunError, SpreezeError
+from spreeze.errors import CheckpointError, EnvError, RunError, SpreezeError
 from spreeze.files import read_bytes, read_json, replace_bytes
 from spreeze.formatting import clean, duration, number
 from spreeze.metrics.comparison import sources_in
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import checked, finite_number, group_folder, read_run, session_starts
 from spreeze.runtime.plan import EarlierSessions
-from spreeze.transport.checkpoint import newest_state
+from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import read_weights
 from spreeze.types import EnvSpec
 
@@ -120,9 +121,11 @@ def _check_agrees(run: Path, config: Config) -> None:
 def _checkpoints(run: Path, config: Config) -> Iterator[tuple[int, dict[str, Any]]]:
     """(updates, state) of the newest checkpoint of each learner that has one."""
     for group in range(config.run.learners):
-        state = newest_state(group_folder(run, group) / "checkpoints")
-        if state is not None:
-            yield state
+        store, newest = CheckpointStore(group_folder(run, group) / "checkpoints"), None
+        with contextlib.suppress(CheckpointError):  # the learner says so
+            newest = store.load_latest(large=False)
+        if newest is not None:
+            yield newest.updates, newest.state
 
 
 def check_environment(run: Path, made: EnvSpec) -> None:

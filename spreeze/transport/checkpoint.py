@@ -180,12 +180,15 @@ class CheckpointStore:
             if name.startswith(files.TEMP_PREFIX):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
 
-    def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies; None if there is none at all, a CheckpointError if none verifies."""
+    def load_latest(self, *, large: bool = True) -> Checkpoint | None:
+        """The newest checkpoint that verifies; None if there is none at all, a CheckpointError if none verifies.
+
+        ``large`` as for ``load``: if false, ``load_latest`` with all files may still pass over it.
+        """
         skipped: list[str] = []
         for path in reversed(self.paths()):
             try:
-                return load(path, tuple(skipped))
+                return load(path, tuple(skipped), large=large)
             except CheckpointError as error:
                 skipped.append(str(error))
         if skipped:
@@ -199,8 +202,11 @@ def _order(match: re.Match[str]) -> tuple[int, int, int]:
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
-def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
-    """Loads one checkpoint after checking every file against the manifest; a CheckpointError if that fails."""
+def load(path: Path, skipped: tuple[str, ...] = (), *, large: bool = True) -> Checkpoint:
+    """Loads one checkpoint after checking every file against the manifest; a CheckpointError if that fails.
+
+    If ``large`` is false, of all files but the state only sizes are checked, and the tensors are left out.
+    """
     try:
         manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
         if manifest["format_version"] != FORMAT_VERSION:
@@ -208,39 +214,18 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
         name = _NAME.match(path.name)
         if name is not None and _order(name)[:2] != (manifest["epoch"], manifest["updates"]):
             raise ValueError("the manifest belongs to another checkpoint")
-        names = [_TENSORS, STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
-        for file in names:
-            _check(path / file, manifest["files"][file])
-        tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES))
+        for file in [_TENSORS, STATE] + ([_REPLAY] if manifest["replay_saved"] else []):
+            entry = manifest["files"][file]
+            if (size_bytes := (path / file).stat().st_size) != entry["bytes"]:
+                raise ValueError(f"{file} has {size_bytes} bytes, expected {entry['bytes']}")
+            if (large or file == STATE) and files.sha256_of_file(path / file) != entry["sha256"]:
+                raise ValueError(f"{file} does not match its hash")
+        tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES)) if large else {}
         state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
         replay = path / _REPLAY if manifest["replay_saved"] else None
         return Checkpoint(path, int(manifest["epoch"]), int(manifest["updates"]), tensors, state, replay, skipped)
     except DAMAGE as error:
         raise CheckpointError(f"{path.name}: {type(error).__name__}: {error}") from None
-
-
-def _check(file: Path, entry: dict[str, Any], *, size_only: bool = False) -> None:
-    """Raises a ValueError if a file differs from its entry in the manifest."""
-    if (size_bytes := file.stat().st_size) != entry["bytes"]:
-        raise ValueError(f"{file.name} has {size_bytes} bytes, expected {entry['bytes']}")
-    if not size_only and files.sha256_of_file(file) != entry["sha256"]:
-        raise ValueError(f"{file.name} does not match its hash")
-
-
-def newest_state(directory: Path) -> tuple[int, dict[str, Any]] | None:
-    """(updates, state) of the newest checkpoint, without its large tensors; None if there is none.
-
-    Of other files only sizes are checked, so ``CheckpointStore.load_latest`` may still pass over it.
-    """
-    for path in reversed(CheckpointStore(directory).paths()):
-        with contextlib.suppress(*DAMAGE):
-            manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
-            for name, entry in manifest["files"].items():
-                _check(path / Path(name).name, entry, size_only=True)
-            _check(path / STATE, manifest["files"][STATE])
-            state = dict(json.loads(files.read_bytes(path / STATE, _MAX_BYTES)))
-            return int(manifest["updates"]), state
-    return None
 
 
 _HEADER_BYTES = 1016  # padded with blanks: the header is written last, when the number of rows is known
