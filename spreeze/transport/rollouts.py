@@ -272,9 +272,7 @@ class Rollouts:
                 "use the same recurrent network"
             )
         side = {name: arrays[f"side_{name}"] for name in self.columns if f"side_{name}" in arrays}
-        # Earlier releases do not write the interval.
-        steps = int(arrays.get("sync_interval", next((len(array) for array in side.values()), spec.sync_interval)))
-        same_sizes = (steps, len(arrays["start"])) == (spec.sync_interval, spec.num_envs)
+        same_sizes = (int(arrays["sync_interval"]), len(arrays["start"])) == (spec.sync_interval, spec.num_envs)
         self.steps[:] = rollout * spec.sync_interval
         self._began[:] = rollout, env_steps, rollout - bool(same_sizes and side)
         if same_sizes:
@@ -748,7 +746,6 @@ def restore_rollouts(tensors: Arrays, state: dict[str, Any], rollouts: Rollouts,
         return {key.removeprefix(name): array for key, array in tensors.items() if key.startswith(name)}
 
     current = int(state["interval"])
-    env_steps = state.get("collected_env_steps", current * rollouts.spec.rows)  # earlier releases do not write it
-    restored = rollouts.restore(part(ROLLOUTS), current, int(env_steps))
+    restored = rollouts.restore(part(ROLLOUTS), current, int(state["collected_env_steps"]))
     memory.states.publish(part(LEARNER), state["learner"], 0, current)
     return restored
