@@ -19,7 +19,7 @@ from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.demonstrations import NO_RETURNS, ReturnSums, load_demonstrations
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.jobs import BridgeJob, HostJob, ReplayLearnerJob, ReplaySamplerJob

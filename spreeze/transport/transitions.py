@@ -1,7 +1,7 @@
 """Converts env steps to replay rows in the sampler: n-step returns, and images with frames stored once.
 
 With images, the row of an env step owns the newest frame of its ``next_obs`` (see ``RowLayout``); the reader follows
-the rows back for the older ones.
+the rows back for the older ones. ``fill_with_synthetic_rows`` makes rows for measurements.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.transport.replay_ring import FrameColumns, ShardWriter
+from spreeze.envs.action_spaces import uniform_actions
+from spreeze.transport.replay_ring import FrameColumns, ReplayRing, ShardWriter
+from spreeze.types import EnvSpec
 
+_DRAWN_ROWS, _DRAWN_IMAGES = 4096, 2000  # of synthetic rows
 _MAX = float(np.finfo(np.float32).max)
 """Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
 
@@ -189,3 +192,39 @@ class FrameLog:
         no_obs, columns = np.empty((count, 0), np.float32), FrameColumns(frames, backs, values[3])
         self._writer.write(no_obs, action, values[0], values[1], no_obs, values[2], version, columns)
         entries.clear()
+
+
+def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
+    """Fills every shard with normal observations and uniform actions for measurements; call before any other write."""
+    layout, rng, capacity = ring.spec.layout, np.random.default_rng(0), ring.spec.rows_per_shard
+    writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
+    if spec.frames is not None:
+        for writer in writers:
+            _write_synthetic_frames(writer, min(_DRAWN_IMAGES, capacity), spec, rng)
+        return
+    count = min(capacity, -(-_DRAWN_ROWS // layout.env_steps_per_row))
+    rows = rng.standard_normal((count, layout.width), np.float32)
+    if layout.sequence is not None:
+        batch = layout.split_sequences(rows, 1.0)
+        batch.action[...] = uniform_actions(spec, batch.action[..., 0].size, rng).reshape(batch.action.shape)
+        batch.terminated[...], batch.valid[...], batch.begins[...] = 0.0, 1.0, 0.0
+    else:
+        rows[:, layout.action], rows[:, layout.terminated] = uniform_actions(spec, count, rng), 0.0
+        if layout.num_steps is not None:
+            rows[:, layout.num_steps] = 1.0
+        for part in (layout.obs, layout.next_obs):
+            rows[:, part][:, layout.obs_dim - spec.mask_dim :] = 1.0  # all actions are allowed
+    for writer in writers:
+        for begin in range(0, capacity, count):
+            writer.write_packed(rows[: capacity - begin])
+
+
+def _write_synthetic_frames(writer: ShardWriter, count: int, spec: EnvSpec, rng: np.random.Generator) -> None:
+    layout = writer.layout
+    log = FrameLog(writer, 1, layout.n_step, 0.99)
+    frames = rng.integers(256, size=(16, layout.frame_bytes), dtype=np.uint8)
+    frames[:, layout.normalized_columns] = np.ones((16, spec.vector_dim), np.float32).view(np.uint8)
+    log.start(0, frames[0])
+    for step, action in enumerate(uniform_actions(spec, count - 1, rng)):
+        log.add(0, action, 0.0, False, False, frames[step % len(frames)])
+        log.flush(0)

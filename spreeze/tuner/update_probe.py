@@ -24,7 +24,7 @@ from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.tuner.problem import too_much_memory
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer

@@ -49,7 +49,7 @@ from spreeze.modes.replay_modes import ReplayData
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, JOINT, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.trials import REPLAY, Trial
 from spreeze.types import Choices, EnvSpec, Jsonable, RowLayout, TeamSpec, TransitionBatch

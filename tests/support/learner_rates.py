@@ -15,7 +15,7 @@ from spreeze.cli.bench import synthetic_spec
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.tuner.update_probe import updates_per_s
 from spreeze.types import RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer

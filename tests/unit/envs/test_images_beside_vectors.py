@@ -16,7 +16,7 @@ from spreeze.envs.small_tasks import Docking
 from spreeze.envs.task import ObsBuffer, make_task, open_task
 from spreeze.errors import BadTransition
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.types import RowLayout
 from spreeze.workers.collectors.transition_collector import TransitionCollector
 from spreeze.workers.replay_trainer import ReplayTrainer

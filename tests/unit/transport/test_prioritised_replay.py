@@ -12,7 +12,7 @@ from test_frames import FRAME, collect
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.prioritised_replay import PrioritisedReader, SumTree, open_reader
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.types import Box, Choices, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
 

@@ -8,7 +8,7 @@ from rings import ring_of
 
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.prioritised_replay import open_reader
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
 

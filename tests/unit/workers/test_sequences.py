@@ -13,7 +13,7 @@ from spreeze.modes.replay_modes import _limiter
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.checkpoint import _fields
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
-from spreeze.transport.synthetic_rows import fill_with_synthetic_rows
+from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.types import Choices, EnvSpec, RowLayout, SequenceShape
 from spreeze.workers.collectors.transition_collector import SequenceRowWriter, StepBatch
 
