@@ -20,65 +20,12 @@ _MAX = float(np.finfo(np.float32).max)
 """Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
 
 
-_NO_OBS = np.empty(0, np.float32)
-
-
-class NStepTransition(NamedTuple):
-    """A transition that spans ``num_steps`` env steps."""
-
-    obs: np.ndarray  # [O]
-    action: np.ndarray  # [A]
-    reward: float  # sum of gamma^i r_i, i = 0 .. num_steps - 1
-    terminated: bool  # the MDP ended at its last step
-    next_obs: np.ndarray  # [O]: after its last step
-    num_steps: int
-
-
-class NStep:
-    """The n-step window of one environment (Sutton and Barto 2018, section 7.1).
+class NStepBatch:
+    """The n-step windows of N environments stepped together (Sutton and Barto 2018, section 7.1).
 
     Within an episode each step finishes the transition that started ``n`` steps ago. At the episode's end the remaining
-    ones are finished early, with the steps that they have: none reaches past it.
-    """
-
-    def __init__(self, n: int, gamma: float) -> None:
-        self.n, self.gamma = n, gamma
-        self._window: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=n)
-
-    def push(
-        self,
-        obs: np.ndarray,
-        action: np.ndarray,
-        reward: float,
-        terminated: bool,
-        truncated: bool,
-        next_obs: np.ndarray,
-    ) -> list[NStepTransition]:
-        """Adds one env step (arrays are copied); returns the transitions that it finished, oldest first."""
-        self._window.append((np.array(obs), np.array(action), reward))
-        length = len(self._window)
-        finished = length if terminated or truncated else int(length == self.n)
-        if not finished:
-            return []
-        returns, total = [0.0] * length, 0.0
-        for index in range(length - 1, -1, -1):
-            total = self._window[index][2] + self.gamma * total
-            returns[index] = min(max(total, -_MAX), _MAX)
-        after, rows = np.array(next_obs), []
-        for index in range(finished):
-            start, first_action, _ = self._window.popleft()
-            rows.append(NStepTransition(start, first_action, returns[index], terminated, after, length - index))
-        return rows
-
-    def clear(self) -> None:
-        """Drops the unfinished transitions, when their environment was replaced."""
-        self._window.clear()
-
-
-class NStepBatch:
-    """The windows of N environments stepped together: the transitions of N ``NStep``, in a few NumPy calls.
-
-    The last n steps lie in slots written in turn; rows come by environment, then oldest first.
+    ones are finished early, with the steps that they have: none reaches past it. The last n steps lie in slots written
+    in turn; rows come by environment, then oldest first.
     """
 
     def __init__(self, n: int, gamma: float, num_envs: int, obs_dim: int, action_dim: int) -> None:
@@ -133,19 +80,24 @@ class _Entry(NamedTuple):
     frame: np.ndarray  # [F]
     back: int
     age: int
-    transition: NStepTransition | None  # None: only a frame that later rows need
+    action: np.ndarray | None = None  # [A] with which the transition began; None: only a frame that later rows need
+    reward: float = 0.0  # sum of gamma^i r_i, i = 0 .. num_steps - 1
+    terminated: bool = False  # the MDP ended at its last step
+    num_steps: int = 0
 
 
 class FrameLog:
     """Turns the steps of N environments into rows of one writer.
 
-    The frame of a reset waits for the first step, to be published with it. With n-step returns a row holds the
-    transition that ends with its frame; shorter ones at an episode's end follow in rows with the same frame.
+    The frame of a reset waits for the first step, to be published with it. With n-step returns, as of ``NStepBatch``, a
+    row holds the transition that ends with its frame; shorter ones at an episode's end follow in rows with the same
+    frame.
     """
 
     def __init__(self, writer: ShardWriter, num_envs: int, n_step: int, gamma: float) -> None:
-        self._writer, self._layout = writer, writer.layout
-        self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)]
+        self._writer, self._layout, self._n_step, self._gamma = writer, writer.layout, n_step, gamma
+        self._windows = [deque[tuple[np.ndarray, float]]() for _ in range(num_envs)]
+        """Action and reward of the steps whose transitions are not finished."""
         self._first: list[np.ndarray | None] = [None] * num_envs
         self._last = [0] * num_envs
         self._age = [0] * num_envs
@@ -153,7 +105,7 @@ class FrameLog:
 
     def start(self, index: int, frame: np.ndarray) -> None:
         """Starts an episode of environment ``index`` with ``frame`` [F] uint8 (copied)."""
-        self._n_steps[index].clear()
+        self._windows[index].clear()
         self._first[index] = np.array(frame)
         self._age[index] = 0
 
@@ -165,15 +117,30 @@ class FrameLog:
         first = self._first[index]
         if first is not None:
             self._last[index] = self._writer.next_logical + len(entries)
-            entries.append(_Entry(first, 0, 0, None))
+            entries.append(_Entry(first, 0, 0))
             self._first[index] = None
-        finished = self._n_steps[index].push(_NO_OBS, action, reward, terminated, truncated, _NO_OBS)
+        self._windows[index].append((np.array(action), reward))
+        finished = self._finished(self._windows[index], ended=terminated or truncated)
         self._age[index] = age = min(self._age[index] + 1, self._layout.depth)
         previous = self._last[index]
         self._last[index] = self._writer.next_logical + len(entries)
-        for number in range(max(1, len(finished))):
+        for first_action, total, num_steps in finished or [(None, 0.0, 0)]:
             back = self._writer.next_logical + len(entries) - previous
-            entries.append(_Entry(frame, back, age, finished[number] if finished else None))
+            entries.append(_Entry(frame, back, age, first_action, total, terminated, num_steps))
+
+    def _finished(
+        self, window: deque[tuple[np.ndarray, float]], *, ended: bool
+    ) -> list[tuple[np.ndarray | None, float, int]]:
+        """First action, reward and steps of the transitions that the latest step finished, oldest first."""
+        count = len(window) if ended else int(len(window) == self._n_step)
+        if not count:
+            return []
+        returns, total = [], 0.0  # of the latest step, the latest two and so on
+        for _, reward in reversed(window):
+            total = reward + self._gamma * total
+            returns.append(min(max(total, -_MAX), _MAX))
+        left = range(len(window) - 1, len(window) - 1 - count, -1)
+        return [(window.popleft()[0], returns[after], after + 1) for after in left]
 
     def flush(self, version: int) -> None:
         """Writes all steps added, which policy ``version`` collected."""
@@ -184,11 +151,11 @@ class FrameLog:
         values = np.zeros((4, count), np.float32)  # reward, terminated, num_steps, age
         action = np.zeros((count, layout.action_dim), np.float32)
         frames, backs = np.empty((count, layout.frame_bytes), np.uint8), np.empty(count, np.int64)
-        for row, (frame, back, age, transition) in enumerate(entries):
-            frames[row], backs[row], values[3, row] = frame, back, age
-            if transition is not None:
-                action[row] = transition.action
-                values[:3, row] = transition.reward, transition.terminated, transition.num_steps
+        for row, entry in enumerate(entries):
+            frames[row], backs[row] = entry.frame, entry.back
+            values[:, row] = entry.reward, entry.terminated, entry.num_steps, entry.age
+            if entry.action is not None:
+                action[row] = entry.action
         no_obs, columns = np.empty((count, 0), np.float32), FrameColumns(frames, backs, values[3])
         self._writer.write(no_obs, action, values[0], values[1], no_obs, values[2], version, columns)
         entries.clear()

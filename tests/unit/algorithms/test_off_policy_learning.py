@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from n_step import NStep
 
 from spreeze.algorithms import create
 from spreeze.algorithms.sac import SACConfig
 from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.inference.policy import Policy
-from spreeze.transport.transitions import NStep
 from spreeze.types import RowLayout
 
 STEPS, STRIDE, GAMMA = 5, 0.4, 0.9

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.wrappers import FilterObservation
+from n_step import NStep
 from PIL import Image
 
 from spreeze.cli.doctor import _spaces, _values
@@ -18,7 +19,7 @@ from spreeze.envs.task import make_task, open_env, open_task, options_of
 from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import BadTransition, EnvError
 from spreeze.inference.normalizer import REWARD_CLIP, DiscountedReturns, Normalizer, scaled_rewards
-from spreeze.transport.transitions import NStep, NStepBatch
+from spreeze.transport.transitions import NStepBatch
 from spreeze.types import POLICY_FORMATS
 
 S = gymnasium.spaces

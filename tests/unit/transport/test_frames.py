@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from n_step import NStep
 from rings import AgelessReader
 
 from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
-from spreeze.transport.transitions import FrameLog, NStep
+from spreeze.transport.transitions import FrameLog
 from spreeze.types import RowLayout
 
 FRAME = 8

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from n_step import NStep
 
-from spreeze.transport.transitions import NStep, NStepBatch
+from spreeze.transport.transitions import NStepBatch
 
 
 def steps(window, rewards, end=None, first=0):
