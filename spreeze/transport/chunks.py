@@ -200,7 +200,9 @@ class SequenceTracker:
         self.next_row = 0
         self.rows = 0
         """Rows admitted, over all epochs."""
-        self.chunks, self.lost_chunks, self.lost_rows = 0, 0, 0
+        self.chunks, self.lost_rows = 0, 0
+        self.lost_chunks = 0
+        """Chunks that never arrived, as the caller counts; the number of the next one tells their rows."""
         self.refused_rows = 0
         """Rows that arrived twice, or after the end of their epoch."""
         self._closed: set[int] = set()
@@ -227,10 +229,6 @@ class SequenceTracker:
         if self.epoch:
             self._closed.add(self.epoch)
         self.epoch = self.next_row = 0
-
-    def lose(self) -> None:
-        """Notes a chunk that never arrived; the number of the next one, if any, shows how many rows it had."""
-        self.lost_chunks += 1
 
 
 def quotas(allowed: int | None, outstanding: Sequence[int], max_outstanding: int) -> list[int]:

@@ -21,7 +21,6 @@ all others.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import State
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
-from spreeze.transport.weights import VersionedParameters
+from spreeze.transport.weights import VersionedParameters, sha256_of
 from spreeze.types import Arrays, EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768  # actions kept of one episode; a longer episode cannot be replayed
@@ -46,7 +45,7 @@ class RolloutSpec(Jsonable):
     sync_interval: int  # T: env steps of each environment between two swaps
     num_envs: int  # N: all environments of all samplers
     obs_shape: tuple[int, ...]  # [O], or [k, C, H, W] of images
-    images: bool
+    obs_dtype: str  # uint8 of images, else float32
     action_dim: int
     log_steps: int  # L: actions kept of an episode
     num_slots: int = 2  # of which each sampler fills one
@@ -69,7 +68,7 @@ class RolloutSpec(Jsonable):
         return cls(
             sync_interval=sync_interval,
             num_envs=num_envs,
-            images=frames is not None,
+            obs_dtype="float32" if frames is None else "uint8",
             action_dim=spec.action_dim,
             obs_shape=(spec.obs_dim,) if frames is None else (frames.stack, *frames.shape),
             log_steps=min(spec.max_episode_steps or MAX_LOGGED_STEPS, MAX_LOGGED_STEPS),
@@ -84,10 +83,6 @@ class RolloutSpec(Jsonable):
     @property
     def size_bytes(self) -> int:
         return SharedArrays.size_bytes(self.fields())
-
-    @property
-    def obs_dtype(self) -> str:
-        return "uint8" if self.images else "float32"
 
     def fields(self) -> tuple[ArraySpec, ...]:
         count, slots = self.num_envs, (self.num_slots, self.sync_interval, self.num_envs)
@@ -239,10 +234,7 @@ class Rollouts:
 
     def trajectories_sha256(self, rollout: int) -> str:
         """Hash of everything in a rollout."""
-        digest = hashlib.sha256()
-        for name in self.columns:
-            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][rollout % self._slots]).data)
-        return digest.hexdigest()
+        return sha256_of({name: self.fields[name][rollout % self._slots] for name in self.columns})
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
         """Copies of the state for a resume; ``with_batch`` adds the previous rollout, if it is not learned from yet."""

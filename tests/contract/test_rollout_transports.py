@@ -53,7 +53,7 @@ while True:
 
 
 def spec(slots=2, uses=1, *, asynchronous=False, least_uses=0, samplers=2, obs=2):
-    return RolloutSpec(sync_interval=T, num_envs=samplers * M, obs_shape=(obs,), images=False, action_dim=1,
+    return RolloutSpec(sync_interval=T, num_envs=samplers * M, obs_shape=(obs,), obs_dtype="float32", action_dim=1,
                        log_steps=4, num_slots=slots, max_uses=uses, least_uses=least_uses,
                        asynchronous=asynchronous)  # fmt: skip
 

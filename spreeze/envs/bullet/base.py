@@ -9,7 +9,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -160,14 +160,6 @@ class Client:
 def _disconnect(api: Any, client: int, pid: int) -> None:
     if pid == os.getpid():  # a forked child shares nothing with the server and must not end it
         api.disconnect(physicsClientId=client)
-
-
-def same_body(members: Iterable[BulletJoint | BulletLink]) -> int:
-    """The body of all members; a ValueError if they belong to several, since one batched call reaches one."""
-    bodies = {member.body for member in members}
-    if len(bodies) != 1:
-        raise ValueError(f"members of bodies {sorted(bodies)}: expected one body")
-    return bodies.pop()
 
 
 class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, clipped, same_body
+from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, clipped
 
 Vector = tuple[float, float, float]
 
@@ -66,7 +66,7 @@ class Locomotion(BulletTask):
         if model.root is None:
             raise ValueError(f"{self.robot.file} has no part named torso")
         self._joints: list[BulletJoint] = list(model.joints.values())
-        self._body = same_body([*self._joints, *model.parts.values()])
+        self._body = self._joints[0].body  # that of all parts
         self._joint_ids = [joint.index for joint in self._joints]
         self._scales = [(joint.lower, joint.upper - joint.lower) for joint in self._joints]
         names = self.robot.motors or tuple(model.joints)

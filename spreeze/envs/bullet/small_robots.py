@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, clipped, same_body
+from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, clipped
 
 _STEP_S = 0.0165
 _FALLEN_RAD = 0.2
@@ -33,7 +33,7 @@ class _Cart(BulletTask):
     def _load(self, client: Client) -> None:
         self._model = client.load_model(self._file, "cart")
         self._joints: list[BulletJoint] = [self._model.joints[name] for name in self._names]
-        self._body = same_body(self._joints)
+        self._body = self._joints[0].body
         self._joint_ids = [joint.index for joint in self._joints]
 
     def _swing(self, client: Client, positions: list[float]) -> np.ndarray:
@@ -123,7 +123,7 @@ class Reacher(BulletTask):
         model = client.load_model("reacher.xml", "body0")
         self._arm = [model.joints["joint0"], model.joints["joint1"]]
         self._target = [model.joints["target_x"], model.joints["target_y"]]
-        self._arm_body, self._target_body = same_body(self._arm), same_body(self._target)
+        self._arm_body, self._target_body = self._arm[0].body, self._target[0].body
         self._arm_ids = [joint.index for joint in self._arm]
         self._target_ids = [joint.index for joint in self._target]
         self._scales = [(joint.lower, joint.upper - joint.lower) for joint in self._arm]

@@ -197,7 +197,7 @@ class Bridge:
         """Counts what is in progress as lost; returns a text about that."""
         count = len(host.pulls)
         for _ in range(count):
-            host.ledger.lose()
+            host.ledger.lost_chunks += 1
         host.pulls.clear()
         host.calls.clear()
         return f"{count} chunk{'' if count == 1 else 's'} on the way lost"
@@ -252,7 +252,7 @@ class Bridge:
                 self._give_up(host, str(error))
             return
         except TransportError as error:
-            host.ledger.lose()
+            host.ledger.lost_chunks += 1
             host.resume_s = time.monotonic() + _AGAIN_S
             if not host.silent:
                 host.silent = True

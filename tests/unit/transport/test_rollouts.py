@@ -16,7 +16,7 @@ from spreeze.transport.rollouts import (
     StepRows,
 )
 
-SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, log_steps=4)
+SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), obs_dtype="float32", action_dim=1, log_steps=4)
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ class Place:
     """Two samplers' slots, and a trainer."""
 
     def __init__(self, slots=4, uses=2, **settings):
-        spec = RolloutSpec(sync_interval=T, num_envs=2 * M, obs_shape=(SPEC.obs_dim,), images=False, action_dim=1,
-                           log_steps=1, num_slots=slots, max_uses=uses, asynchronous=True)  # fmt: skip
+        spec = RolloutSpec(sync_interval=T, num_envs=2 * M, obs_shape=(SPEC.obs_dim,), obs_dtype="float32",
+                           action_dim=1, log_steps=1, num_slots=slots, max_uses=uses, asynchronous=True)  # fmt: skip
         self.rollouts = Rollouts.create(spec)
         self.sinks = [RolloutWriter(self.rollouts, first, M) for first in (0, M)]
         self.learner = partial(learner, "impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,),
