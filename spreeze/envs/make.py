@@ -29,12 +29,10 @@ from spreeze.envs.vector_task import make_single
 from spreeze.errors import ConfigError, EnvError, described, did_you_mean
 from spreeze.inference.user_modules import import_named, is_script, is_within
 from spreeze.machine.output import say
-from spreeze.types import EnvSpec, FrameSpec, Reasoned
+from spreeze.types import Choices, EnvSpec, FrameSpec, Reasoned, TeamSpec
 
 if TYPE_CHECKING:
     import gymnasium
-
-    from spreeze.envs.team_env import TeamEnv
 
 
 class EnvOptions(TypedDict, total=False):
@@ -462,23 +460,26 @@ def _force_direct(entry_point: Any) -> None:
 
 def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> EnvSpec:
     """An environment's description; an EnvError names a space that no algorithm here can handle."""
-    if is_team("" if env.spec is None else env.spec.id):
-        from spreeze.envs.team_env import describe_team
-
-        return describe_team(cast("TeamEnv", env), import_module)
     spec = env.spec
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
     frames: FrameSpec | None = getattr(env, "frame_spec", None)
-    action, parts = action_of(env_id, env.action_space)
+    team: TeamSpec | None = getattr(env, "team", None) if is_team(env_id) else None
+    if team is None:
+        action, parts = action_of(env_id, env.action_space)
+    else:
+        action, parts = Choices(team.actions, shape=(team.size,)), ()
     if frames is None:
         obs_dim, layout = _observations(env_id, env.observation_space)
     else:
-        obs_dim, layout = frames.stack * frames.frame_bytes, getattr(env, "obs_layout", ())
+        obs_dim, layout = frames.stack * frames.frame_bytes, ()
+    if frames is not None or team is not None:
+        layout = getattr(env, "obs_layout", ())
     return EnvSpec(
         env_id=env_id,
         import_module=import_module,
         action=action,
         action_parts=parts,
+        team=team,
         obs_dim=obs_dim,
         obs_layout=layout,
         frames=frames,

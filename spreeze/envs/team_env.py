@@ -22,7 +22,7 @@ from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
 from spreeze.envs.pictures import refuse_pictures
 from spreeze.envs.scalars import flag_of, number_of
 from spreeze.errors import BadTransition, EnvError
-from spreeze.types import Choices, EnvSpec, TeamSpec
+from spreeze.types import TeamSpec
 
 
 class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -129,19 +129,3 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
     prefix, _, name = env_id.partition(":")
     with constructing(env_id):
         return TeamEnv(env_id, FAMILIES[prefix].make(name, import_module, render_mode, args))
-
-
-def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:
-    """Description of a task of several agents for the rest of the system."""
-    assert env.spec is not None
-    team = env.team
-    return EnvSpec(
-        env_id=env.spec.id,
-        import_module=import_module,
-        obs_dim=sum(env.observation_space.shape or ()),
-        obs_layout=env.obs_layout,
-        action=Choices(team.actions, shape=(team.size,)),
-        team=team,
-        max_episode_steps=env.spec.max_episode_steps,
-        reward_threshold=None,
-    )
