@@ -8,7 +8,7 @@ the index of each choice; int64 if all are choices. Normalizer, squashing and ac
 not needed. A policy with memory also takes and returns its state, float32 [N, S], zero at the start of an episode.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
-of the three tables, and in ``c_source``.
+of the two tables, and in ``c_source``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import inspect
 import io
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,7 +38,7 @@ from spreeze.types import Arrays, Choices, EnvSpec
 _N = TypeVar("_N", bound=ast.AST)
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """Maps observations [N, ...] and state to greedy actions in the environment's own unit and the next state."""
-_OPSET, _IR_VERSION = 17, 8  # ONNX Runtime 1.14 reads these, of February 2023
+_OPSET = 17  # ONNX Runtime 1.14 reads it, of February 2023
 
 
 class Operation(NamedTuple):
@@ -345,7 +346,8 @@ def _open_numpy(path: Path) -> Act:
 # --- PyTorch ---
 
 
-def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
+def _module(steps: list[Operation]) -> Any:
+    """A torch module from observations, and a state if there is one, to actions and the next state."""
     import torch
     from torch.nn import functional
 
@@ -359,7 +361,7 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         "add": torch.add,
         "multiply": torch.mul,
         "tanh": torch.tanh,
-        "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS),
+        "layer_norm": lambda x: functional.layer_norm(x, (int(x.shape[-1]),), eps=NORM_EPS),
         "relu": torch.relu,
         "silu": functional.silu,
         "gelu": lambda x: functional.gelu(x, approximate="tanh"),
@@ -407,12 +409,24 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
                     x = (kinds | of_inputs)[kind](x, *given)
             return (x, *after) if after else x
 
-    examples = [torch.from_numpy(file_input(spec, draw_obs(spec, {}, 2, seed=0)))]
-    if width := state_dim(steps):
-        examples.append(torch.zeros(2, width))
+    return Exported().eval()
+
+
+def _examples(steps: list[Operation], spec: EnvSpec) -> tuple[Any, ...]:
+    """Inputs of the module, for two observations."""
+    import torch
+
+    obs, state = file_input(spec, draw_obs(spec, {}, 2, seed=0)), draw_state(steps, 2, seed=0)
+    return tuple(map(torch.from_numpy, (obs, *state)))
+
+
+def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
+    import torch
+
+    examples = _examples(steps, spec)
     batch = {0: torch.export.Dim("batch")}
     shapes: Any = (batch,) if len(examples) == 1 else (batch, (batch,))
-    program = torch.export.export(Exported().eval(), tuple(examples), dynamic_shapes=shapes)
+    program = torch.export.export(_module(steps), examples, dynamic_shapes=shapes)
     program.example_inputs = None  # these alone would be pickled
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"about.json": json.dumps(about)})
@@ -453,170 +467,28 @@ def _torch_cell(kind: str, x: Any, state: Any, weight: Any, bias: Any) -> tuple[
 # --- ONNX ---
 
 
-class _Graph:
-    """Nodes of an ONNX graph, in sequence; ``x`` is the name of the newest value."""
-
-    def __init__(self, helper: Any, numpy_helper: Any) -> None:
-        self._helper, self._numpy_helper = helper, numpy_helper
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-        self.x = "obs"
-        self.kept: list[str] = []
-
-    def constant(self, value: Any) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(self._numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name))
-        return name
-
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node over the named inputs; without any, over ``x``."""
-        self.x, given = f"x{len(self.nodes)}", list(inputs or (self.x,))
-        self.nodes.append(self._helper.make_node(kind, given, [self.x], **attributes))
-        return self.x
-
-    def columns(self, x: str, begin: np.ndarray, end: np.ndarray | None = None) -> str:
-        """The columns of ``x`` from ``begin`` to ``end``; None: to the last."""
-        limits = (begin, _i64(np.iinfo(np.int64).max) if end is None else end, _i64(1))
-        return self.node("Slice", x, *(self.constant(limit.reshape(1)) for limit in limits))
-
-    def over(self, kind: str, *values: Any, **attributes: Any) -> str:
-        """Adds a node over ``x`` and constants."""
-        return self.node(kind, self.x, *(self.constant(value) for value in values), **attributes)
-
-
-def _onnx_gelu(graph: _Graph) -> None:
-    x = graph.x
-    graph.node("Mul", graph.node("Mul", x, x), x)
-    graph.node("Add", x, graph.over("Mul", _f32(0.044715)))
-    graph.over("Mul", _f32(0.7978845608))
-    graph.node("Tanh")
-    graph.over("Add", _f32(1.0))
-    graph.node("Mul", x, graph.over("Mul", _f32(0.5)))
-
-
-def _onnx_mask(graph: _Graph, count: np.ndarray, continuous: np.ndarray | None = None) -> None:
-    before, out = (None, graph.x) if continuous is None else _onnx_halves(graph, continuous)
-    mask = graph.columns("obs", -count)
-    forbidden = graph.node("Equal", mask, graph.constant(_f32(0.0)))
-    masked = graph.node("Where", forbidden, graph.constant(_f32(-np.inf)), out)
-    if before is not None:
-        graph.node("Concat", before, masked, axis=1)
-
-
-def _onnx_halves(graph: _Graph, count: np.ndarray) -> tuple[str, str]:
-    """The first ``count`` columns, and the remaining ones."""
-    x = graph.x
-    return graph.columns(x, _i64(0), count), graph.columns(x, count)
-
-
-def _onnx_squash(graph: _Graph, count: np.ndarray) -> None:
-    continuous, others = _onnx_halves(graph, count)
-    graph.node("Concat", graph.node("Tanh", continuous), others, axis=1)
-
-
-def _onnx_choose(graph: _Graph, count: np.ndarray, columns: np.ndarray, unused: np.ndarray) -> None:
-    x = graph.x
-    continuous = graph.columns(x, _i64(0), count)
-    graph.node("Gather", x, graph.constant(columns), axis=1)
-    graph.over("Add", unused)
-    graph.node("ArgMax", axis=-1, keepdims=0)
-    graph.node("Concat", continuous, graph.node("Cast", to=1), axis=1)
-
-
-def _onnx_cell(graph: _Graph, weight: np.ndarray, bias: np.ndarray, *, kind: str) -> None:
-    size = weight.shape[1] // 4
-    x, one, half = graph.x, graph.constant(_f32(1.0)), graph.constant(_f32(0.5))
-
-    def part(name: str, number: int) -> str:
-        return graph.columns(name, _i64(number * size), _i64((number + 1) * size))
-
-    def gate(number: int) -> str:
-        return graph.node("Mul", graph.node("Add", graph.node("Tanh", part(sums, number)), one), half)
-
-    graph.node("Concat", x, part("state", 0), axis=1)
-    graph.over("MatMul", weight)
-    sums = graph.over("Add", bias)
-    if kind == "gru":
-        recalled = graph.node("Mul", gate(0), part(sums, 3))
-        new = graph.node("Tanh", graph.node("Add", part(sums, 2), recalled))
-        h = graph.node("Add", new, graph.node("Mul", gate(1), graph.node("Sub", "state", new)))
-        graph.node("Identity", h)
-    else:
-        kept = graph.node("Mul", gate(1), part("state", 1))
-        c = graph.node("Add", kept, graph.node("Mul", gate(0), graph.node("Tanh", part(sums, 3))))
-        h = graph.node("Mul", gate(2), graph.node("Tanh", c))
-        graph.node("Concat", h, c, axis=1)
-    graph.nodes[-1].output[0] = "next_state"
-    graph.x = h
-
-
-_ONNX: dict[str, Callable[..., Any]] = {
-    "part": lambda g, columns, shape: (g.columns("obs", columns[:1], columns[1:]), g.over("Reshape", shape)),
-    "keep": lambda g: g.kept.append(g.x),
-    "join": lambda g: g.node("Concat", *g.kept, axis=1),
-    "stack": lambda g, shape: (g.over("Reshape", shape), g.node("Cast", to=1)),  # float32
-    "flatten": lambda g: (g.node("Transpose", perm=[0, 2, 3, 1]), g.node("Flatten", axis=1)),
-    "normalize": lambda g, mean, std: (g.over("Sub", mean), g.over("Div", std)),
-    "clip": lambda g, low, high: (g.over("Max", low), g.over("Min", high)),
-    "conv": lambda g, weight, bias, stride: g.over("Conv", weight, bias, strides=[int(stride)] * 2),
-    "matmul": lambda g, weight: g.over("MatMul", weight),
-    "add": lambda g, bias: g.over("Add", bias),
-    "multiply": lambda g, factor: g.over("Mul", factor),
-    "tanh": lambda g: g.node("Tanh"),
-    "relu": lambda g: g.node("Relu"),
-    "elu": lambda g: g.node("Elu", alpha=1.0),
-    "gelu": _onnx_gelu,
-    "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")),
-    "layer_norm": lambda g, width: g.over("LayerNormalization", np.ones(width, np.float32), axis=-1, epsilon=NORM_EPS),
-    "columns": lambda g, count: g.columns(g.x, _i64(0), count),
-    "team": lambda g, shape: (g.columns(g.x, _i64(0), shape.prod()), g.over("Reshape", _i64([-1, *shape]))),
-    "expected": lambda g, returns: (
-        g.over("Reshape", _i64([0, -1, len(returns)])), g.node("Softmax", axis=2), g.over("MatMul", returns)
-    ),
-    "mask": _onnx_mask,
-    "squash": _onnx_squash,
-    "choose": _onnx_choose,
-    "gather": lambda g, columns: g.node("Gather", g.x, g.constant(columns), axis=1),
-    "argmax": lambda g, first: (g.node("ArgMax", axis=-1, keepdims=0), g.over("Add", first)),
-    **{kind: functools.partial(_onnx_cell, kind=kind) for kind in CELLS},
-}  # fmt: skip
-
-
 def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    import torch
 
-    graph, width = _Graph(helper, numpy_helper), 0
-    for kind, values in steps:
-        width = values[0].shape[-1] if kind == "matmul" else width
-        _ONNX[kind](graph, *(values if kind != "layer_norm" else (width,)))
-    states = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", state_dim(steps)])]
-        for name in ("state", "next_state")
-        if state_dim(steps)
-    ] or [[], []]
-    obs = file_input(spec, draw_obs(spec, {}, 1, seed=0))
-    obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
-    action_type = TensorProto.INT64 if isinstance(spec.action, Choices) else TensorProto.FLOAT
-    shape: list[str | int | None] = [
-        "batch",
-        *(spec.action.shape if isinstance(spec.action, Choices) else [spec.action_dim]),
-    ]
-    graph.node("Identity")
-    graph.nodes[-1].output[0] = "action"
-    model = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "policy",
-            [helper.make_tensor_value_info("obs", obs_type, ["batch", *obs.shape[1:]]), *states[0]],
-            [helper.make_tensor_value_info("action", action_type, shape), *states[1]],
-            graph.constants,
-        ),
-        opset_imports=[helper.make_opsetid("", _OPSET)],
-        ir_version=_IR_VERSION,
-        producer_name="spreeze",
-    )
-    helper.set_model_props(model, {name: str(value) for name, value in about.items()})
+    examples = _examples(steps, spec)
+    buffer: Any = io.BytesIO()  # which torch takes, but does not declare
+    inputs, outputs = ["obs", "state"][: len(examples)], ["action", "next_state"][: len(examples)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this exporter is the older one; the other needs one more package
+        torch.onnx.export(
+            _module(steps),
+            examples,
+            buffer,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_axes={name: {0: "batch"} for name in inputs + outputs},
+            opset_version=_OPSET,
+            dynamo=False,
+        )
+    model = onnx.load_from_string(buffer.getvalue())
+    model.producer_name = "spreeze"
+    onnx.helper.set_model_props(model, {name: str(value) for name, value in about.items()})
     onnx.checker.check_model(model, full_check=True)
     data: bytes = model.SerializeToString()
     return data

@@ -1,7 +1,9 @@
 """Policies as C headers: compiled without a warning, compared with our own policy, used by the example program."""
 
 import dataclasses
+import inspect
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -31,6 +33,7 @@ from spreeze.cli.export import c_example
 from spreeze.errors import ConfigError
 from spreeze.inference import agreement, c_source, export
 from spreeze.inference.policy import ACTIVATIONS
+from spreeze.inference.recurrence import CELLS
 from spreeze.types import POLICY_FORMATS
 
 needs_compiler = pytest.mark.skipif(c_source.compiler() is None, reason="no C compiler here")
@@ -167,7 +170,9 @@ def test_names_are_those_of_c_and_no_text_ends_a_comment():
 
 
 def test_every_operation_has_its_c():
-    kinds = {kind for kind in export._ONNX if not hasattr(c_source._Source, f"_{kind}")}
+    named = re.findall(r'^ {8}"(\w+)": ', inspect.getsource(export.run), re.MULTILINE)
+    assert set(ACTIVATIONS) <= {*named}
+    kinds = {kind for kind in (*named, *CELLS) if not hasattr(c_source._Source, f"_{kind}")}
     assert kinds <= c_source._FUNCTIONS.keys()
     with pytest.raises(ConfigError, match="'fourier', which has no C yet"):
         c_source.header([export.Operation("fourier")], np.zeros(1, np.float32), 0, {}, "x")

@@ -126,9 +126,8 @@ def compare(arrays, meta, spec, tmp_path, formats=FORMATS, count=300):
     return found, expected, obs
 
 
-def test_every_kind_of_policy_and_every_activation_has_its_operations():
+def test_every_kind_of_policy_has_its_operations():
     assert export._HEADS.keys() == heads._HEADS.keys()
-    assert set(ACTIVATIONS) <= export._ONNX.keys()
     assert export._CODECS.keys() == {row.name for row in POLICY_FORMATS}
 
 
