@@ -15,7 +15,7 @@ import numpy as np
 
 from spreeze.errors import UsageError, WeightsError
 from spreeze.inference.convolution import Trunk, array_of
-from spreeze.inference.heads import FORBIDDEN, Head, SamplingHead, head_of
+from spreeze.inference.heads import FORBIDDEN, SamplingHead, head_of
 from spreeze.inference.normalizer import obs_scale, scaled
 from spreeze.inference.recurrence import Cell
 from spreeze.inference.user_modules import CustomNetwork
@@ -61,35 +61,54 @@ def begin_episode(state: State, row: int) -> None:
 class Policy:
     """Computes actions from an actor's weights; an instance serves one thread at a time and refuses a second one."""
 
-    def __init__(
-        self,
-        layers: list[tuple[np.ndarray, np.ndarray]],
-        head: Head,
-        obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | TeamRows | None = None,
-        activation: str = "relu",
-        layer_norm: bool = False,
-        mask_dim: int = 0,
-        custom: CustomNetwork | None = None,
-        cell: Cell | None = None,
-        noise: NoisyLayers | None = None,
-        atoms: np.ndarray | None = None,
-    ) -> None:
-        """``custom`` replaces the perceptron; ``layers`` then only define its numbers of inputs and outputs.
-
-        A ``cell`` lies between observation and ``layers``; ``noise`` is added to these for exploration. With ``atoms``
-        [Z], the network outputs logits of these returns for each action.
-        """
-        self._custom, self._cell, self._noise, self._atoms = custom, cell, noise, atoms
-        self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
-        self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
-        self.obs_dim = layers[0][0].shape[0] if cell is None else cell.inputs
+    def __init__(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """As ``from_weights``, but malformed metadata may also raise other errors."""
+        self._head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
+        if activation not in ACTIVATIONS:
+            raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+        self._activate, self._layer_norm = _ACTIVATE[activation], bool(meta.get("layer_norm"))
+        self._mask_dim = self._head.options if meta.get("action_mask") else 0
+        self._trunk: Trunk | TeamRows | None = None
+        if "cnn" in meta or "team_actions" in meta:
+            self._trunk = Trunk(arrays, meta) if "cnn" in meta else TeamRows(arrays, meta)
+        self.obs_dim = self._trunk.features if self._trunk else int(meta["obs_dim"])
+        self._obs_scale = obs_scale(arrays, self.obs_dim) if self._trunk is None else None
+        self._cell = Cell(arrays, meta) if "recurrent" in meta else None
+        self._atoms = np.ascontiguousarray(arrays["atoms"], np.float32) if "atoms" in arrays else None
+        """[Z]: returns, of which the network then has a logit each for every action."""
+        self._custom = CustomNetwork(arrays, meta, self._head.outputs) if "network" in meta else None
+        if self._custom is not None:  # its layers only tell its numbers of inputs and outputs
+            outputs = self._head.outputs
+            self._layers = [(np.zeros((self.obs_dim, outputs), np.float32), np.zeros(outputs, np.float32))]
+        else:
+            names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
+            self._layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
+            self._check_sizes()
+        self._noise = NoisyLayers(arrays, meta, self._layers) if "noisy" in meta else None
         self._rows = -1
         self._buffers: list[np.ndarray] = []
         self._busy = False  # a lock is too slow
-        self._sampling_head = head if isinstance(head, SamplingHead) else None
+        self._sampling_head = self._head if isinstance(self._head, SamplingHead) else None
         if self._sampling_head is not None:
-            self._tile = _Tile(self.obs_dim, layers, self._sampling_head.noise_dim, cell, row_by_row=custom is not None)
+            row_by_row = self._custom is not None
+            noise_dim = self._sampling_head.noise_dim
+            self._tile = _Tile(self.obs_dim, self._layers, noise_dim, self._cell, row_by_row=row_by_row)
+
+    def _check_sizes(self) -> None:
+        inputs = self.obs_dim
+        if self._cell is not None and self._cell.inputs != inputs:
+            raise WeightsError(
+                f"the weights are inconsistent: the recurrent cell has {self._cell.inputs} inputs, expected {inputs}"
+            )
+        fan_ins = [inputs if self._cell is None else self._cell.size, *(weight.shape[1] for weight, _ in self._layers)]
+        for (weight, _), fan_in in zip(self._layers, fan_ins, strict=False):
+            if weight.shape[0] != fan_in:
+                raise WeightsError(
+                    f"the weights are inconsistent: a layer has {weight.shape[0]} inputs, expected {fan_in}"
+                )
+        outputs = self._head.outputs * (1 if self._atoms is None else len(self._atoms))
+        if fan_ins[-1] != outputs:
+            raise WeightsError(f"weights give {fan_ins[-1]} outputs; {outputs} are needed")
 
     @classmethod
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
@@ -102,45 +121,11 @@ class Policy:
         policy.
         """
         try:
-            return cls._built(arrays, meta)
+            return cls(arrays, meta)
         except _MALFORMED as error:
             raise WeightsError(
                 f"the weights describe no valid policy: {type(error).__name__}: {str(error)[:200]}"
             ) from None
-
-    @classmethod
-    def _built(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
-        head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
-        if activation not in ACTIVATIONS:
-            raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
-        mask_dim = head.options if meta.get("action_mask") else 0
-        if "network" in meta:
-            custom, inputs = CustomNetwork(arrays, meta, head.outputs), int(meta["obs_dim"])
-            layers = [(np.zeros((inputs, head.outputs), np.float32), np.zeros(head.outputs, np.float32))]
-            return cls(layers, head, obs_scale(arrays, inputs), mask_dim=mask_dim, custom=custom)
-        names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
-        layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
-        trunk = Trunk(arrays, meta) if "cnn" in meta else TeamRows(arrays, meta) if "team_actions" in meta else None
-        cell = Cell(arrays, meta) if "recurrent" in meta else None
-        inputs = trunk.features if trunk else int(meta["obs_dim"])
-        if cell is not None and cell.inputs != inputs:
-            raise WeightsError(
-                f"the weights are inconsistent: the recurrent cell has {cell.inputs} inputs, expected {inputs}"
-            )
-        fan_ins = [inputs if cell is None else cell.size, *(weight.shape[1] for weight, _ in layers)]
-        for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
-            if weight.shape[0] != fan_in:
-                raise WeightsError(
-                    f"the weights are inconsistent: a layer has {weight.shape[0]} inputs, expected {fan_in}"
-                )
-        atoms = np.ascontiguousarray(arrays["atoms"], np.float32) if "atoms" in arrays else None
-        outputs = head.outputs * (1 if atoms is None else len(atoms))
-        if layers[-1][0].shape[1] != outputs:
-            raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {outputs} are needed")
-        scale = obs_scale(arrays, inputs) if trunk is None else None
-        noise = NoisyLayers(arrays, meta, layers) if "noisy" in meta else None
-        normed = bool(meta.get("layer_norm"))
-        return cls(layers, head, scale, trunk, activation, normed, mask_dim, cell=cell, noise=noise, atoms=atoms)
 
     def act(self, obs: np.ndarray, state: State, rng: np.random.Generator | None = None) -> tuple[np.ndarray, State]:
         """Actions [N, A] float32, a new array, and the state for the next step.

@@ -19,9 +19,8 @@ import numpy as np
 from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import Task, open_task
 from spreeze.files import remove_unfinished, replace_bytes
-from spreeze.inference.heads import Deterministic
 from spreeze.inference.normalizer import obs_scale, scaled
-from spreeze.inference.policy import Policy, expected_returns
+from spreeze.inference.policy import Policy
 from spreeze.machine.processes import close_in_time
 from spreeze.metrics.recorded_episodes import (
     FOLDER,
@@ -307,15 +306,12 @@ def step_values(values: Weights, policy: Weights, obs: np.ndarray, action: np.nd
     x = scaled(obs, obs_scale(policy.arrays, obs.shape[1]))
     if kind == "actions":
         x = np.concatenate((x, _unit(action, spec)), 1)
-    names = [(f"w{index}", f"b{index}") for index in range(values.meta["layers"])]
-    layers = [(values.arrays[weight], values.arrays[bias]) for weight, bias in [*names, ("head_w", "head_b")]]
-    head = Deterministic({"action_dim": layers[-1][0].shape[1]}, {})
-    activation, normed = values.meta.get("activation", "relu"), bool(values.meta.get("layer_norm"))
-    out = Policy(layers, head, None, activation=activation, layer_norm=normed).outputs(x)
-    if "atoms" in values.arrays:
-        value = expected_returns(out, values.arrays["atoms"])[:, 0]
-    else:  # quantiles have their mean, and the value network of two that are stacked has its first output
-        value = out.mean(1) if kind == "actions" else out[:, 0]
+    outputs = len(values.arrays["head_b"]) // len(values.arrays.get("atoms", (0,)))
+    network = {"policy": "deterministic", "action_dim": outputs, "obs_dim": x.shape[1]}
+    network |= {"hidden_sizes": range(values.meta["layers"])}
+    out = Policy.from_weights(values.arrays, values.meta | network).outputs(x)
+    # Quantiles have their mean, and the value network of two that are stacked has its first output.
+    value = out.mean(1) if kind == "actions" else out[:, 0]
     return np.asarray(value * scale, np.float32)
 
 
