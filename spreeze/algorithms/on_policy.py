@@ -32,13 +32,7 @@ from spreeze.config.algorithm_bases import OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, ConfigError, UsageError
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.inference.normalizer import (
-    DiscountedReturns,
-    Normalizer,
-    averaged_statistics,
-    scaled_rewards,
-    set_averaged_statistics,
-)
+from spreeze.inference.normalizer import DiscountedReturns, Normalizer, ScalingStatistics, scaled_rewards
 from spreeze.types import EnvSpec, RolloutBatch
 
 CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
@@ -86,10 +80,11 @@ ForwardPass = tuple[Tensor, Tensor]
 """Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
 
 
-class OnPolicyAlgorithm(Algorithm):
+class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
     """Base class of on-policy algorithms; subclasses implement ``_update``."""
 
     _config: OnPolicyConfig
+    returns: DiscountedReturns | None
     single_step: bool  # True if a rollout is one gradient step: then values and gradient share one forward pass
 
     def __init__(
@@ -300,11 +295,6 @@ class OnPolicyAlgorithm(Algorithm):
             self.returns.add(reward, np.logical_or(terminated, truncated), source)
         return scaled_rewards(reward, self.returns.scale)
 
-    @property
-    def return_scale(self) -> float:
-        """Divisor of rewards [return]; 1 if they are not scaled."""
-        return 1.0 if self.returns is None else self.returns.scale
-
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
         """Values [T, N] of the states after each step; arbitrary where the MDP ended."""
         next_values = np.empty_like(value)
@@ -443,14 +433,6 @@ class OnPolicyAlgorithm(Algorithm):
         parts = {"normalizer": self.normalizer, "normalizer_before": self._normalizer_before,
                  "reward_scale": self.returns}  # fmt: skip
         return {name: part for name, part in parts.items() if part is not None}
-
-    def averaged_statistics(self) -> np.ndarray:
-        """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
-        return averaged_statistics((self.normalizer, self.returns))
-
-    def set_averaged_statistics(self, values: np.ndarray) -> None:
-        """Replaces the statistics by the mean over several learners."""
-        set_averaged_statistics((self.normalizer, self.returns), values)
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"theta": self.net.flat} | ({} if self._before is None else {"theta_before": self._before})

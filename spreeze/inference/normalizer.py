@@ -8,7 +8,6 @@ temperature, Huber's threshold, the grid of returns. Processes that step environ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -239,17 +238,28 @@ class DiscountedReturns(ReturnMoments):
         self._largest = np.asarray(state["largest"], np.float64)
 
 
-def averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None]) -> np.ndarray:
-    """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
-    return np.concatenate([np.zeros(0), *(part.averaged() for part in parts if part is not None)])
+class ScalingStatistics:
+    """Base of classes with statistics of observations and of returns, if these are scaled."""
 
+    normalizer: Normalizer | None
+    returns: ReturnMoments | None
 
-def set_averaged_statistics(parts: Sequence[Normalizer | ReturnMoments | None], values: np.ndarray) -> None:
-    """Continues from averages [k] of ``averaged_statistics`` of these parts over learners."""
-    for part in parts:
-        if part is not None:
-            averaged, values = np.split(values, [len(part.averaged())])
-            part.set_averaged(averaged)
+    @property
+    def return_scale(self) -> float:
+        """Divisor of rewards [return]; 1 if they are not scaled."""
+        return 1.0 if self.returns is None else self.returns.scale
+
+    def averaged_statistics(self) -> np.ndarray:
+        """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
+        parts = [part.averaged() for part in (self.normalizer, self.returns) if part is not None]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def set_averaged_statistics(self, values: np.ndarray) -> None:
+        """Continues from averages [k] of ``averaged_statistics`` over learners."""
+        for part in (self.normalizer, self.returns):
+            if part is not None:
+                averaged, values = np.split(values, [len(part.averaged())])
+                part.set_averaged(averaged)
 
 
 def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:

@@ -12,14 +12,7 @@ import torch
 
 from spreeze.algorithms.off_policy import DeviceSplit
 from spreeze.config.algorithm_bases import AlgorithmConfig
-from spreeze.inference.normalizer import (
-    OBS_CLIP,
-    REWARD_CLIP,
-    Normalizer,
-    ReturnMoments,
-    averaged_statistics,
-    set_averaged_statistics,
-)
+from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP, Normalizer, ReturnMoments, ScalingStatistics
 from spreeze.transport.prioritised_replay import PrioritisedReader
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, SequenceBatch, TransitionBatch
@@ -151,7 +144,7 @@ def _observations(both: torch.Tensor) -> TransitionBatch:
     return TransitionBatch(both[0], None, None, None, None, None, both[1])
 
 
-class ReplayStatistics:
+class ReplayStatistics(ScalingStatistics):
     """Counts each row and each return once, also across sessions; batches on the host are scaled here."""
 
     def __init__(
@@ -204,18 +197,8 @@ class ReplayStatistics:
         self._returns_counted = np.array(sums)
         self._renew()
 
-    @property
-    def return_scale(self) -> float:
-        """Divisor of rewards [return]; 1 where they are not scaled."""
-        return 1.0 if self.returns is None else self.returns.scale
-
-    def averaged_statistics(self) -> np.ndarray:
-        """Statistics to average beside the parameters: counts, means and deviations, float64 [k]."""
-        return averaged_statistics((self.normalizer, self.returns))
-
     def set_averaged_statistics(self, values: np.ndarray) -> None:
-        """Replaces the statistics by the mean over several learners."""
-        set_averaged_statistics((self.normalizer, self.returns), values)
+        super().set_averaged_statistics(values)
         self._renew()
 
     def _renew(self) -> None:
