@@ -656,12 +656,8 @@ class Jsonable:
         return rebuild(cls, data)
 
 
-def type_hints(cls: Any) -> Mapping[str, Any]:
-    """Types of a class's fields by name, evaluated once: it takes milliseconds."""
-    return _HINTS(cls)
-
-
-_HINTS = functools.cache(typing.get_type_hints)
+type_hints: Callable[[Any], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+"""Types of a class's fields by name, evaluated once: it takes milliseconds."""
 
 
 def rebuild(cls: type[_T], data: dict[str, Any]) -> _T:
