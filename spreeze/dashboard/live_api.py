@@ -20,7 +20,7 @@ from spreeze.dashboard import control
 from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
-from spreeze.metrics.bottleneck import Side, bottleneck
+from spreeze.metrics.bottleneck import OTHERS_LIMIT, bottleneck
 from spreeze.metrics.comparison import FINAL_EVALUATIONS, final_metric, read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MAX_NUMBERS
@@ -511,15 +511,14 @@ def _note(
         return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
     if restarting.startswith("sampler"):
         return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
-    text, side = bottleneck(shown)
+    text = bottleneck(shown)
+    problem = problem or shown.unevaluated or text.startswith(OTHERS_LIMIT)
     if state not in LIVE_STATES:
-        text = f"{_why_ended(ended, error)} {'' if side is Side.TUNER else f'{over}: '}{text}"
+        measured = shown.unevaluated or not shown.tuner_measures
+        text = f"{_why_ended(ended, error)} {f'{over}: ' if measured else ''}{text}"
     if won is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
-    return {
-        "note": text + (_fallen(best, last) if risen else ""),
-        "problem": problem or side in (Side.OTHERS, Side.EVALUATOR),
-    }
+    return {"note": text + (_fallen(best, last) if risen else ""), "problem": problem}
 
 
 def _why_ended(reason: str | None, error: object) -> str:

@@ -7,9 +7,6 @@ named first.
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import NamedTuple
-
 from spreeze.formatting import number, percent
 from spreeze.metrics.snapshot import Snapshot
 
@@ -25,63 +22,40 @@ _AT_BOUND = 0.05  # relative distance to a bound of the limiter that counts as h
 
 
 _ENDED = ("finished", "stopped", "failed", "crashed", "damaged")  # states of a run
-
-
 _LEARNING = ("running", "training")  # as the page and the run itself call it
+OTHERS_LIMIT = "Other programs are the limit"  # Beginning of the sentence where they are.
 
 
-class Side(StrEnum):
-    SAMPLER = "sampler"
-    LEARNER = "learner"
-    LIMITER = "limiter"
-    BALANCED = "balanced"
-    WARMING_UP = "warming up"
-    OTHERS = "other programs"
-    EVALUATOR = "evaluator"
-    TUNER = "tuner"
-    UNKNOWN = "unknown"
-
-
-class Bottleneck(NamedTuple):
-    sentence: str
-    side: Side
-
-
-def bottleneck(snapshot: Snapshot) -> Bottleneck:
+def bottleneck(snapshot: Snapshot) -> str:
     """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
-    sentence, side = _bottleneck(snapshot)
+    sentence = _instead_of_rates(snapshot) or _bottleneck(snapshot)
     used, who = _used_elsewhere(snapshot), _cpu_users(snapshot)
-    if side not in (Side.OTHERS, Side.EVALUATOR, Side.TUNER) and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
+    names_another = snapshot.unevaluated or snapshot.tuner_measures or sentence.startswith(OTHERS_LIMIT)
+    if not names_another and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
         sentence = f"{sentence.removesuffix('.')}; {who} keep {number(used)} cores busy."
-    return Bottleneck(sentence, side)
+    return sentence
 
 
-def _instead_of_rates(snapshot: Snapshot) -> Bottleneck | None:
+def _instead_of_rates(snapshot: Snapshot) -> str | None:
     """The sentence for a run whose rates do not show its bottleneck (yet); None if they do."""
     if snapshot.unevaluated:
-        return Bottleneck(
-            "No evaluation: the evaluator keeps failing, so the target return cannot be reached; see its log.",
-            Side.EVALUATOR,
-        )
+        return "No evaluation: the evaluator keeps failing, so the target return cannot be reached; see its log."
     if snapshot.tuner_measures and snapshot.state in _ENDED:
-        return Bottleneck("It ended before the tuner had chosen.", Side.TUNER)
+        return "It ended before the tuner had chosen."
     if snapshot.tuner_measures:
         turns = "taking turns with the run, which is paused meanwhile"
         how = "on the running workers" if snapshot.lag is None else turns
-        return Bottleneck(f"The tuner measures {how}: rates change until it has chosen.", Side.TUNER)
+        return f"The tuner measures {how}: rates change until it has chosen."
+    wanted = number(snapshot.learning_starts)
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
-        done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
-        return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
+        return f"Warming up: {number(snapshot.env_steps)} of {wanted} env steps before the first update."
     refills = snapshot.updates and snapshot.lag is None and snapshot.samples_per_insert is None
     if refills and snapshot.state in _LEARNING:
-        wanted = number(snapshot.learning_starts)
-        return Bottleneck(f"Warming up: replay gets {wanted} env steps before learning goes on.", Side.WARMING_UP)
+        return f"Warming up: replay gets {wanted} env steps before learning goes on."
     return None
 
 
-def _bottleneck(snapshot: Snapshot) -> Bottleneck:
-    if (instead := _instead_of_rates(snapshot)) is not None:
-        return instead
+def _bottleneck(snapshot: Snapshot) -> str:
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
     needless = sampler_wait is not None and sampler_wait >= WAITS  # active samplers wait: more would not help
@@ -90,28 +64,25 @@ def _bottleneck(snapshot: Snapshot) -> Bottleneck:
         return _resting(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
-        return Bottleneck(f"Bottleneck unknown: no times of the {missing} in the last seconds.", Side.UNKNOWN)
+        return f"Bottleneck unknown: no times of the {missing} in the last seconds."
     if min(learner_wait, sampler_wait) >= _NOTHING_MOVES and not (snapshot.updates_per_s or snapshot.env_steps_per_s):
-        return Bottleneck(
+        return (
             f"Nothing moves: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)} of their time, as "
-            "just after a restart; see the events.",
-            Side.UNKNOWN,
+            "just after a restart; see the events."
         )
     if snapshot.updates and snapshot.updates_per_s == 0.0 and learner_wait < WAITS:
-        return Bottleneck(
+        return (
             "No update in the last seconds, although the learner does not wait for data: it is restarting, "
-            "saving, or an update takes that long; see the events.",
-            Side.UNKNOWN,
+            "saving, or an update takes that long; see the events."
         )
     if snapshot.on_device:
         return _on_device(snapshot)
     if snapshot.lag is not None:
         return _on_policy(snapshot, learner_wait, sampler_wait)
     if snapshot.serial:
-        return Bottleneck(
+        return (
             "Sampling and learning alternate in one process; a mode with several processes, such as spreeze, does both "
-            "at once.",
-            Side.BALANCED,
+            "at once."
         )
     if learner_wait >= WAITS and sampler_wait >= WAITS:
         return _limiter_bound(snapshot, learner_wait, sampler_wait)
@@ -148,28 +119,26 @@ def _less_load(snapshot: Snapshot) -> str:
     return f"less load from {_cpu_users(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
 
 
-def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> str:
     """The side that has finished its rollout waits for the other; samplers also wait for inference workers."""
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
         more = "--mode hts does both at once" if snapshot.serial else "other learners use the cores in the meantime"
-        return Bottleneck(f"Collecting and learning alternate: {waits}; {more}.", Side.BALANCED)
+        return f"Collecting and learning alternate: {waits}; {more}."
     if abs(learner_wait - sampler_wait) < WAITS:
-        return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
+        return f"Balanced: {waits}."
     if learner_wait > sampler_wait:
         cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
         remedy = cores.removesuffix(",") if _cores_full(snapshot) else "more samplers, more environments each"
-        return Bottleneck(
-            f"Collecting is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER
-        )
+        return f"Collecting is the limit: {waits}; {remedy} or a faster environment would help."
     passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
     remedy = f"fewer {passes}, a smaller network or a GPU{_not_cores(snapshot)}"
     if _used_elsewhere(snapshot) is not None:  # hardware would not help while other programs use the cores
         remedy = f"{_less_load(snapshot)} fewer {passes} or a smaller network"
-    return Bottleneck(f"Learner is the limit: {waits}; {remedy} would help.", Side.LEARNER)
+    return f"Learner is the limit: {waits}; {remedy} would help."
 
 
-def _on_device(snapshot: Snapshot) -> Bottleneck:
+def _on_device(snapshot: Snapshot) -> str:
     """One process steps and learns in turns; on a GPU these are the times of launching work or waiting for it."""
     stepping = sum(snapshot.sampler_shares.get(part, 0.0) for part in ("policy", "env", "write"))
     learning = sum(snapshot.learner_shares.get(part, 0.0) for part in ("gather", "critic", "actor", "learn"))
@@ -179,18 +148,17 @@ def _on_device(snapshot: Snapshot) -> Bottleneck:
         remedy = "a larger minibatch or fewer epochs" if snapshot.lag is not None else (
             "fewer samples per insert (replay.samples_per_insert_min) or larger batches"
         )  # fmt: skip
-        return Bottleneck(f"Learner is the limit: {split}; {remedy} would help.", Side.LEARNER)
-    return Bottleneck(f"Environments are the limit: {split}; more of them at once would help.", Side.SAMPLER)
+        return f"Learner is the limit: {split}; {remedy} would help."
+    return f"Environments are the limit: {split}; more of them at once would help."
 
 
-def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> Bottleneck:
+def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> str:
     waits = f"learner waits {percent(learner_wait)}"
     if others and snapshot.leave_free == 0.0:
         active, cores = _active_samplers(snapshot), number(snapshot.external_cpu_cores)
-        text = f"Other programs are the limit: they keep {cores} cores, so {active}; {waits}."
-        return Bottleneck(text, Side.OTHERS)
+        return f"{OTHERS_LIMIT}: they keep {cores} cores, so {active}; {waits}."
     limited = "the limit" if learner_wait >= WAITS else "the limit of env steps/s, not of updates/s"
-    return Bottleneck(f"Paused samplers are {limited}: {_why_paused(snapshot)}; {waits}.", Side.SAMPLER)
+    return f"Paused samplers are {limited}: {_why_paused(snapshot)}; {waits}."
 
 
 def _active_samplers(snapshot: Snapshot) -> str:
@@ -208,17 +176,16 @@ def _why_paused(snapshot: Snapshot) -> str:
     return f"{_active_samplers(snapshot)} because {why}"
 
 
-def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> str:
     ratio = number(snapshot.samples_per_insert)
     low, high = number(snapshot.samples_per_insert_min), number(snapshot.samples_per_insert_max)
-    return Bottleneck(
+    return (
         f"The rate limiter is the limit: it keeps samples per insert at {ratio} (band {low} to {high}), learner waits "
-        f"{percent(learner_wait)} and samplers {percent(sampler_wait)}; a wider band would help.",
-        Side.LIMITER,
+        f"{percent(learner_wait)} and samplers {percent(sampler_wait)}; a wider band would help."
     )
 
 
-def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
+def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> str:
     shares = snapshot.sampler_shares
     env, policy = shares.get("env"), shares.get("policy")
     cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
@@ -233,20 +200,18 @@ def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
     if _bound_reached(snapshot) == "upper":
         high = number(snapshot.samples_per_insert_max)
         remedy += f", or a samples-per-insert bound above {high}, which now limits the learner"
-    sentence = f"Samplers are the limit{cause}: learner waits {percent(learner_wait)} for rows; {remedy} would help."
-    return Bottleneck(sentence, Side.SAMPLER)
+    return f"Samplers are the limit{cause}: learner waits {percent(learner_wait)} for rows; {remedy} would help."
 
 
-def _learner_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+def _learner_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> str:
     waits_for_core = _cores_full(snapshot) and _used_elsewhere(snapshot) is not None
     computes = "computes or waits for a core" if waits_for_core else "computes"
     bound = ""
     if _bound_reached(snapshot) == "lower":
         bound = f" at the lower bound of {number(snapshot.samples_per_insert_min)} samples per insert"
-    return Bottleneck(
+    return (
         f"Learner is the limit: it {computes} {percent(1 - learner_wait)} of its time; {_learner_remedy(snapshot)} "
-        f"would help; samplers wait {percent(sampler_wait)} for it{bound}.",
-        Side.LEARNER,
+        f"would help; samplers wait {percent(sampler_wait)} for it{bound}."
     )
 
 
@@ -288,7 +253,7 @@ def _gpu_remedy(snapshot: Snapshot) -> str:
     return "a smaller batch or a second GPU"
 
 
-def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> str:
     busy = f"the cores are {percent(snapshot.cpu_use)} busy"
     if snapshot.cpu_use is None:
         remedy = "; faster hardware would help both"
@@ -301,7 +266,7 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> B
     else:
         remedy = f", and {busy}; only more cores or a GPU would help"
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
-    return Bottleneck(f"Balanced: {waits}{remedy}.", Side.BALANCED)
+    return f"Balanced: {waits}{remedy}."
 
 
 def _bound_reached(snapshot: Snapshot) -> str | None:

@@ -466,7 +466,7 @@ class Recorder:
             progress=progress,
             eta_s=eta_s,
         )
-        return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
+        return dataclasses.replace(bare, bottleneck=bottleneck(bare))
 
     def stop_reason(self) -> StopReason | None:
         """The stop condition that is met, or None."""

@@ -4,9 +4,14 @@ import dataclasses
 
 import pytest
 
-from spreeze.metrics.bottleneck import Side, bottleneck
+from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
 
+SAMPLER = ("Samplers are", "Collecting is", "Environments are", "Paused samplers are")
+LEARNER, LIMITER, BALANCED = "Learner is", "The rate limiter is", ("Balanced", "Collecting and", "Sampling and")
+WARMING_UP, OTHERS = "Warming up", "Other programs are"
+EVALUATOR, TUNER = "No evaluation", ("The tuner measures", "It ended before the tuner")
+UNKNOWN = ("Bottleneck unknown", "Nothing moves", "No update")
 BASE = Snapshot(
     env_id="Any-v0",
     algo="sac",
@@ -37,16 +42,16 @@ ANOTHER_IDLE = (*GPU_COMPUTES, GpuSnapshot(index=1, use=0.0, power_w=60.0, power
 
 
 @pytest.mark.parametrize(("env", "critic", "lag", "side", "words"), [
-    (0.5, 0.3, None, Side.SAMPLER, "stepping takes 60 % (the engine 50 %), learning 32 %; more of them"),
-    (0.1, 0.7, None, Side.LEARNER, "learning 72 %; fewer samples per insert (replay.samples_per_insert_min) or larger"),
-    (0.1, 0.7, 0, Side.LEARNER, "learning 72 %; a larger minibatch or fewer epochs would help."),
+    (0.5, 0.3, None, SAMPLER, "stepping takes 60 % (the engine 50 %), learning 32 %; more of them"),
+    (0.1, 0.7, None, LEARNER, "learning 72 %; fewer samples per insert (replay.samples_per_insert_min) or larger"),
+    (0.1, 0.7, 0, LEARNER, "learning 72 %; a larger minibatch or fewer epochs would help."),
 ])  # fmt: skip
 def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env, critic, lag, side, words):
     sampler = {"wait": 0.0, "env": env, "policy": 0.06, "write": 0.04}
     learner = {"wait": 0.0, "gather": 0.02, "critic": critic}
     found = bottleneck(_snapshot(0.0, 0.0, on_device=True, lag=lag, sampler_shares=sampler, learner_shares=learner))
-    assert found.side is side
-    assert words in found.sentence
+    assert found.startswith(side)
+    assert words in found
 
 
 @pytest.mark.parametrize(
@@ -54,157 +59,141 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
     [
         (
             _snapshot(0.03, 0.40),
-            Side.LEARNER,
+            LEARNER,
             "a smaller batch or a GPU, but not more cores (70 % of these are in use), would",
         ),
-        (_snapshot(0.03, 0.40), Side.LEARNER, "samplers wait 40 % for it."),
-        (_snapshot(0.03, 0.40, samples_per_insert=8.1), Side.LEARNER, "at the lower bound of 8 samples per insert"),
-        (_snapshot(0.03, 0.40, cpu_use=0.99), Side.LEARNER, "fewer samplers"),
-        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_IDLE), Side.LEARNER, "a larger batch"),
-        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_BUSY), Side.LEARNER, "second GPU"),
+        (_snapshot(0.03, 0.40), LEARNER, "samplers wait 40 % for it."),
+        (_snapshot(0.03, 0.40, samples_per_insert=8.1), LEARNER, "at the lower bound of 8 samples per insert"),
+        (_snapshot(0.03, 0.40, cpu_use=0.99), LEARNER, "fewer samplers"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_IDLE), LEARNER, "a larger batch"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_BUSY), LEARNER, "second GPU"),
         (
             _snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_LAUNCHES),
-            Side.LEARNER,
+            LEARNER,
             "a larger batch (kernels run 95 % of the time but draw 130 of 700 W: limited by launches",
         ),
-        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=ANOTHER_IDLE), Side.LEARNER, "a second GPU"),
-        (_snapshot(0.03, 0.40, learner_device="cuda:0+cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "a second GPU"),
-        (_snapshot(0.03, 0.40, learner_device="cuda:1", gpus=ANOTHER_IDLE), Side.LEARNER, "kernels run only 0 %"),
-        (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "gather": 0.5}), Side.LEARNER, "gathering rows takes 50 %"),
-        (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), Side.LEARNER, "publishing less often"),
-        (_snapshot(0.50, 0.02, unevaluated=True), Side.EVALUATOR, "the target return cannot be reached"),
-        (
-            _snapshot(0.50, 0.02, tuner_measures=True, state="finished"),
-            Side.TUNER,
-            "It ended before the tuner had chosen.",
-        ),
-        (_snapshot(0.50, 0.02, tuner_measures=True), Side.TUNER, "measures on the running workers: rates change"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=ANOTHER_IDLE), LEARNER, "a second GPU"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0+cuda:1", gpus=ANOTHER_IDLE), LEARNER, "a second GPU"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:1", gpus=ANOTHER_IDLE), LEARNER, "kernels run only 0 %"),
+        (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "gather": 0.5}), LEARNER, "gathering rows takes 50 %"),
+        (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), LEARNER, "publishing less often"),
+        (_snapshot(0.50, 0.02, unevaluated=True), EVALUATOR, "the target return cannot be reached"),
+        (_snapshot(0.50, 0.02, tuner_measures=True, state="finished"), TUNER, "It ended before the tuner had chosen."),
+        (_snapshot(0.50, 0.02, tuner_measures=True), TUNER, "measures on the running workers: rates change"),
         (
             _snapshot(0.50, 0.02, tuner_measures=True, lag=1),
-            Side.TUNER,
+            TUNER,
             "taking turns with the run, which is paused meanwhile",
         ),
-        (_snapshot(0.50, 0.02), Side.SAMPLER, "more samplers (the cores are 70 % busy)"),
-        (_snapshot(0.50, 0.02, cpu_use=0.97), Side.SAMPLER, "more cores or a faster environment"),
-        (
-            _snapshot(0.50, 0.02, samples_per_insert=500.0),
-            Side.SAMPLER,
-            "bound above 512, which now limits the learner",
-        ),
-        (_snapshot(0.50, 0.0, sampler_shares={"wait": 0.0, "env": 0.2, "policy": 0.7}), Side.SAMPLER, "per sampler"),
-        (_snapshot(0.30, 0.30, samples_per_insert_max=9.0), Side.LIMITER, "a wider band would help"),
-        (_snapshot(0.02, 0.03, samplers_active=1.0, external_cpu_cores=1.5), Side.OTHERS, "1 of 3 samplers are active"),
+        (_snapshot(0.50, 0.02), SAMPLER, "more samplers (the cores are 70 % busy)"),
+        (_snapshot(0.50, 0.02, cpu_use=0.97), SAMPLER, "more cores or a faster environment"),
+        (_snapshot(0.50, 0.02, samples_per_insert=500.0), SAMPLER, "bound above 512, which now limits the learner"),
+        (_snapshot(0.50, 0.0, sampler_shares={"wait": 0.0, "env": 0.2, "policy": 0.7}), SAMPLER, "per sampler"),
+        (_snapshot(0.30, 0.30, samples_per_insert_max=9.0), LIMITER, "a wider band would help"),
+        (_snapshot(0.02, 0.03, samplers_active=1.0, external_cpu_cores=1.5), OTHERS, "1 of 3 samplers are active"),
         (
             _snapshot(0.02, 0.03, external_cpu_cores=0.6, cpu_use=1.0),
-            Side.BALANCED,
+            BALANCED,
             "100 % busy; less load from other programs, which keep 0.60 cores busy, would help.",
         ),
         (
             _snapshot(0.50, 0.02, external_cpu_cores=0.6, cpu_use=1.0),
-            Side.SAMPLER,
+            SAMPLER,
             "less load from other programs, which keep 0.60 cores busy, or a faster environment would help.",
         ),
-        (
-            _snapshot(0.50, 0.02, lag=1, external_cpu_cores=0.6, cpu_use=1.0),
-            Side.SAMPLER,
-            "less load from other programs",
-        ),
-        (
-            _snapshot(0.02, 0.03, samplers_active=0.1, external_cpu_cores=0.0),
-            Side.BALANCED,
-            "0.10 of 3 samplers are active",
-        ),
-        (_snapshot(0.02, 0.03, updates_per_s=0.0), Side.UNKNOWN, "No update in the last seconds"),
-        (_snapshot(0.50, 0.02, updates_per_s=0.0), Side.SAMPLER, "Samplers are the limit"),
-        (_snapshot(0.02, 0.03, external_cpu_cores=1.5), Side.BALANCED, "; other programs keep 1.50 cores busy."),
+        (_snapshot(0.50, 0.02, lag=1, external_cpu_cores=0.6, cpu_use=1.0), SAMPLER, "less load from other programs"),
+        (_snapshot(0.02, 0.03, samplers_active=0.1, external_cpu_cores=0.0), BALANCED, "0.10 of 3 samplers are active"),
+        (_snapshot(0.02, 0.03, updates_per_s=0.0), UNKNOWN, "No update in the last seconds"),
+        (_snapshot(0.50, 0.02, updates_per_s=0.0), SAMPLER, "Samplers are the limit"),
+        (_snapshot(0.02, 0.03, external_cpu_cores=1.5), BALANCED, "; other programs keep 1.50 cores busy."),
         (
             _snapshot(0.03, 0.40, external_cpu_cores=0.5),
-            Side.LEARNER,
+            LEARNER,
             "less load from other programs, which keep 0.50 cores busy,",
         ),
         (
             _snapshot(0.03, 0.40, external_cpu_cores=0.5, cpu_use=1.0),
-            Side.LEARNER,
+            LEARNER,
             "Learner is the limit: it computes or waits for a core 97 % of its time; less load",
         ),
         (
             _snapshot(0.03, 0.40, sibling_cpu_cores=0.9),
-            Side.LEARNER,
+            LEARNER,
             "less load from the page, other runs and programs of low priority, which keep 0.90 cores busy,",
         ),
         (
             _snapshot(0.03, 0.40, lag=1, external_cpu_cores=0.3, sibling_cpu_cores=0.9),
-            Side.LEARNER,
+            LEARNER,
             "which keep 1.20 cores busy, fewer epochs or a smaller network would help.",
         ),
         (
             _snapshot(0.02, 0.03, external_cpu_cores=0.1, sibling_cpu_cores=0.9, cpu_use=1.0),
-            Side.BALANCED,
+            BALANCED,
             "less load from the page, other runs and programs of low priority, which keep 1 cores busy, would help.",
         ),
-        (_snapshot(0.03, 0.40, external_cpu_cores=0.4), Side.LEARNER, "samplers wait 40 % for it."),
-        (_snapshot(0.02, 0.03, samplers_active=1.0, external_cpu_cores=0.0, cpu_use=0.40), Side.BALANCED, "Balanced"),
+        (_snapshot(0.03, 0.40, external_cpu_cores=0.4), LEARNER, "samplers wait 40 % for it."),
+        (_snapshot(0.02, 0.03, samplers_active=1.0, external_cpu_cores=0.0, cpu_use=0.40), BALANCED, "Balanced"),
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.0),
-            Side.SAMPLER,
+            SAMPLER,
             "of the balance of samples per insert",
         ),
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.4, core_uses=(0.5, 0.5), leave_free=0.75),
-            Side.SAMPLER,
+            SAMPLER,
             "Paused samplers are the limit: 1 of 3 samplers are active because 75 % of the cores are to be left free",
         ),
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.4, core_uses=(0.5, 0.5), leave_free=0.1),
-            Side.SAMPLER,
+            SAMPLER,
             "because 10 % of the cores are to be left free, and other programs keep 0.40 cores busy",
         ),
         (
             _snapshot(0.50, 0.03, samplers_active=1.0, external_cpu_cores=0.4),
-            Side.OTHERS,
+            OTHERS,
             "Other programs are the limit: they keep 0.40 cores, so 1 of 3",
         ),
-        (_snapshot(0.02, 0.60, samplers_active=1.0, external_cpu_cores=0.3), Side.LEARNER, "samplers wait 60 % for it"),
-        (_snapshot(0.0, 0.0, cpu_use=0.53, serial=True), Side.BALANCED, "learning alternate in one process"),
-        (_snapshot(0.02, 0.03, cpu_use=0.99), Side.BALANCED, "only more cores or a GPU would help"),
-        (_snapshot(0.02, 0.03, cpu_use=0.40), Side.BALANCED, "another sampler would add env steps"),
-        (_snapshot(0.02, 0.03, cpu_use=None), Side.BALANCED, "faster hardware"),
-        (_snapshot(1.0, 0.0, updates=0, env_steps=1200), Side.WARMING_UP, "1,200 of 5,000 env steps"),
-        (_snapshot(1.0, 0.0, updates=None, env_steps=None), Side.WARMING_UP, "- of 5,000 env steps"),
+        (_snapshot(0.02, 0.60, samplers_active=1.0, external_cpu_cores=0.3), LEARNER, "samplers wait 60 % for it"),
+        (_snapshot(0.0, 0.0, cpu_use=0.53, serial=True), BALANCED, "learning alternate in one process"),
+        (_snapshot(0.02, 0.03, cpu_use=0.99), BALANCED, "only more cores or a GPU would help"),
+        (_snapshot(0.02, 0.03, cpu_use=0.40), BALANCED, "another sampler would add env steps"),
+        (_snapshot(0.02, 0.03, cpu_use=None), BALANCED, "faster hardware"),
+        (_snapshot(1.0, 0.0, updates=0, env_steps=1200), WARMING_UP, "1,200 of 5,000 env steps"),
+        (_snapshot(1.0, 0.0, updates=None, env_steps=None), WARMING_UP, "- of 5,000 env steps"),
         (
             _snapshot(1.0, 0.0, updates=900, env_steps=8000, samples_per_insert=None, state="training"),
-            Side.WARMING_UP,
+            WARMING_UP,
             "replay gets 5,000 env steps before learning goes on",
         ),
-        (_snapshot(0.0, 0.0, learner_shares={}), Side.UNKNOWN, "no times of the learner in"),
-        (_snapshot(0.0, 0.0, sampler_shares={}), Side.UNKNOWN, "no times of the samplers in"),
-        (Snapshot(env_id="Any-v0", algo="sac"), Side.UNKNOWN, "Bottleneck unknown"),
-        (_snapshot(0.50, 0.02, lag=1), Side.SAMPLER, "Collecting is the limit: learner waits 50 %, samplers 2 %"),
-        (_snapshot(0.15, 0.41, lag=1), Side.LEARNER, "Learner is the limit: learner waits 15 %, samplers 41 %"),
-        (_snapshot(0.50, 0.02, lag=1, cpu_use=0.99), Side.SAMPLER, "more cores or a faster environment"),
-        (_snapshot(0.11, 0.13, lag=1), Side.BALANCED, "Balanced: learner waits 11 %, samplers 13 %"),
+        (_snapshot(0.0, 0.0, learner_shares={}), UNKNOWN, "no times of the learner in"),
+        (_snapshot(0.0, 0.0, sampler_shares={}), UNKNOWN, "no times of the samplers in"),
+        (Snapshot(env_id="Any-v0", algo="sac"), UNKNOWN, "Bottleneck unknown"),
+        (_snapshot(0.50, 0.02, lag=1), SAMPLER, "Collecting is the limit: learner waits 50 %, samplers 2 %"),
+        (_snapshot(0.15, 0.41, lag=1), LEARNER, "Learner is the limit: learner waits 15 %, samplers 41 %"),
+        (_snapshot(0.50, 0.02, lag=1, cpu_use=0.99), SAMPLER, "more cores or a faster environment"),
+        (_snapshot(0.11, 0.13, lag=1), BALANCED, "Balanced: learner waits 11 %, samplers 13 %"),
         (
             _snapshot(1.0, 0.95, lag=1, updates_per_s=0.0, env_steps_per_s=0.0),
-            Side.UNKNOWN,
+            UNKNOWN,
             "Nothing moves: learner waits 100 %, samplers 95 %",
         ),
-        (_snapshot(0.02, 0.60, lag=1), Side.LEARNER, "fewer epochs, a smaller network or a GPU"),
-        (_snapshot(0.02, 0.60, lag=1, asynchronous=True), Side.LEARNER, "fewer uses of a rollout, a smaller network"),
-        (_snapshot(0.02, 0.03, lag=1), Side.BALANCED, "Balanced: learner waits 2 %, samplers 3 %"),
+        (_snapshot(0.02, 0.60, lag=1), LEARNER, "fewer epochs, a smaller network or a GPU"),
+        (_snapshot(0.02, 0.60, lag=1, asynchronous=True), LEARNER, "fewer uses of a rollout, a smaller network"),
+        (_snapshot(0.02, 0.03, lag=1), BALANCED, "Balanced: learner waits 2 %, samplers 3 %"),
         (
             _snapshot(0.60, 0.40, lag=0, serial=True),
-            Side.BALANCED,
+            BALANCED,
             "alternate: learner waits 60 %, samplers 40 %; --mode hts",
         ),
-        (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "alternate: learner waits 60 %, samplers 40 %; other learners"),
+        (_snapshot(0.60, 0.40, lag=0), BALANCED, "alternate: learner waits 60 %, samplers 40 %; other learners"),
     ],
 )
 def test_sentence_names_the_limit_and_a_remedy(snapshot, side, words):
     found = bottleneck(snapshot)
-    assert found.side is side
-    assert words in found.sentence
-    assert found.sentence.endswith(".")
-    assert "\n" not in found.sentence
+    assert found.startswith(side)
+    assert words in found
+    assert found.endswith(".")
+    assert "\n" not in found
 
 
 def _simulate(env_step_s, update_s, batch=256, low=8.0, high=512.0, seconds=60.0):
@@ -230,14 +219,14 @@ def _simulate(env_step_s, update_s, batch=256, low=8.0, high=512.0, seconds=60.0
 
 
 def test_slow_environment_makes_the_samplers_the_limit():
-    assert bottleneck(_simulate(env_step_s=50e-3, update_s=5e-3)).side is Side.SAMPLER
+    assert bottleneck(_simulate(env_step_s=50e-3, update_s=5e-3)).startswith(SAMPLER)
 
 
 def test_slow_learner_makes_the_learner_the_limit():
     found = bottleneck(_simulate(env_step_s=0.5e-3, update_s=100e-3))
-    assert found.side is Side.LEARNER
-    assert "at the lower bound of 8" in found.sentence
+    assert found.startswith(LEARNER)
+    assert "at the lower bound of 8" in found
 
 
 def test_rates_inside_the_band_are_balanced():
-    assert bottleneck(_simulate(env_step_s=5e-3, update_s=10e-3)).side is Side.BALANCED
+    assert bottleneck(_simulate(env_step_s=5e-3, update_s=10e-3)).startswith(BALANCED)

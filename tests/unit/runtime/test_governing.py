@@ -607,7 +607,7 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
     assert (outcome.stopped_by, outcome.error, outcome.restarts) == ("stop request", None, 0)
     assert script.rested.external_cpu_cores > 0.25
     nobody_waits = dataclasses.replace(script.rested, learner_shares={"wait": 0.0}, sampler_shares={"wait": 0.0})
-    assert "Other programs are the limit" in bottleneck(nobody_waits).sentence
+    assert "Other programs are the limit" in bottleneck(nobody_waits)
     reader = MetricsReader(run_dir.path / "metrics.db")
     events = [event.text for event in reader.events(100) if event.text.startswith("governor")]
     assert any(text.startswith("governor: 2 -> ") for text in events)
