@@ -228,6 +228,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         known = best.return_mean if shown.eval_best is None else shown.eval_best
         shown = dataclasses.replace(shown, eval_best=max(last.return_mean, known))
     alert = _alert(run, events, live=is_live)
+    fallen = _fallen(best, last) if curve.risen else ""
     return {
         "epoch": now,
         "state": state,
@@ -254,19 +255,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         "log": newest_log(path, _LOG_LINES),
         "live": is_live,
         "health": _health(run, latest, gamma_of(run, config)),
-        **_note(
-            shown,
-            state,
-            latest,
-            last,
-            best,
-            risen=curve.risen,
-            over="Over its last session" if (run.get("sessions") or 1) > 1 else "Over the whole run",
-            ended=run.get("exit_reason"),
-            error=read_summary(path).get("error"),
-            won=better_run(path),
-            restarting=alert[-1].partition(" ")[0] if alert is not None and _RESTARTING in alert[-1] else "",
-        ),
+        **_note(path, run, shown, "" if alert is None else alert[-1], fallen if latest else None),
         "timeline": _new_timeline(path, since),
         "marks": _marks(run, events, best, since),
         "processes": _processes(fresh),
@@ -477,48 +466,36 @@ def _whole_run(path: Path) -> dict[str, float]:
     return {name: value for name, stored in values.items() if (value := finite_number(stored)) is not None}
 
 
-def _note(
-    shown: Snapshot,
-    state: str,
-    latest: Mapping[str, Any],
-    last: EvaluationRow | None,
-    best: EvaluationRow | None,
-    *,
-    risen: bool,
-    over: str,
-    ended: str | None,
-    error: object,
-    won: str | None,
-    restarting: str,
-) -> dict[str, Any]:
+def _note(path: Path, run: Mapping[str, Any], shown: Snapshot, alert: str, fallen: str | None) -> dict[str, Any]:
     """The sentences below the tiles, and whether they are about a problem.
 
-    ``ended`` and ``error``: why it ended; ``won``: the better run of a comparison of algorithms; ``risen`` is False
-    while returns are those of the start; ``over``: the time of an ended run's rates; ``restarting``: a worker that
-    is not back yet, so rates show no bottleneck.
+    ``fallen``: a sentence on a fall of the return, or empty; None while there are no numbers of the run.
     """
+    state, live = shown.state, shown.state in LIVE_STATES
     problem = state in ("failed", "crashed", "damaged")
+    worker = alert.partition(" ")[0] if _RESTARTING in alert else ""  # not back yet, so rates show no bottleneck
     if state == "stopping":
         return {"note": "Stopping: the last evaluation and a checkpoint follow.", "problem": False}
-    if not latest:
-        text = f"The run ended before there were numbers: {clean(ended or 'see the Logs page', 600)}."
-        if state in LIVE_STATES:
+    if fallen is None:
+        text = f"The run ended before there were numbers: {clean(run.get('exit_reason') or 'see the Logs page', 600)}."
+        if live:
             text = "No numbers yet: they appear 0.5 s after the samplers start."
         return {"note": text, "problem": problem}
     if state == "paused":
         return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
-    if restarting.startswith("learner"):
+    if worker.startswith("learner"):
         return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
-    if restarting.startswith("sampler"):
-        return {"note": f"{restarting} restarts: fewer env steps are collected until it is back.", "problem": True}
+    if worker.startswith("sampler"):
+        return {"note": f"{worker} restarts: fewer env steps are collected until it is back.", "problem": True}
     text = bottleneck(shown)
     problem = problem or shown.unevaluated or text.startswith(OTHERS_LIMIT)
-    if state not in LIVE_STATES:
+    if not live:
+        over = "Over its last session: " if (run.get("sessions") or 1) > 1 else "Over the whole run: "
         measured = shown.unevaluated or not shown.tuner_measures
-        text = f"{_why_ended(ended, error)} {f'{over}: ' if measured else ''}{text}"
-    if won is not None:
+        text = f"{_why_ended(run.get('exit_reason'), read_summary(path).get('error'))} {over if measured else ''}{text}"
+    if (won := better_run(path)) is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
-    return {"note": text + (_fallen(best, last) if risen else ""), "problem": problem}
+    return {"note": text + fallen, "problem": problem}
 
 
 def _why_ended(reason: str | None, error: object) -> str:
