@@ -81,7 +81,7 @@ def page() -> None:
 def _unfinished(tuning: TuningView) -> str:
     """The settings of a run that ended before its tuner had chosen."""
     ended = "This run ended before its tuner had chosen"
-    if tuning.rollouts:  # these are measured in processes of their own
+    if tuning.of("rollout"):  # these are measured in processes of their own
         return f"{ended}: it ran with the settings below, not with one of these rows."
     began = "until the tuner began, they ran with the settings below"
     return f"{ended}. Its workers took turns with the settings of these rows; {began}."
@@ -189,7 +189,7 @@ def _choices(tuning: TuningView) -> None:
                 st.session_state[start.FRESH] = True
                 st.toast("The next start measures again.")
         text = f"Measured {measured_at} in {number(record.get('seconds'))} s; objective: {objective}; score: {formula}"
-        if len({measured.setting.get(BATCH) for measured in tuning.updates}) > 1:
+        if len({measured.setting.get(BATCH) for measured in tuning.of("learner")}) > 1:
             paper = paper_batch(tuning)
             rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
             text += (
@@ -243,8 +243,8 @@ def _pins(path: Path, tuning: TuningView) -> None:
 
 
 def _measured(tuning: TuningView) -> None:
-    together = tuning.joint or tuning.rollouts
-    charts = ([_batch_chart] if tuning.updates else []) + ([_score_chart] if together else [])
+    together = tuning.of("joint") or tuning.of("rollout")
+    charts = [*([_batch_chart] if tuning.of("learner") else ()), *([_score_chart] if together else ())]
     for cell, draw in zip(st.columns(len(charts)) if charts else (), charts, strict=True):
         with cell:
             draw(tuning)
@@ -259,10 +259,10 @@ def _batch_chart(tuning: TuningView) -> None:
 
 
 def _score_chart(tuning: TuningView) -> None:
-    rows, objective = tuning.joint or tuning.rollouts, str(tuning.record.get("objective"))
+    rows, objective = tuning.of("joint") or tuning.of("rollout"), str(tuning.record.get("objective"))
     spread = ", with the spread of their repeats" if any(row.spread for row in rows) else ""
     st.markdown(f"**Score of the settings that were measured in a run**{spread}")
-    if tuning.joint and objective in FORMULAS:
+    if tuning.of("joint") and objective in FORMULAS:
         options = list(FORMULAS)
         objective = st.segmented_control("Objective", options, default=objective, key="tune_objective") or objective
         st.caption(components.plain(FORMULAS[objective]))
@@ -272,18 +272,19 @@ def _score_chart(tuning: TuningView) -> None:
         "may differ from those of the bars."
     )
     careful = "Batch size and samples/insert change what is learned: they move only for more than the spread. "
-    st.caption(text if tuning.rollouts else careful + text)
+    st.caption(text if tuning.of("rollout") else careful + text)
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:
     """Measured update frame rates by threads, the fitted curve ``B / (a + b B)``, and the choice."""
     chart = _figure("batch size [transitions]", "update frames/s")
-    for i, threads in enumerate(sorted({r.setting[THREADS] for r in tuning.updates})):
-        rows = [r for r in tuning.updates if r.setting[THREADS] == threads and r.frames_per_s is not None]
+    alone = tuning.of("learner")
+    for i, threads in enumerate(sorted({r.setting[THREADS] for r in alone})):
+        rows = [r for r in alone if r.setting[THREADS] == threads and r.frames_per_s is not None]
         marker = {"size": 9, "color": COLOURS[i % len(COLOURS)]}
         _add_points(chart, rows, f"{threads} thread" + ("s" if threads > 1 else ""), marker)
     a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
-    measured = sorted({r.setting[BATCH] for r in tuning.updates})
+    measured = sorted({r.setting[BATCH] for r in alone})
     if isinstance(a, float) and isinstance(b, float):
         sizes, grey = np.geomspace(measured[0], measured[-1], 100), {"color": "#888888"}
         fit = {"mode": "lines", "name": "fit B / (a + b B)", "line": grey | {"width": 1.5}}
@@ -292,8 +293,7 @@ def batch_figure(tuning: TuningView) -> go.Figure:
         if paper is not None:
             chart.add_vline(x=paper, line=dotted)
             chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule", line=dotted)
-    chosen = [r for r in tuning.updates if r.is_choice(tuning.choice)]
-    _add_points(chart, chosen, "chosen", _CHOSEN | {"size": 16})
+    _add_points(chart, [r for r in alone if r.is_choice(tuning.choice)], "chosen", _CHOSEN | {"size": 16})
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
     entries = sum(trace.showlegend is not False for trace in chart.data)
     return chart.update_layout(height=290 + 20 * entries)  # the legend gets height of its own

@@ -19,8 +19,12 @@ PROGRESS = "tune-progress.jsonl"  # rows of a running tuner; ``tune.json`` has t
 ALGORITHMS = "algorithms.json"  # algorithms that were compared on the task, in the runs of all of them
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
 _MAX = 1e18  # larger numbers are not plausible and count as unknown
-_NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
-"""Stage of a row -> numbers that it needs to be drawn."""
+_STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "learner": ("The learner alone", (BATCH, THREADS)),
+    "joint": ("Samplers beside the learner", (SAMPLERS,)),
+    "rollout": ("Samplers and inference workers beside the learner", ()),
+}
+"""Stage of a row -> title of its table, and numbers that it needs to be drawn."""
 _OFTEN_ALIKE = ("learner.device", "learner.precision")
 """Settings whose column is left out if all rows have the same value, so that a table fits a terminal of 100 columns."""
 
@@ -29,7 +33,7 @@ _OFTEN_ALIKE = ("learner.device", "learner.precision")
 class MeasuredRow:
     """One measured setting; None is unknown."""
 
-    stage: str  # ``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection
+    stage: str  # one of ``_STAGES``
     setting: dict[str, Any]  # ``section.field`` -> value
     updates_per_s: float | None = None
     env_steps_per_s: float | None = None
@@ -78,30 +82,14 @@ class TuningView:
         causes = _dict(self.record.get("provisional"))
         return [clean(text, 400) for text in causes.values() if isinstance(text, str)]
 
-    @property
-    def updates(self) -> list[MeasuredRow]:
-        """Rows of the learner alone."""
-        return [row for row in self.rows if row.stage == "learner"]
-
-    @property
-    def joint(self) -> list[MeasuredRow]:
-        """Rows of samplers beside the learner."""
-        return [row for row in self.rows if row.stage == "joint"]
-
-    @property
-    def rollouts(self) -> list[MeasuredRow]:
-        """Rows of on-policy collection beside the learner."""
-        return [row for row in self.rows if row.stage == "rollout"]
+    def of(self, stage: str) -> list[MeasuredRow]:
+        """Rows of ``learner`` (alone), ``joint`` (with samplers) or ``rollout`` (with on-policy collection)."""
+        return [row for row in self.rows if row.stage == stage]
 
     @property
     def stages(self) -> list[tuple[str, list[MeasuredRow]]]:
         """Title and rows of each table that has any."""
-        stages = (
-            ("The learner alone", self.updates),
-            ("Samplers beside the learner", self.joint),
-            ("Samplers and inference workers beside the learner", self.rollouts),
-        )
-        return [(title, rows) for title, rows in stages if rows]
+        return [(title, rows) for stage, (title, _) in _STAGES.items() if (rows := self.of(stage))]
 
     def label(self, key: str) -> str:
         """Name of a setting in a table or chart."""
@@ -162,7 +150,7 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     """Parses an untrusted entry; None if its stage or a needed number is missing."""
     stage, values = str(entry.get("stage")), _dict(entry.get("setting"))
     setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
-    if stage not in _NEEDED or any(finite_number(setting.get(key), _MAX) is None for key in _NEEDED[stage]):
+    if stage not in _STAGES or any(finite_number(setting.get(key), _MAX) is None for key in _STAGES[stage][1]):
         return None
     rates = {name: _rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share")}
     spreads = [spread(rates[name]) for name in ("updates_per_s", "env_steps_per_s")]
@@ -188,5 +176,6 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def paper_batch(tuning: TuningView) -> int | None:
     """The batch size of the paper's rule; None if it lies far beyond what was measured."""
-    paper, largest = tuning.record.get("paper_batch_size"), max((r.setting[BATCH] for r in tuning.updates), default=0)
+    paper = tuning.record.get("paper_batch_size")
+    largest = max((row.setting[BATCH] for row in tuning.of("learner")), default=0)
     return paper if isinstance(paper, int) and paper <= 4 * largest else None

@@ -117,10 +117,10 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
     text = "\n".join(json.dumps(line) for line in lines) + '\n{"batch_size": 1'  # the last line is being written
     (tmp_path / tuning_record.PROGRESS).write_text(text)
     found = tuning_record.read(tmp_path)
-    first, failed = found.updates
+    first, failed = found.of("learner")
     assert (first.updates_per_s, first.spread, first.frames_per_s) == (100.0, 0.3, 6400.0)
     assert (failed.updates_per_s, failed.frames_per_s, failed.failure) == (None, None, "out of memory")
-    assert [(row.setting, row.env_steps_per_s, row.updates_per_s) for row in found.joint] == [
+    assert [(row.setting, row.env_steps_per_s, row.updates_per_s) for row in found.of("joint")] == [
         ({"sampling.samplers": 2}, 10.0, 5.0)]  # fmt: skip
     assert found.choice == {}
 
@@ -130,7 +130,7 @@ def test_the_result_takes_the_place_of_the_progress(tmp_path):
     rates = [entry(setting={"learner.batch_size": 8, "learner.threads": 1})]
     (tmp_path / "tune.json").write_text(json.dumps({"update_rates": rates, "choice": {"a.b": 1}}))
     found = tuning_record.read(tmp_path)
-    assert [row.setting["learner.batch_size"] for row in found.updates] == [8]
+    assert [row.setting["learner.batch_size"] for row in found.of("learner")] == [8]
     assert found.choice == {"a.b": 1}
 
 
@@ -150,7 +150,7 @@ def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
 def test_damaged_rows_and_records_are_left_out(tmp_path):
     rates = [3, None, entry(setting={"learner.batch_size": "x"}), {"stage": []}, {"setting": {}}]
     (tmp_path / "tune.json").write_text(json.dumps({"update_rates": rates, "choice": [], "reasons": 1}))
-    assert tuning_record.read(tmp_path).updates == []
+    assert tuning_record.read(tmp_path).of("learner") == []
 
 
 def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path):
@@ -167,8 +167,8 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     ]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = tuning_record.read(tmp_path)
-    assert found.updates == [tuning_record.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
-    assert found.joint == [tuning_record.MeasuredRow("joint", dict(joint), 80.0, 2000.0, spread=0.2, score=40.0)]
+    assert found.of("learner") == [tuning_record.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
+    assert found.of("joint") == [tuning_record.MeasuredRow("joint", dict(joint), 80.0, 2000.0, spread=0.2, score=40.0)]
     assert [row.spread for row in rows] == [row.spread for row in found.rows], "the tuner's own"
 
 
@@ -246,7 +246,7 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
         TrialResult(trial=ROLLOUT, setting=setting, failure="out of memory"),
     ]
     (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
-    first, failed = tuning_record.read(tmp_path).rollouts
+    first, failed = tuning_record.read(tmp_path).of("rollout")
     assert list(first.setting.values()) == [2, 8, 0, 64, 4]
     assert (first.env_steps_per_s, first.cpu_share, first.failure) == (100.0, 0.5, None)
     assert (failed.env_steps_per_s, failed.failure) == (None, "out of memory")
@@ -262,5 +262,5 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
         )
     )
     found = tuning_record.read(tmp_path)
-    assert found.rollouts[0].is_choice(found.choice)
-    assert not found.rollouts[0].is_choice({**choice, "rollout.inference_workers": 1})
+    assert found.of("rollout")[0].is_choice(found.choice)
+    assert not found.of("rollout")[0].is_choice({**choice, "rollout.inference_workers": 1})

@@ -823,12 +823,12 @@ def test_settings_are_drawn_by_their_score_and_by_that_of_another_objective():
     from spreeze.metrics.tuning_record import of_record
 
     tuning = of_record(TUNED)
-    bars = autotune.score_figure(tuning, tuning.joint, "return").data[0]
-    ticks = autotune.score_figure(tuning, tuning.joint, "return").layout.yaxis.ticktext
+    bars = autotune.score_figure(tuning, tuning.of("joint"), "return").data[0]
+    ticks = autotune.score_figure(tuning, tuning.of("joint"), "return").layout.yaxis.ticktext
     assert list(bars.x) == pytest.approx([u * 256 / 352 * u / (u + u / 2) for u in (10.0, 20.0)])
     assert ticks == ("1 sampler", "<b>2 samplers</b>")
     assert bars.marker.color == ("#0072B2", "#D55E00")
-    assert list(autotune.score_figure(tuning, tuning.joint, "sampling").data[0].x) == [10.0, 20.0]
+    assert list(autotune.score_figure(tuning, tuning.of("joint"), "sampling").data[0].x) == [10.0, 20.0]
 
 
 def test_an_algorithm_is_called_the_best_only_where_candidates_were_evaluated(world):
