@@ -23,6 +23,7 @@ from spreeze.dashboard.live_api import HEADERS
 from spreeze.dashboard.run_data import SAMPLE, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import clean
+from spreeze.metrics.health import return_change
 from spreeze.metrics.recorded_episodes import (
     KINDS,
     EvaluationKey,
@@ -38,7 +39,6 @@ from spreeze.metrics.recorded_episodes import (
     returns_to_go,
     step_numbers,
 )
-from spreeze.metrics.return_change import return_change
 from spreeze.run_directory import LIVE_STATES, finite_number, gamma_of, is_alive, read_config, read_run, state_of
 
 _MAX_FRAME_BYTES = 1_000_000  # Bytes of pictures in one response.

@@ -5,8 +5,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from spreeze.metrics.health import return_change
 from spreeze.metrics.recorded_episodes import EvaluationKey, RecordedEpisode, Recording
-from spreeze.metrics.return_change import return_change
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
 
