@@ -10,7 +10,7 @@ from typing import Any
 from spreeze.config.layers import SAMPLES_PER_INSERT_BOUNDS
 from spreeze.config.modes import DataFlow
 from spreeze.formatting import DASH, clean, duration, percent, size
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import TABLE
 from spreeze.run_directory import finite_number, whole_number
 
 _ALL = 0.95  # share of the samplers from which on they count as all: an ended run has their mean over time
@@ -137,7 +137,6 @@ def snapshot_of(
     data_flow: DataFlow | None,
     *,
     state: str,
-    table: MetricTable = TABLE,
     **extra: Any,
 ) -> Snapshot:
     """The state of a run now: for its terminal from the run's own process, for the page from its directory.
@@ -148,7 +147,6 @@ def snapshot_of(
         values: the newest value of each series, None or absent if unknown.
         data_flow: how its mode runs its algorithm; None if unknown.
         state: its state.
-        table: the metrics.
         extra: fields of the snapshot that only the run's own process knows, or knows better.
     """
     lag = data_flow.lag if data_flow else None
@@ -166,8 +164,8 @@ def snapshot_of(
     wanted = config.get("sampling" if lag is None else "rollout", {}).get("samplers")  # None: as many as there are
     errors = [value for name in ("env_errors", "transitions_rejected") if (value := values.get(name)) is not None]
     fields = {item.name for item in dataclasses.fields(Snapshot)}
-    shown = [metric.name for metric in table.metrics if metric.in_terminal]
-    per_learner = [metric.name for metric in table.metrics if metric.per_learner]
+    shown = [metric.name for metric in TABLE.metrics if metric.in_terminal]
+    per_learner = [metric.name for metric in TABLE.metrics if metric.per_learner]
     by_part = [f"{name}/{part}" for name in per_learner for part in parts_of(values, name)]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     tuner_measures = run.get("tuner_measures") is True
@@ -198,8 +196,8 @@ def snapshot_of(
         "restarts": _integer(values.get("restarts")) or 0,
         "core_uses": tuple(parts_of(values, "cpu_core_use").values()),
         "gpus": gpus,
-        "sampler_shares": {} if rests else split_of(values, "sampler", table=table),
-        "learner_shares": {} if rests else split_of(values, "learner", on_policy=on_policy, table=table),
+        "sampler_shares": {} if rests else split_of(values, "sampler"),
+        "learner_shares": {} if rests else split_of(values, "learner", on_policy=on_policy),
     }
     return Snapshot(**known | extra)
 
@@ -215,12 +213,10 @@ def ends_at_return(stop: Mapping[str, Any]) -> bool:
     return stop.get("target_return") is not None and stop.get("target_evaluations") != 0
 
 
-def split_of(
-    values: Mapping[str, float | None], role: str, *, on_policy: bool = False, table: MetricTable = TABLE
-) -> dict[str, float]:
+def split_of(values: Mapping[str, float | None], role: str, *, on_policy: bool = False) -> dict[str, float]:
     """Split of a role's time by part; waiting is last, as in the charts."""
     rows = [
-        (slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in table.splits(role, on_policy=on_policy)
+        (slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in TABLE.splits(role, on_policy=on_policy)
     ]
     return {part: value for part, value in sorted(rows, key=lambda row: row[0] == "wait") if value is not None}
 

@@ -10,7 +10,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from spreeze.formatting import clean
 from spreeze.metrics.store import FORMAT, MAX_SERIES, RAW_S, TIERS, US, EvaluationRow, RawValues, format_number
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import TABLE
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
 _MAX_PENDING = 200_000  # most values kept in memory while the file cannot be written
@@ -81,12 +81,9 @@ class _Rollup:
 class MetricsWriter:
     """The only writer of a run's metrics. Trouble with disk or file is reported, never raised."""
 
-    def __init__(
-        self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None, table: MetricTable = TABLE
-    ) -> None:
-        """Opens or creates the file; a damaged one is renamed to ``*.damaged``. ``connect`` is for tests."""
+    def __init__(self, path: str | Path) -> None:
+        """Opens or creates the file; a damaged one is renamed to ``*.damaged``."""
         self._path = Path(path)
-        self._connect, self._table = connect or _open_for_writing, table
         self._connection: sqlite3.Connection | None = None
         self._series: dict[str, int] = {}
         self._newest_us = -math.inf
@@ -109,7 +106,7 @@ class MetricsWriter:
         """Stores finite values of one time in one transaction; a KeyError if a name is not in the table of metrics."""
         for name in values:
             if name not in self._series:
-                self._table.by_name(name)
+                TABLE.by_name(name)
         if not math.isfinite(t):
             return
         points = [
@@ -193,7 +190,7 @@ class MetricsWriter:
         for statement, row in self._pending:
             rows: Iterable[tuple[Any, ...]] = (row,)
             if statement is _INSERT_SAMPLE:
-                _add_series(connection, series, [name for name, *_ in row], self._table)
+                _add_series(connection, series, [name for name, *_ in row])
                 rows = ((series[name], *rest) for name, *rest in row)
                 us = round(row[0][1] * US)
                 if us > newest_us and max(series.values()) <= MAX_SERIES:
@@ -201,7 +198,7 @@ class MetricsWriter:
                 else:
                     statement = _INSERT_POINT
             elif statement not in (_INSERT_EVENT, _INSERT_EVALUATION):
-                _add_series(connection, series, [row[0]], self._table)
+                _add_series(connection, series, [row[0]])
                 rows = ((series[row[0]], *row[1:]),)
             rows_of.setdefault(statement, []).extend(rows)
         for statement, statement_rows in rows_of.items():
@@ -228,7 +225,7 @@ class MetricsWriter:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = self._connect(self._path)
+            self._connection = _open_for_writing(self._path)
             try:
                 known = self._connection.execute("SELECT name, id FROM series")
                 self._series = {str(name): int(number) for name, number in known}
@@ -358,14 +355,12 @@ def _packed(series: Mapping[str, int], points: Iterable[tuple[str, float, int, f
     return data.tobytes()
 
 
-def _add_series(
-    connection: sqlite3.Connection, series: dict[str, int], names: Iterable[str], table: MetricTable
-) -> None:
+def _add_series(connection: sqlite3.Connection, series: dict[str, int], names: Iterable[str]) -> None:
     """Gives every new name the next free number, in ``series`` and in the file."""
     for name in names:
         if name not in series:
             series[name] = 1 + max(series.values(), default=0)
-            metric = table.by_name(name)
+            metric = TABLE.by_name(name)
             connection.execute(_INSERT_SERIES, (series[name], name, metric.unit, metric.meaning))
 
 

@@ -29,7 +29,7 @@ from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.processes import OWN_PREFIX, end_orphans, kill_and_wait
 from spreeze.metrics.store import EvaluationRow
-from spreeze.metrics.table import RETURN, TABLE, MetricTable
+from spreeze.metrics.table import RETURN, TABLE
 from spreeze.run_directory import RunDir, read_run, versions
 from spreeze.runtime.launcher import messages_in, open_log, start_process
 from spreeze.runtime.plan import RunPlan
@@ -197,8 +197,8 @@ class Sink:
 class Loggers:
     """Metric sinks of a run, with the interface of ``MetricsWriter``."""
 
-    def __init__(self, on_event: Callable[[str, str], None], table: MetricTable = TABLE) -> None:
-        self._on_event, self._table = on_event, table
+    def __init__(self, on_event: Callable[[str, str], None]) -> None:
+        self._on_event = on_event
         self._next_s = 0.0
         self._now = (0.0, 0)
         self._tags: dict[str, str] = {}
@@ -251,7 +251,7 @@ class Loggers:
     def _tag(self, series: str) -> str:
         """``updates_per_s`` -> ``Speed/updates_per_s``: the sinks draw one group of charts for each beginning."""
         if series not in self._tags:
-            metric = self._table.by_name(series)
+            metric = TABLE.by_name(series)
             group = metric.chart.group if metric.chart else RETURN if metric.unit == "return" else _REST
             self._tags[series] = f"{group}/{series}"
         return self._tags[series]

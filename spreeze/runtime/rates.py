@@ -11,7 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
+from spreeze.metrics.table import TABLE, Kind, Metric, Needs
 
 _RATE_WINDOW_S = 3.0
 
@@ -90,14 +90,14 @@ class _MeasuredTimes:
     has then measured more time than has passed.
     """
 
-    def __init__(self, table: MetricTable) -> None:
-        self._slots = {role: self._names(table, role) for role in ("sampler", "learner", "inference")}
+    def __init__(self) -> None:
+        self._slots = {role: self._names(role) for role in ("sampler", "learner", "inference")}
         self._latest: dict[_Worker, tuple[float, dict[str, float]]] = {}  # its last change: when, slots
         self._excluded: dict[_Worker, dict[str, float]] = {}
 
     @staticmethod
-    def _names(table: MetricTable, role: str) -> tuple[str, ...]:
-        return tuple({slot: None for on_policy in (False, True) for _, slot in table.splits(role, on_policy=on_policy)})
+    def _names(role: str) -> tuple[str, ...]:
+        return tuple({slot: None for on_policy in (False, True) for _, slot in TABLE.splits(role, on_policy=on_policy)})
 
     def corrected(self, reading: CounterSample) -> CounterSample:
         """The reading without suspensions."""
@@ -134,7 +134,6 @@ class Rates:
 
     batch_size: int
     warmup_s: float = 1.0  # after the first update, left out of steady-state rates
-    table: MetricTable = TABLE
     restores: bool = False  # a learner's counters may start at those of a checkpoint: after a resume or a restart
     balanced_rows: int | None = None  # that replay can hold, where consumption and production are balanced
     _window: deque[CounterSample] = field(default_factory=deque)
@@ -143,10 +142,7 @@ class Rates:
     _last: CounterSample | None = None
     _steady_frames: float = 0.0  # update frames since the end of the warmup, each update with the batch size in force
     _ended: bool = False
-    _times: _MeasuredTimes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._times = _MeasuredTimes(self.table)
+    _times: _MeasuredTimes = field(default_factory=_MeasuredTimes, init=False)
 
     def end(self) -> None:
         """Excludes later readings from steady-state rates, since the run is being stopped."""
@@ -174,7 +170,7 @@ class Rates:
     def _host_metrics(self, old: CounterSample, new: CounterSample, seconds: float) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
         hosts = [host for group in new.groups for host in group.hosts]
-        posted = self.table.of("host", Kind.COUNTER, Kind.GAUGE)
+        posted = TABLE.of("host", Kind.COUNTER, Kind.GAUGE)
         for index, host in enumerate(hosts):
             if host["seen"]:
                 metrics |= {f"{metric.name}/{index}": host[slot] for metric, slot in posted}
@@ -193,13 +189,13 @@ class Rates:
         pairs = itertools.pairwise(self._window)
         frames = sum(_frames(a.groups[part], b.groups[part], self.batch_size) for a, b in pairs)
         changes["update_frames_per_s"] = frames / seconds if seconds > 0 else None
-        counts = _counts(groups, self.table)
+        counts = _counts(groups)
         if changes.get("env_steps_per_s") == 0.0:  # what samplers last measured holds no longer
-            counts |= {metric.name: None for metric, _ in self.table.of("sampler", Kind.GAUGE)}
+            counts |= {metric.name: None for metric, _ in TABLE.of("sampler", Kind.GAUGE)}
         return counts | changes | {"samples_per_insert": samples_per_insert(groups)}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
-        changes = _rates(old, new, seconds, self.table) | _shares(old, new, self.table)
+        changes = _rates(old, new, seconds) | _shares(old, new)
         return changes if self.balanced_rows is None else changes | _balance(old, new, self.balanced_rows)
 
     def _note(self, reading: CounterSample) -> None:
@@ -257,16 +253,16 @@ def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | Non
     return {"samples_per_insert_now": ratio, "staleness": sum(stale) / len(stale) if stale else None}
 
 
-def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
+def _counts(groups: _Groups) -> dict[str, float | None]:
     counts: dict[str, float | None] = {}
-    for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
+    for metric, slot in TABLE.of("learner", Kind.COUNTER, Kind.GAUGE):
         posted = [group.learner[slot] for group in groups if group.knows(metric)]
         known = [value for value in posted if math.isfinite(value)]
         parts = 1 if metric.kind is Kind.COUNTER else len(known)
         counts[metric.name] = sum(known) / parts if known else None
-    for metric, slot in table.of("sampler", Kind.COUNTER):
+    for metric, slot in TABLE.of("sampler", Kind.COUNTER):
         counts[metric.name] = _total(groups, "sampler", slot)
-    for metric, slot in table.of("sampler", Kind.GAUGE):
+    for metric, slot in TABLE.of("sampler", Kind.GAUGE):
         values = [sampler[slot] for group in groups for sampler in group.of("sampler") if sampler["episodes"] > 0]
         counts[metric.name] = sum(values) / len(values) if values else None
     return counts
@@ -280,8 +276,8 @@ def _change(old: _Groups, new: _Groups, role: str, slot: str) -> float:
     return _total(new, role, slot) - _total(old, role, slot)
 
 
-def _rates(old: _Groups, new: _Groups, seconds: float, table: MetricTable) -> dict[str, float | None]:
-    counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
+def _rates(old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
+    counters = {metric.name: TABLE.by_name(metric.per_s_of) for metric in TABLE.metrics if metric.per_s_of}
     if seconds <= 0:
         return dict.fromkeys(counters)
     rates: dict[str, float | None] = {}
@@ -302,11 +298,11 @@ def _frames(old: _Groups, new: _Groups, batch_size: int) -> float:
     return frames
 
 
-def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
+def _shares(old: _Groups, new: _Groups) -> dict[str, float | None]:
     shares: dict[str, float | None] = {}
     has_inference = any(group.inference_workers for group in new)
     for role in ("sampler", "learner", "inference") if has_inference else ("sampler", "learner"):
-        splits = table.splits(role, on_policy=new[0].on_policy)
+        splits = TABLE.splits(role, on_policy=new[0].on_policy)
         times = {metric.name: _change(old, new, role, slot) for metric, slot in splits}
         total = sum(times.values())
         shares |= {name: value / total if total > 0 else None for name, value in times.items()}

@@ -22,7 +22,7 @@ from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.metrics.table import EVALUATION, TABLE, MetricTable
+from spreeze.metrics.table import EVALUATION, TABLE
 from spreeze.metrics.writer import MetricsWriter
 from spreeze.process_identity import process_age_s
 from spreeze.run_directory import RunDir, group_folder
@@ -54,9 +54,9 @@ class View(Protocol):
 class Recorder:
     """Keeps the store, the view and the outcome of one run up to date."""
 
-    def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
-        self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
-        self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
+    def __init__(self, plan: RunPlan, run_dir: RunDir, view: View) -> None:
+        self._plan, self._run_dir, self._view = plan, run_dir, view
+        self._store = MetricsWriter(run_dir.path / "metrics.db")
         self.rates = self._new_rates()
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
@@ -98,7 +98,7 @@ class Recorder:
         self._update_final_metrics()
         self._gpu_trouble: str | None = None
         self._gpu_troubles = 0
-        self._loggers = Loggers(self.event, table)
+        self._loggers = Loggers(self.event)
         self._loggers.start(plan, run_dir)
         values = self._callback_values
         self.callbacks = CallbackLinks(self.event, lambda name, value: values.update({f"callback/{name}": value}))
@@ -112,7 +112,7 @@ class Recorder:
         plan = self._plan
         balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
         rows = plan.config.replay.capacity if balanced else None
-        return Rates(plan.batch_size, table=self._table, restores=plan.earlier.sessions > 0, balanced_rows=rows)
+        return Rates(plan.batch_size, restores=plan.earlier.sessions > 0, balanced_rows=rows)
 
     def go_on_with(self, plan: RunPlan) -> RunPlan:
         """The plan with the totals of the ended workers, for new workers in the same session."""
@@ -241,7 +241,7 @@ class Recorder:
         for group, values in self.reported.items():
             for name, value in values.items() if group < len(groups) and groups[group].learned else ():
                 known = isinstance(value, int | float) and math.isfinite(value)
-                if known and (metric := self._table.get(name)) is not None and metric.is_sent:
+                if known and (metric := TABLE.get(name)) is not None and metric.is_sent:
                     by_name[name][group] = float(value)
         gauges = {name: sum(values.values()) / len(values) for name, values in by_name.items()}
         if len(groups) > 1:
@@ -302,7 +302,7 @@ class Recorder:
             scores["eval_success_rate"] = float(success)
             self.outcome.eval_success_rate = self._metrics["eval_success_rate"] = float(success)
         for name, value in record.get("metrics", {}).items():
-            metric = self._table.get(name)
+            metric = TABLE.get(name)
             if metric is not None and metric.writer == EVALUATION and isinstance(value, int | float):
                 scores[name] = float(value)
         self._write(row.t, int(row.env_steps), scores)
@@ -455,7 +455,6 @@ class Recorder:
             {**self._metrics, **(changes or {})},
             plan.config.data_flow,
             state=state,
-            table=self._table,
             samplers_wanted=self.samplers_wanted,
             samplers_alive=self._samplers_alive,
             learner_device=outcome.device,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import TABLE
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
 
 MAX_GROUPS = 16  # a group is a learner with its own samplers
@@ -76,8 +76,8 @@ class StatusTable:
         self.header = arrays["header"]
 
     @classmethod
-    def create(cls, num_rows: int, table: MetricTable = TABLE) -> StatusTable:
-        lines = -(-max(map(len, table.slots.values())) // _LINE_WORDS)  # whole cache lines: a row has one writer
+    def create(cls, num_rows: int) -> StatusTable:
+        lines = -(-max(map(len, TABLE.slots.values())) // _LINE_WORDS)  # whole cache lines: a row has one writer
         handle = StatusHandle(fds=(), rows=num_rows, slots=lines * _LINE_WORDS)
         arrays = SharedArrays.create("spreeze-status", handle.fields())
         status = cls(dataclasses.replace(handle, fds=(arrays.fd,)), arrays)
@@ -113,9 +113,9 @@ class StatusTable:
         """int64 [1 + MAX_EVENTS]: number of events that the worker noted while ``RECORDING``, then a ring of these."""
         return self._arrays["events"][row, :]
 
-    def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
+    def named_slots(self, row: int, role: str) -> dict[str, float]:
         """A copy of a row's slots by name."""
-        names = table.slots.get(role, ())
+        names = TABLE.slots.get(role, ())
         return dict(zip(names, self.slots(row)[: len(names)].tolist(), strict=True))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import TABLE
 from spreeze.transport import status_table
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import ParameterStore, WeightsStore
@@ -51,13 +51,7 @@ class WorkerContext:
     serial = False  # True where several workers take turns in one process: none of them may wait
 
     def __init__(
-        self,
-        address: Address,
-        status: StatusTable,
-        row: int,
-        message_fd: int | None,
-        errors_dir: Path | None = None,
-        table: MetricTable = TABLE,
+        self, address: Address, status: StatusTable, row: int, message_fd: int | None, errors_dir: Path | None = None
     ) -> None:
         self.address, self.name, self.status = address, address.name, status
         self.run_dir = Path() if errors_dir is None else errors_dir.parent
@@ -66,8 +60,7 @@ class WorkerContext:
         self.earlier_counters: list[float] = self.slots.tolist()
         """The counters as an earlier process of this worker left them: slots outlive a process, so counts go on."""
         self._control, self._events = status.control(row), status.events(row)
-        self._table = table
-        self._slot_index = {name: i for i, name in enumerate(table.slots.get(ROLES[address.role].slots, ()))}
+        self._slot_index = {name: i for i, name in enumerate(TABLE.slots.get(ROLES[address.role].slots, ()))}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._unsent: dict[str, float] = {}
         self._fraction, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
@@ -154,7 +147,7 @@ class WorkerContext:
         sent = {
             name: float(value)
             for name, value in metrics.items()
-            if (row := self._table.get(name)) is not None and row.is_sent
+            if (row := TABLE.get(name)) is not None and row.is_sent
         }
         self.post(**{name: value for name, value in metrics.items() if name not in sent})
         self._unsent |= sent

@@ -374,7 +374,7 @@ def test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed(tmp_pat
 def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, monkeypatch, jump_s):
     """All deadlines are monotonic; wall time is read once, for the age of the process."""
     now = time.time()
-    monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(
+    monkeypatch.setattr(recorder, "MetricsWriter", lambda path: SimpleNamespace(
         event=lambda *a: None, write=lambda *a: None, evaluation=lambda *a: None, close=lambda: None,
         reports=list, rows_dropped=0))  # fmt: skip
     plan = SimpleNamespace(

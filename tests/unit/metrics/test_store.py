@@ -183,7 +183,8 @@ def test_full_disk_is_counted_and_made_good_later(path, monkeypatch):
         return connection
 
     monkeypatch.setattr("spreeze.metrics.writer._RETRY_S", 0.0)
-    writer = MetricsWriter(path, connect=connect)
+    monkeypatch.setattr("spreeze.metrics.writer._open_for_writing", connect)
+    writer = MetricsWriter(path)
     for i in range(200):
         writer.write(float(i), i, {"updates": float(i), "alpha": 1.0})
     assert "full" in writer.trouble
@@ -199,7 +200,8 @@ def test_lasting_trouble_keeps_memory_bounded(path, monkeypatch):
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 100)
-    writer = MetricsWriter(path, connect=connect)
+    monkeypatch.setattr("spreeze.metrics.writer._open_for_writing", connect)
+    writer = MetricsWriter(path)
     writer.event(0.0, "error", "learner", "the first error is kept")
     for i in range(500):
         writer.write(float(i), i, {"updates": float(i)})
@@ -217,7 +219,8 @@ def test_lasting_trouble_keeps_memory_bounded_whatever_is_written(path, monkeypa
 
     monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 100)
     monkeypatch.setattr("spreeze.metrics.writer._FIRST_EVENTS", 10)
-    writer = MetricsWriter(path, connect=connect)
+    monkeypatch.setattr("spreeze.metrics.writer._open_for_writing", connect)
+    writer = MetricsWriter(path)
     for i in range(1000):
         if kind == "events":
             writer.event(float(i), "warning", "learner", f"event number {i}")
@@ -539,7 +542,8 @@ def test_trouble_is_told_once_and_its_end_with_the_rows_lost(path, monkeypatch, 
             raise raised
         return _open_for_writing(place)
 
-    writer = MetricsWriter(path, connect=connect)
+    monkeypatch.setattr("spreeze.metrics.writer._open_for_writing", connect)
+    writer = MetricsWriter(path)
     for t in range(200):
         writer.write(float(t), t, {"updates": float(t)})
     ((_, told),) = writer.reports()
@@ -564,7 +568,8 @@ def test_events_that_wait_are_bounded_and_the_first_ones_stay(path, monkeypatch)
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr("spreeze.metrics.writer._MAX_PENDING", 500)
-    writer = MetricsWriter(path, connect=connect)
+    monkeypatch.setattr("spreeze.metrics.writer._open_for_writing", connect)
+    writer = MetricsWriter(path)
     for count in range(5000):
         writer.event(float(count), "warning", "learner", f"event {count}")
     texts = [row[3] for _, row in writer._pending]

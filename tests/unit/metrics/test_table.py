@@ -66,15 +66,25 @@ def told(monkeypatch):
         yield trainer.metrics(wait_s=0.0, publish_s=0.0)
 
 
+@pytest.fixture
+def extend():
+    """Adds rows to the table of metrics, as a module of ``--import`` does, for one test."""
+    metrics, by_name, slots = TABLE.metrics, TABLE._by_name, dict(TABLE.slots)
+    yield TABLE.extend
+    TABLE.metrics, TABLE._by_name = metrics, by_name
+    TABLE.slots.clear()
+    TABLE.slots.update(slots)
+
+
 class Learner:
     """A learner's context and the end of its pipe that the supervisor reads."""
 
-    def __init__(self, table):
-        self.status, self._table = StatusTable.create(2, table), table
+    def __init__(self):
+        self.status = StatusTable.create(2)
         self._read_fd, write_fd = os.pipe()
         for fd in (self._read_fd, write_fd):
             os.set_blocking(fd, False)
-        self.context = WorkerContext(Address("learner"), self.status, 1, write_fd, table=table)
+        self.context = WorkerContext(Address("learner"), self.status, 1, write_fd)
 
     def messages(self):
         """The values of the messages that have arrived since the last call."""
@@ -83,13 +93,8 @@ class Learner:
         return []
 
     def group(self):
-        return GroupSample(
-            (self.status.named_slots(0, "sampler", self._table),),
-            self.status.named_slots(1, "learner", self._table),
-            400,
-            0,
-            16,
-        )
+        samplers = (self.status.named_slots(0, "sampler"),)
+        return GroupSample(samplers, self.status.named_slots(1, "learner"), 400, 0, 16)
 
     def close(self):
         self.context.close()
@@ -97,19 +102,19 @@ class Learner:
 
 
 @contextlib.contextmanager
-def learner_of(table):
-    with contextlib.closing(Learner(table)) as learner:
+def learner_of():
+    with contextlib.closing(Learner()) as learner:
         yield learner
 
 
-def record(tmp_path, reading, table, *messages, groups=1, name="run"):
+def record(tmp_path, reading, *messages, groups=1, name="run"):
     """Writes a reading and messages to a run's metrics; gives the run and what its view saw.
 
     Each further group reports 1 more than the one before it.
     """
     plan = RunPlan(settings=resolve([Layer("test", {"env": {"id": "x"}})]), spec=SPEC, samplers=1, free_core=False)
     run_dir, view = RunDir.create(tmp_path, name), LastSeen()
-    recorder = Recorder(plan, run_dir, view, table)
+    recorder = Recorder(plan, run_dir, view)
     try:
         for group in range(groups):
             for values in messages:
@@ -122,12 +127,11 @@ def record(tmp_path, reading, table, *messages, groups=1, name="run"):
     return run_dir.path, view.snapshot
 
 
-def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_one_row(told, tmp_path, monkeypatch):
-    table = MetricTable((*METRICS, ROW))
-    monkeypatch.setattr(live_api, "TABLE", table)
-    with learner_of(table) as learner:
+def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_one_row(told, tmp_path, extend):
+    extend([ROW])
+    with learner_of() as learner:
         learner.context.report(told)
-        path, shown = record(tmp_path, CounterSample(1.0, (learner.group(),)), table, *learner.messages())
+        path, shown = record(tmp_path, CounterSample(1.0, (learner.group(),)), *learner.messages())
     value = told["weight_norm"]
     assert value > 0.0
     assert MetricsReader(path / "metrics.db").latest()["weight_norm"].value == value
@@ -141,28 +145,28 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
 
 
 def test_without_its_row_an_algorithm_s_number_is_refused_and_the_table_is_named(told):
-    with learner_of(TABLE) as learner, pytest.raises(WorkerError, match=r"'weight_norm'.*metrics/table.py"):
+    with learner_of() as learner, pytest.raises(WorkerError, match=r"'weight_norm'.*metrics/table.py"):
         learner.context.report(told)
 
 
-def test_a_made_up_counter_has_its_rate_by_a_row_of_its_own():
-    table = MetricTable((*METRICS, Metric("episodes_per_s", "1/s", "episodes a second", "supervisor", kind=Kind.RATE,
-                                          per_s_of="episodes")))  # fmt: skip
-    samplers = [tuple({**dict.fromkeys(table.slots["sampler"], 0.0), "episodes": done} for done in pair)
+def test_a_made_up_counter_has_its_rate_by_a_row_of_its_own(extend):
+    row = Metric("episodes_per_s", "1/s", "episodes a second", "supervisor", kind=Kind.RATE, per_s_of="episodes")
+    extend([row])
+    samplers = [tuple({**dict.fromkeys(TABLE.slots["sampler"], 0.0), "episodes": done} for done in pair)
                 for pair in ((1.0, 2.0), (4.0, 5.0))]  # fmt: skip
-    rates, learner = Rates(1, table=table), dict.fromkeys(table.slots["learner"], 0.0)
+    rates, learner = Rates(1), dict.fromkeys(TABLE.slots["learner"], 0.0)
     for t_s, both in zip((0.0, 2.0), samplers, strict=True):
         metrics = rates.read(CounterSample(t_s, (GroupSample(both, learner, 0, -1, 0),)))
     assert metrics["episodes_per_s"] == 3.0
 
 
-def test_a_learner_s_number_is_known_when_its_row_says():
+def test_a_learner_s_number_is_known_when_its_row_says(extend):
     rows = {need: Metric(f"made_up_{need.name.lower()}", "x", "made up", "learner", needs=need) for need in Needs}
-    table = MetricTable((*METRICS, *rows.values()))
-    learner = {**dict.fromkeys(table.slots["learner"], 0.0), **{row.name: 7.0 for row in rows.values()}}
+    extend(rows.values())
+    learner = {**dict.fromkeys(TABLE.slots["learner"], 0.0), **{row.name: 7.0 for row in rows.values()}}
 
     def known(**changes):
-        metrics = Rates(1, table=table).read(CounterSample(0.0, (GroupSample((), learner | changes, 0, -1, 16),)))
+        metrics = Rates(1).read(CounterSample(0.0, (GroupSample((), learner | changes, 0, -1, 16),)))
         return {need for need, row in rows.items() if metrics[row.name] == 7.0}
 
     assert known() == {Needs.NOTHING}
@@ -201,38 +205,36 @@ def test_rows_that_a_module_adds_come_behind_the_slots_that_were_there():
 
 
 @pytest.mark.parametrize("count", [7, 60, 3000])
-def test_an_algorithm_may_report_any_number_of_gauges(tmp_path, count):
-    table = MetricTable(METRICS)
-    table.extend(ROW._replace(name=f"own_{index}", chart=None) for index in range(count))
+def test_an_algorithm_may_report_any_number_of_gauges(tmp_path, count, extend):
+    extend(ROW._replace(name=f"own_{index}", chart=None) for index in range(count))
     values = {f"own_{index}": index / 3.0 for index in range(count)}
-    with learner_of(table) as learner:
+    with learner_of() as learner:
         messages = []
         for _ in range(1 + count // 300):  # what the pipe has no room for comes later
             learner.context.report({"updates": 9.0, **values})
             messages += learner.messages()
         assert {name for message in messages for name in message} == {*values}
         assert learner.group().learner["updates"] == 9.0
-        path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), table, *messages)
+        path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), *messages)
     latest = MetricsReader(path / "metrics.db").latest()
     assert {name: latest[name].value for name in values} == values
 
 
 @pytest.mark.parametrize("count", [60, 3000])
-def test_an_algorithm_may_have_any_number_of_counters_each_with_a_slot(count):
-    table = MetricTable(METRICS)
-    table.extend(ROW._replace(name=f"own_{index}", kind=Kind.COUNTER, chart=None) for index in range(count))
-    with learner_of(table) as learner:
+def test_an_algorithm_may_have_any_number_of_counters_each_with_a_slot(count, extend):
+    extend(ROW._replace(name=f"own_{index}", kind=Kind.COUNTER, chart=None) for index in range(count))
+    with learner_of() as learner:
         learner.context.report({f"own_{index}": float(index) for index in range(count)})
         assert learner.messages() == []
         attached = with_own_descriptors(learner.status.handle).attach()
-        found = attached.named_slots(1, "learner", table)
+        found = attached.named_slots(1, "learner")
         assert [found[f"own_{index}"] for index in range(count)] == [*range(count)]
         assert not attached.events(1).any(), "the slots reach into nothing else"
         attached.close()
 
 
 def test_gauges_leave_room_in_the_pipe_for_events_while_nobody_reads():
-    with learner_of(TABLE) as learner:
+    with learner_of() as learner:
         for _ in range(2000):
             learner.context.report({"critic_loss": 1.0})
         learner.context.event("warning", "x" * 500)
@@ -241,11 +243,10 @@ def test_gauges_leave_room_in_the_pipe_for_events_while_nobody_reads():
     assert json.loads(lines[-1])["text"] == "x" * 500
 
 
-def test_a_message_of_gauges_arrives_whole_or_not_at_all():
-    table = MetricTable(METRICS)
-    table.extend(ROW._replace(name=f"own_{index}_{'x' * 60}", chart=None) for index in range(200))
-    names = [metric.name for metric in table.metrics if metric.name.startswith("own_")]
-    with learner_of(table) as learner:
+def test_a_message_of_gauges_arrives_whole_or_not_at_all(extend):
+    extend(ROW._replace(name=f"own_{index}_{'x' * 60}", chart=None) for index in range(200))
+    names = [metric.name for metric in TABLE.metrics if metric.name.startswith("own_")]
+    with learner_of() as learner:
         learner.context.report(dict.fromkeys(names, -1.2345678901234567e-300))
         lines = os.read(learner._read_fd, 2**20).splitlines(keepends=True)
         learner.context.report({})
@@ -255,11 +256,11 @@ def test_a_message_of_gauges_arrives_whole_or_not_at_all():
 
 
 def test_only_gauges_of_an_algorithm_are_taken_from_a_message(tmp_path):
-    with learner_of(TABLE) as learner:
+    with learner_of() as learner:
         learner.context.post(updates=3.0)
         learner.context.post(batch_size=16.0)
         bad = {"critic_loss": 2.0, "updates": 9e9, "unknown": 1.0, "alpha": "high", "q_mean": None}
-        path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), TABLE, bad)
+        path, _ = record(tmp_path, CounterSample(1.0, (learner.group(),)), bad)
     latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
     assert (latest["critic_loss"], latest["updates"]) == (2.0, 3.0)
     assert not {"unknown", "alpha", "q_mean"} & latest.keys()
@@ -269,11 +270,11 @@ def test_gauges_are_means_over_learners_that_have_learned_and_unknown_ones_are_l
     blank = dict.fromkeys(SLOTS["learner"], 0.0)
     learned, other = (GroupSample((), blank | {"updates": count}, 400, 0, 16) for count in (5.0, 0.0))
     reports = [{"alpha": 0.5, "critic_loss": math.inf, "actor_loss": 0.0}]
-    path, _ = record(tmp_path, CounterSample(1.0, (learned,)), TABLE, *reports)
+    path, _ = record(tmp_path, CounterSample(1.0, (learned,)), *reports)
     latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
     assert (latest["alpha"], latest["actor_loss"]) == (0.5, 0.0)
     assert not {"critic_loss", "entropy", "alpha/0"} & latest.keys(), "not finite, not reported, one learner alone"
-    path, _ = record(tmp_path, CounterSample(1.0, (learned, learned, other)), TABLE, *reports, groups=3, name="three")
+    path, _ = record(tmp_path, CounterSample(1.0, (learned, learned, other)), *reports, groups=3, name="three")
     latest = {name: point.value for name, point in MetricsReader(path / "metrics.db").latest().items()}
     assert [latest[name] for name in ("alpha", "alpha/0", "alpha/1")] == [1.0, 0.5, 1.5]
     assert "alpha/2" not in latest

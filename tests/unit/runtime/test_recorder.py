@@ -24,9 +24,7 @@ REACHED = {"reached": True, "episodes": 20, "return_mean": 7.0}
 def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
-    monkeypatch.setattr(
-        recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet, reports=list, rows_dropped=0)
-    )
+    monkeypatch.setattr(recorder, "MetricsWriter", lambda path: SimpleNamespace(**quiet, reports=list, rows_dropped=0))
     stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None, at_return=True)
     config = SimpleNamespace(
         evaluation=SimpleNamespace(episodes=10),
