@@ -17,7 +17,7 @@ a replay transport   transport/replay_ring.py                    its writer for 
 an observation       envs/obs_flattening.py, envs/make.py        what becomes of its space; where ``make`` wraps it
 an end of a run      metrics/progress.py, runtime/recorder.py    ``Ending``; the order of the conditions; its sentence:
                                                                  metrics/stop_reasons.py
-a bottleneck         metrics/bottleneck.py                       its sentence; new facts: metrics/snapshot.py
+a bottleneck         metrics/snapshot.py                         its sentence, and the facts behind it
 a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
 an export format     inference/export.py, types.py               its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory

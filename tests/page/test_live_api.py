@@ -24,8 +24,7 @@ from spreeze.config.modes import data_flow_of
 from spreeze.dashboard import live_api, server
 from spreeze.dashboard.run_data import data_flow
 from spreeze.errors import RunError
-from spreeze.metrics.bottleneck import bottleneck
-from spreeze.metrics.snapshot import snapshot_of
+from spreeze.metrics.snapshot import bottleneck, snapshot_of
 from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
 
 

@@ -222,7 +222,7 @@ def test_what_is_ready_is_the_command_for_the_task_that_was_checked(monkeypatch,
 
 
 def test_none_of_these_modules_loads_torch_or_gymnasium():
-    modules = "machine.hardware machine.utilisation metrics.store metrics.bottleneck cli.doctor"
+    modules = "machine.hardware machine.utilisation metrics.store metrics.snapshot cli.doctor"
     imports = "\n".join(f"import spreeze.{name}" for name in modules.split())
     code = f"import sys\n{imports}\nassert not {{'torch', 'gymnasium'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from spreeze.metrics.bottleneck import bottleneck
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, bottleneck
 
 SAMPLER = ("Samplers are", "Collecting is", "Environments are", "Paused samplers are")
 LEARNER, LIMITER, BALANCED = "Learner is", "The rate limiter is", ("Balanced", "Collecting and", "Sampling and")
