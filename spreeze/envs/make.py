@@ -512,9 +512,8 @@ def _construct(name: Any, values: dict[str, Any], image: ImageConfig, picture: b
     env = gymnasium.make(name, disable_env_checker=True, **values)
     masks: Any = importlib.import_module(_MASK_MODULE)
     with closed_on_error(env):
-        env = masks.without_observed_mask(env)
+        env = masks.with_info_mask(env)
         name = name if env.spec is None else env.spec.id
         text = f"{name}: observation space {space_text(env.observation_space)}"
         pictures = pictures_in(env.observation_space, picture, text)
-    env = masks.with_method_mask(env)
     return images.ImageFrames(env, pictures, image, as_asked=bool(picture)) if pictures else env  # type: ignore[no-any-return]

@@ -25,75 +25,59 @@ _METHOD = "action_masks"
 _DRAWN = "drawn"
 
 
-class ObservedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Moves the mask from the observation to the info; the other entries are the new observation."""
+class InfoMask(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts a mask into the info: an entry of the observation, which loses it, or the result of ``action_masks()``.
 
-    mask_source = IN_OBSERVATION
+    The method is not used if its first mask does not have one flag per option.
+    """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], choice: Choices, mask_source: str) -> None:
         super().__init__(env)
-        parts = dict(env.observation_space.spaces)  # type: ignore[attr-defined]
-        del parts[MASK]
-        self.observation_space = gymnasium.spaces.Dict(parts)
+        self.mask_source, self._count = mask_source, choice.options
+        self._masks: Callable[[], Any] | None = None
+        self._fits: bool | None = None
+        if mask_source == BY_METHOD:
+            self._masks = env.get_wrapper_attr(_METHOD)
+        else:
+            parts = dict(env.observation_space.spaces)  # type: ignore[attr-defined]
+            del parts[MASK]
+            self.observation_space = gymnasium.spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self._split(*self.env.reset(seed=seed, options=options))
+        return self._with_mask(*self.env.reset(seed=seed, options=options))
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        obs, info = self._split(obs, info)
+        if self._masks is None or not terminated:  # else no action follows
+            obs, info = self._with_mask(obs, info)
         return obs, reward, terminated, truncated, info
 
-    def _split(self, obs: Any, info: Any) -> tuple[Any, dict[str, Any]]:
+    def _with_mask(self, obs: Any, info: Any) -> tuple[Any, dict[str, Any]]:
         info = info if isinstance(info, dict) else {}
+        if self._masks is not None:
+            return obs, {MASK: self._masks(), **info} if self._method_fits(self._masks) else info
         if not isinstance(obs, dict) or MASK not in obs:
             return obs, info
         return {key: part for key, part in obs.items() if key != MASK}, {MASK: obs[MASK], **info}
 
-
-class MethodMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds the mask of ``action_masks()`` to the info, unless the first one does not have one flag per option."""
-
-    mask_source = BY_METHOD
-
-    def __init__(self, env: gymnasium.Env[Any, Any], choice: Choices) -> None:
-        super().__init__(env)
-        self._masks = env.get_wrapper_attr(_METHOD)
-        self._count = choice.options
-        self._fits: bool | None = None
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
-        return obs, self._with_mask(info)
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        if not terminated:  # else no action follows
-            info = self._with_mask(info)
-        return obs, reward, terminated, truncated, info
-
-    def _with_mask(self, info: Any) -> dict[str, Any]:
-        info = info if isinstance(info, dict) else {}
+    def _method_fits(self, masks: Callable[[], Any]) -> bool:
         if self._fits is None:
             try:
-                self._fits = np.shape(self._masks()) == (self._count,)
+                self._fits = np.shape(masks()) == (self._count,)
             except Exception:
                 self._fits = False
-        return {MASK: self._masks(), **info} if self._fits else info
+        return self._fits
 
 
-def without_observed_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, with its mask moved to the info if the observation has one beside other entries."""
+def with_info_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment, with its mask in the info: one beside other entries of the observation, else by its method."""
     parts, choice = getattr(env.observation_space, "spaces", None), choices_of(env.action_space)
-    if not isinstance(parts, dict) or len(parts) < 2 or MASK not in parts or choice is None:
+    if choice is None:
         return env
-    return ObservedMask(env) if np.prod(getattr(parts[MASK], "shape", None) or (0,)) == choice.options else env
-
-
-def with_method_mask(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, with the masks of ``action_masks()`` in the info if it has only that method."""
-    choice = None if isinstance(env, ObservedMask) else choices_of(env.action_space)
-    return MethodMask(env, choice) if choice is not None and env.has_wrapper_attr(_METHOD) else env
+    observed = parts.get(MASK) if isinstance(parts, dict) and len(parts) > 1 else None
+    if np.prod(getattr(observed, "shape", None) or (0,)) == choice.options:
+        return InfoMask(env, choice, IN_OBSERVATION)
+    return InfoMask(env, choice, BY_METHOD) if env.has_wrapper_attr(_METHOD) else env
 
 
 def source_of(env: gymnasium.Env[Any, Any]) -> str:
