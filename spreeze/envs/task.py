@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -347,42 +347,28 @@ def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any
 
 def check_fits(spec: EnvSpec, made: EnvSpec, where: Path | str) -> None:
     """Raises ``EnvError`` if the spaces of an environment differ from those that a policy was trained on."""
-    sizes, expected = ((env.obs_dim, actions_text(env), env.team) for env in (made, spec))
-    if sizes != expected:
-        raise EnvError(
-            f"{where}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
-            f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
-        )
-    if made.obs_layout != spec.obs_layout:
-        raise EnvError(
-            f"{where}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
-            f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
-        )
-    frames = [env.frames and (env.frames.stack, *env.frames.shape) for env in (spec, made)]
-    shapes = (
-        (spec.obs_shape, made.obs_shape, "an observation"),
-        (spec.action.shape, made.action.shape, "an action"),
-        (*frames, "frames"),
+    for (how, before, trained), (_, after, now) in zip(_facts(spec), _facts(made), strict=True):
+        if before != after and None not in (before, after):  # an older version did not record all shapes
+            raise EnvError(f"{where}: trained {how} {trained}, but {made.env_id} has {now}")
+
+
+def _facts(env: EnvSpec) -> list[tuple[str, Any, str]]:
+    """How a policy was trained in these spaces: a phrase, a value and its text, in the order of their checks."""
+    actions, frames = actions_text(env), env.frames and (env.frames.stack, *env.frames.shape)
+    parts = [(part.path, part.shape, part.dtype) for part in env.action_parts]
+    low, high = (
+        f"{side[0]:g}" if len(set(side)) == 1 else clean([float(f"{value:g}") for value in side], 80)
+        for side in (env.action.low, env.action.high)
     )
-    for trained, now, what in shapes:
-        if trained != now and None not in (trained, now):  # an older version did not record it
-            raise EnvError(f"{where}: trained on {what} of shape {trained}, but {made.env_id} has {now}")
-    if spec.action_parts != made.action_parts:
-        before, after = (clean([part.path for part in env.action_parts], 200) for env in (spec, made))
-        raise EnvError(
-            f"{where}: trained on an action of the parts {before}, but {made.env_id} has {after}, or others of these"
-        )
-    if (spec.action.low, spec.action.high) != (made.action.low, made.action.high):
-        raise EnvError(
-            f"{where}: trained with actions {_bounds_text(spec)}, but those of {made.env_id} go {_bounds_text(made)}"
-        )
-
-
-def _bounds_text(spec: EnvSpec) -> str:
-    def side(values: Sequence[float]) -> str:
-        return f"{values[0]:g}" if len(set(values)) == 1 else clean([float(f"{value:g}") for value in values], 80)
-
-    return f"from {side(spec.action.low)} to {side(spec.action.high)}"
+    return [
+        ("for", (env.obs_dim, actions, env.team), f"{env.obs_dim} observations and {actions}"),
+        ("on an observation laid out as", env.obs_layout, "; ".join(env.obs_layout) or "one Box"),
+        ("on an observation of shape", env.obs_shape, str(env.obs_shape)),
+        ("on an action of shape", env.action.shape, str(env.action.shape)),
+        ("on frames of shape", frames, str(frames)),
+        ("on an action of the parts", env.action_parts, clean(parts, 200)),
+        ("with actions within", (env.action.low, env.action.high), f"{low} to {high}"),
+    ]
 
 
 def options_of(spec: EnvSpec, *, whole_games: bool) -> EnvOptions:

@@ -265,15 +265,14 @@ def test_without_its_description_the_weights_tell_the_environment(run, spec, dam
     check_environment(run, dataclasses.replace(spec, action=Box((-2.0,), (9.0,), (1,))))  # nothing knows better
     WeightsStore(run / "weights").publish({"w": np.zeros(2, np.float32)}, {"env": dataclasses.asdict(spec)}, 1, 1)
     check_environment(run, spec)
-    with pytest.raises(EnvError, match="actions from -2 to 2, but those of Pendulum-v1 go from -2 to 9"):
+    with pytest.raises(EnvError, match="actions within -2 to 2, but Pendulum-v1 has -2 to 9"):
         check_environment(run, dataclasses.replace(spec, action=Box((-2.0,), (9.0,), (1,))))
 
 
 def test_a_resume_with_another_environment_changes_no_file(run, capsys, spec):
     write_json(run / "env.json", dataclasses.asdict(dataclasses.replace(spec, action=Box((-3.0,), (2.0,), (1,)))))
-    assert (
-        "run: trained with actions from -3 to 2, but those of Pendulum-v1 go from -2 to 2; nothing was changed"
-        in refused(run, capsys)
+    assert "run: trained with actions within -3 to 2, but Pendulum-v1 has -2 to 2; nothing was changed" in refused(
+        run, capsys
     )
 
 
