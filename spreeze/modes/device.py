@@ -1,6 +1,6 @@
 """Mode *device*: one process steps the environments, keeps replay or a rollout, and learns, all on one device.
 
-Its environments come from an engine whose observations are tensors (``envs.device_task``). Evaluator and visualizer are
+Its environments come from an engine whose observations are tensors (``envs.vector_task``). Evaluator and visualizer are
 processes of their own, as in other modes, and the learner is restarted as there; its replay on the device is then
 collected again.
 """

@@ -32,11 +32,10 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm, Samples
-from spreeze.envs.device_task import DeviceTask
 from spreeze.envs.families import family_of
 from spreeze.envs.make import import_user_module, parse_args
 from spreeze.envs.task import Task
-from spreeze.envs.vector_task import VectorStep, make_vector
+from spreeze.envs.vector_task import DeviceTask, VectorStep, make_vector
 from spreeze.errors import BadTransition, UsageError
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP, DiscountedReturns, Normalizer

@@ -18,10 +18,9 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.config.algorithms import find_row
-from spreeze.envs.device_task import DeviceTask
 from spreeze.envs.make import import_user_module
 from spreeze.envs.task import make_task
-from spreeze.envs.vector_task import make_vector
+from spreeze.envs.vector_task import DeviceTask, make_vector
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.workers.device_learner import DeviceActor, DeviceCollector
 from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows, DeviceStream, GraphedUpdates

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.algorithms import create, create_on_policy, losses
 from spreeze.config.algorithms import find_row
-from spreeze.envs.device_task import DeviceTask, as_tensor
+from spreeze.envs.vector_task import DeviceTask, as_tensor
 from spreeze.errors import BadTransition, EnvError, ResourceError, WorkerError
 from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy
