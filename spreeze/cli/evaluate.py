@@ -13,9 +13,8 @@ import numpy as np
 
 from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.config import SHIPPED
-from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.make import refuse_foreign
-from spreeze.envs.task import Task, check_fits, make_task, options_of
+from spreeze.envs.task import Task, check_fits, make_task, options_of, spec_from
 from spreeze.errors import ConfigError, EnvError, RunError, SpreezeError, WeightsError, described
 from spreeze.files import read_json
 from spreeze.formatting import clean, percent

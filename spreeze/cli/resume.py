@@ -12,9 +12,8 @@ from typing import Any
 
 from spreeze.cli.evaluate import find_weights, recorded_spec
 from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
-from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import Config, field_of
-from spreeze.envs.task import check_fits
+from spreeze.envs.task import check_fits, spec_from
 from spreeze.errors import CheckpointError, EnvError, RunError, SpreezeError
 from spreeze.files import read_bytes, read_json, replace_bytes
 from spreeze.formatting import clean, duration, number

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spreeze.config.recorded_spec import spec_from
-from spreeze.envs.task import Task, open_task
+from spreeze.envs.task import Task, open_task, spec_from
 from spreeze.errors import SpreezeError, described
 from spreeze.files import read_json
 from spreeze.machine.output import stdout_to_stderr

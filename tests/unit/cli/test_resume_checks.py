@@ -14,8 +14,7 @@ from spreeze.cli.planning import layers_of
 from spreeze.cli.resume import check_environment, earlier_sessions, settings_of, write_settings
 from spreeze.cli.train import main as trained
 from spreeze.config.layers import RESUMED, Layer, iterate, resolve, to_toml
-from spreeze.config.recorded_spec import spec_from
-from spreeze.envs.task import make_task
+from spreeze.envs.task import make_task, spec_from
 from spreeze.errors import EnvError, RunError, SpreezeError
 from spreeze.files import write_json
 from spreeze.machine.hardware import read_machine

@@ -11,12 +11,11 @@ from gymnasium import spaces
 
 from spreeze.config.algorithms import actions_text, check_algorithm, fitting_algorithms, rows
 from spreeze.config.modes import find_mode
-from spreeze.config.recorded_spec import spec_from
 from spreeze.envs.action_spaces import action_of, row_of, uniform_actions
 from spreeze.envs.make import describe
 from spreeze.envs.obs_flattening import LeafError, mask_of
 from spreeze.envs.single_env import SingleEnv
-from spreeze.envs.task import ActionScaling, Task, make_task
+from spreeze.envs.task import ActionScaling, Task, make_task, spec_from
 from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import ConfigError, EnvError
 from spreeze.types import Box, Choices, EnvSpec, Mixed

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from spreeze.algorithms.dqn import DQNConfig
-from spreeze.config.recorded_spec import spec_from
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.small_tasks import Docking
-from spreeze.envs.task import ObsBuffer, make_task, open_task
+from spreeze.envs.task import ObsBuffer, make_task, open_task, spec_from
 from spreeze.errors import BadTransition
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.transitions import fill_with_synthetic_rows

@@ -15,7 +15,7 @@ from spreeze.cli.arguments import guarded
 from spreeze.cli.evaluate import main as evaluate
 from spreeze.cli.evaluate import policy_of, pretrained_policies, recorded_spec
 from spreeze.cli.export import main as export
-from spreeze.config.recorded_spec import spec_from
+from spreeze.envs.task import spec_from
 from spreeze.errors import SpreezeError, WeightsError
 from spreeze.inference.policy import Policy
 from spreeze.transport.weights import encode, read_weights
