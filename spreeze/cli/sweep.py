@@ -27,6 +27,7 @@ from spreeze.cli.sweep_runs import (
     SweepRun,
     check_disk,
     checked_settings,
+    claimed,
     core_shares,
     end,
     note_end,
@@ -44,7 +45,7 @@ from spreeze.formatting import aligned
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.metrics import comparison
 from spreeze.metrics.comparison import Rules, Spread
-from spreeze.run_directory import find_run, make_runs_dir, names_from, read_config, take_lock
+from spreeze.run_directory import find_run, make_runs_dir, read_config, take_lock
 from spreeze.runtime.interrupts import Interrupts
 
 _OF_EACH_RUN = {
@@ -126,15 +127,12 @@ def _sweep(args: argparse.Namespace) -> int:
             emit({"sweep": asdict(sweep), "left": [run.name for run in left]})
         return 0
     make_runs_dir(runs_dir)
-    with contextlib.ExitStack() as stack:
-        if args.resume is None and args.name is None:
-            sweep = stack.enter_context(_first_free(runs_dir, sweep))
-            left = sweep.runs
-        else:
-            stack.enter_context(_locked(runs_dir, sweep.name))
+    if not args.resume:
+        sweep = claimed(sweep, runs_dir, named=args.name is not None)
+    with _locked(runs_dir, sweep.name):
         if args.resume:  # another process may have continued it in the meantime
             sweep = _continued(args, runs_dir)
-            left = [run for run in sweep.runs if run.state != "finished"]
+        left = [run for run in sweep.runs if run.state != "finished"]
         say(plan_text(sweep, len(left)), as_json=args.json)
         return _run_sweep(args, sweep, left, shares, runs_dir)
 
@@ -146,21 +144,6 @@ def _locked(runs_dir: Path, name: str) -> Iterator[None]:
         if take_lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB) is False:
             raise RunError(f"sweep {name} is running in another process; wait for it, or stop it with Ctrl-C")
         yield
-
-
-@contextlib.contextmanager
-def _first_free(runs_dir: Path, sweep: Sweep) -> Iterator[Sweep]:
-    """Holds the lock of the first free name; yields the sweep under that name."""
-    for name in names_from(sweep.name):
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(_locked(runs_dir, name))
-            except RunError:
-                continue
-            renamed = sweep.renamed(name)
-            if not sweep_path(runs_dir, name).exists() and not renamed.taken(runs_dir):
-                yield renamed
-                return
 
 
 def _run_sweep(
@@ -215,8 +198,6 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: at least 1")
     name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
-    if args.name is not None and sweep_path(runs_dir, name).exists():
-        raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
     common = _common(args)
     repeated = repeated_runs([find_run(run, runs_dir) for run in args.like])
     if repeated and any(getattr(args, name) for name in ("env", "algo", "mode", "profile", "auto")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -27,7 +28,7 @@ from spreeze.machine.hardware import read_machine
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
-from spreeze.run_directory import launch_log, read_run
+from spreeze.run_directory import launch_log, names_from, read_run
 from spreeze.tuner.run import check_tunable
 
 _RUN_BYTES = 20_000_000  # disk that a run takes at least: two checkpoints of small networks, metrics and log
@@ -98,6 +99,22 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
         return Sweep(**{**data, "runs": [SweepRun(**run) for run in data["runs"]]})
     except (KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged ({error}); start the sweep again under another name") from None
+
+
+def claimed(sweep: Sweep, runs_dir: Path, *, named: bool) -> Sweep:
+    """The sweep under a free name, whose file now exists: two sweeps that start at once get different ones.
+
+    Raises a RunError if the user has ``named`` it, and that name is taken.
+    """
+    for name in (sweep.name,) if named else names_from(sweep.name):
+        renamed = sweep.renamed(name)
+        with contextlib.suppress(FileExistsError):
+            if renamed.taken(runs_dir) is None:
+                sweep_path(runs_dir, name).touch(exist_ok=False)
+                return renamed
+    raise RunError(
+        f"sweep {sweep.name} exists in {runs_dir}; --resume {sweep.name} continues it, or choose another --name"
+    )
 
 
 def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:

@@ -27,6 +27,7 @@ from spreeze.cli.sweep_runs import (
     SweepRun,
     check_disk,
     checked_settings,
+    claimed,
     core_shares,
     end,
     note_end,
@@ -47,7 +48,7 @@ from spreeze.machine.output import emit, print_error, say
 from spreeze.metrics import comparison
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.process_identity import process_identity, same_process
-from spreeze.run_directory import describe, make_runs_dir, names_from, send_request
+from spreeze.run_directory import describe, make_runs_dir, send_request
 from spreeze.runtime.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def search(args: argparse.Namespace, runs_dir: Path, common: Sequence[str]) -> i
         return 0
     make_runs_dir(runs_dir)
     if not args.resume:
-        sweep.name = _claimed(runs_dir, sweep, named=args.name is not None)
+        sweep = claimed(sweep, runs_dir, named=args.name is not None)
     study = SettingSearch(sweep, runs_dir, axes, fixed, config, lambda text: say(text, as_json=args.json, keep=True))
     with Interrupts() as interrupts:
         study.carry_out(shares, interrupts)
@@ -159,21 +160,6 @@ def _checked(plan: dict[str, Any], as_json: bool) -> tuple[list[Axis], list[str]
 
 def _flags(assignments: Sequence[str]) -> list[str]:
     return [word for text in assignments for word in ("--set", text)]
-
-
-def _claimed(runs_dir: Path, sweep: Sweep, *, named: bool) -> str:
-    """A free name, whose file now exists: two searches that start at once get different ones."""
-    for name in names_from(sweep.name):
-        try:
-            sweep_path(runs_dir, name).touch(exist_ok=False)
-        except FileExistsError:
-            if named:
-                raise RunError(
-                    f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name"
-                ) from None
-        else:
-            return name
-    raise RunError(f"no free name like {sweep.name} in {runs_dir}")
 
 
 def _plan_text(sweep: Sweep, axes: Sequence[Axis]) -> str:

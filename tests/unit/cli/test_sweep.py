@@ -139,8 +139,8 @@ def test_automatic_names_of_sweeps_that_start_together_differ(tmp_path):
     sweep_runs.Sweep("x", None, None, 1, []).write(tmp_path)  # has ended
     (tmp_path / "x-3-c1-s1").mkdir()
     plan = sweep_runs.Sweep("x", None, None, 1, [sweep_runs.SweepRun("", 1, [], "x-c1-s1")])
-    with sweep._first_free(tmp_path, plan) as first, sweep._first_free(tmp_path, plan) as second:
-        assert [(one.name, one.runs[0].stem) for one in (first, second)] == [("x-2", "x-2-c1-s1"), ("x-4", "x-4-c1-s1")]
+    found = [sweep_runs.claimed(plan, tmp_path, named=False) for _ in range(2)]
+    assert [(one.name, one.runs[0].stem) for one in found] == [("x-2", "x-2-c1-s1"), ("x-4", "x-4-c1-s1")]
     assert plan.runs[0].stem == "x-c1-s1"
 
 
