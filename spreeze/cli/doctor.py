@@ -267,10 +267,10 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     return Check("Python", "ok", ".".join(str(part) for part in version), hint)
 
 
-def check_torch(timeout_s: float = CHILD_TIMEOUT_S, *, has_gpu: bool = False) -> Check:
-    code, output = _child(_TORCH, timeout_s)
+def check_torch(*, has_gpu: bool = False) -> Check:
+    code, output = _child(_TORCH)
     if code is None:
-        return _finding("PyTorch", f"still importing after {timeout_s:g} s", "try again; the disk may be slow")
+        return _finding("PyTorch", f"still importing after {CHILD_TIMEOUT_S:g} s", "try again; the disk may be slow")
     try:
         version, cuda, devices = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError, TypeError):
@@ -298,12 +298,12 @@ def check_packages() -> Check:
     return _finding("libraries", ", ".join(installed))
 
 
-def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+def check_default_task() -> Check:
     """The default task: a real reset and steps in a child process."""
     choice = default_env_id()
     env_id = str(choice.value)
     try:
-        probe = probe_env(env_id, deadline_s=timeout_s, steps=300)
+        probe = probe_env(env_id, deadline_s=CHILD_TIMEOUT_S, steps=300)
     except SpreezeError as error:
         remedy = f"pip install --force-reinstall {'pybullet==3.2.7' if is_bullet(env_id) else _PACKAGE_OF[env_id]}"
         return Check("default task", "fail", clean(error), remedy)
@@ -312,9 +312,9 @@ def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
     return _finding("default task", f"{env_id if is_bullet(env_id) else choice.reason}: {speed(probe)}")
 
 
-def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+def check_encoder() -> Check:
     """H.264 encoding, which only clips need."""
-    code, output = _child(_ENCODER, timeout_s)
+    code, output = _child(_ENCODER)
     if code == 0:
         return _finding("video encoder", f"PyAV {clean(output.splitlines()[-1], 40)} with H.264")
     text = clean(output[-120:]) or "does not answer"
@@ -474,12 +474,13 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _child(code: str, timeout_s: float) -> tuple[int | None, str]:
-    """Runs Python code in a child process: (exit code, output); the code is None after the time limit."""
+def _child(code: str) -> tuple[int | None, str]:
+    """Runs Python code in a child process: (exit code, output); the code is None after ``CHILD_TIMEOUT_S``."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=timeout_s, check=False, text=True, errors="replace", env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=CHILD_TIMEOUT_S, check=False, text=True, errors="replace",
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, ""
