@@ -79,10 +79,8 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
     others = ", ".join(
         f"{100 * score:.0f} % at {f'{value:g}' if isinstance(value, float) else value}" for value, score in runners
     )
-    if search.expected and not knob.varied_last:
-        others = f"score relative to this, measured turn by turn or else by a model of the measurements: {others}"
-    elif others:
-        others = f"score relative to this, measured turn by turn: {others}"
+    modeled = " or else by a model of the measurements" if search.expected and not knob.varied_last else ""
+    others = f"score relative to this, measured turn by turn{modeled}: {others}"
     problem, value = search.problem, search.chosen.setting[knob.name]
     as_configured = value == problem.configured[knob.name]
     if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:
