@@ -14,7 +14,7 @@ import streamlit as st
 from spreeze.dashboard import components, control, navigation, start
 from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
-from spreeze.dashboard.run_data import row, runs_dir
+from spreeze.dashboard.run_data import row, runs_dir, sweep_runs
 from spreeze.errors import SpreezeError
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, number
@@ -144,12 +144,12 @@ def show_start(name: str, folder: Path) -> None:
     if now.name != name or now.phase != "starting" or appeared:
         st.rerun()
     run, tuning = read_run(folder / name), read(folder / name)
-    what = "the next run of " if read_json(folder / f"{name}.sweep.json").get("runs") else ""
+    what = "the next run of " if sweep_runs(folder / f"{name}.sweep.json") else ""
     st.title(f"Starting {what}{components.plain(name)}", anchor=False)
     st.caption(components.plain(run.get("machine") or "Testing the environment in a separate process."))
     if run.get("state") == "tuning":
         began, left_s, left = run.get("tuning_began"), TUNING_S, DASH
-        if isinstance(began, int | float):
+        if began is not None:
             left_s = min(max(0.0, began + TUNING_S - time.time()), TUNING_S)
             left = f"{left_s:.0f}"
         text = f"Autotune measures this machine: settings measured so far {len(tuning.rows)}, at most {left} s left"

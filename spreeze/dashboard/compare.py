@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard import components, control, navigation, run_data
 from spreeze.dashboard.live_api import COLOURS, charted_metrics
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, row, rows, run_names, run_path, runs_dir, varied_settings
 from spreeze.errors import RunError
@@ -140,11 +140,11 @@ class _Sweep(NamedTuple):
 def _sweeps() -> dict[str, _Sweep]:
     sweeps = {}
     for path in sorted(runs_dir().glob("*.sweep.json")):
-        record = read_json(path)
-        names, runs = record.get("finished"), record.get("runs")
+        names = read_json(path).get("finished")
         if isinstance(names, list):
-            runs = [run for run in (runs if isinstance(runs, list) else ()) if isinstance(run, dict)]
-            words = [word for run in runs for word in str(run.get("setting")).split() if "=" in word]
+            words = [
+                word for run in run_data.sweep_runs(path) for word in str(run.get("setting")).split() if "=" in word
+            ]
             varied = sorted({word.partition("=")[0] for word in words})
             sweep = _Sweep([name for name in names if isinstance(name, str)], varied)
             sweeps[f"sweep {path.name.removesuffix('.sweep.json')}"] = sweep

@@ -182,8 +182,7 @@ def activity(folder: Path, shown: str | None = None) -> Activity:
     except RunError as error:
         lines.append(str(error))
     else:
-        began = read_run(path).get("wall_s")
-        since_t = began - waited_s - 3.0 if isinstance(began, int | float) else 0.0
+        since_t = (read_run(path).get("wall_s") or 0.0) - waited_s - 3.0
         lines += [f"\u2713 {event.text}" for event in events if event.t >= since_t][-6:]
     lines.append("\u2026 writing the last checkpoint and evaluating, then the processes end")
     return Activity(name, "late" if waited_s > FORCE_AFTER_S else "stopping", tuple(lines))
@@ -315,10 +314,10 @@ def _pending(record: Path, *, alive: bool) -> Launch | None:
     if not alive and any(read_run(path.parent).get("state") != "failed" for path in candidates):
         return None
     run = read_run(record.parents[1] / record.stem)
-    heartbeat, boot = run.get("heartbeat"), run.get("boot_id")
-    if boot is not None and all(run.get(name) == process.get(name) for name in ("pid", "start_ticks", "boot_id")):
+    same = all(run.get(name) == process.get(name) for name in ("pid", "start_ticks", "boot_id"))
+    if same and run.get("boot_id") is not None:
         return None
-    if isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started:
+    if isinstance(started, int | float) and (run.get("heartbeat") or 0.0) >= started:
         return None
     return Launch(record.stem, pid, record.with_suffix(".log"))
 

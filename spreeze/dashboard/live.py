@@ -113,7 +113,7 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
         components.act_button(line, label, steer, name, folder, request, **more)
     commands = [control.runs_command(folder, request, name) for request, *_ in buttons]
     share = run.get("leave_free")
-    if isinstance(share, int | float):  # else no governor watches it
+    if share is not None:  # else no governor watches it
         key = f"leave_free_{name}"
         sent, sent_s = st.session_state.get(f"{key}_sent", (share, 0.0))
         if sent == share or time.monotonic() - sent_s > _TAKEN_WITHIN_S:

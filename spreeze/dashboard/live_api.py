@@ -605,8 +605,8 @@ def _rounded(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def _age(moment: Any) -> str:
-    return duration(max(0.0, time.time() - moment)) if isinstance(moment, int | float) else DASH
+def _age(moment: float | None) -> str:
+    return DASH if moment is None else duration(max(0.0, time.time() - moment))
 
 
 def _finite(value: float) -> float | None:

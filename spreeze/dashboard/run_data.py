@@ -126,25 +126,27 @@ def short(path: Path) -> str:
 
 def row(path: Path) -> RunRow:
     """A row with the facts in ``run.json``."""
-    run = read_run(path)
-    values = {name: run.get(name) for name in ("seed", "wall_s", "env_steps", "updates", "eval_best", "eval_final")}
-    for name in ("env_id", "algo", "mode", "started", "exit_reason"):
-        values[name] = clean(run[name], 200) if isinstance(run.get(name), str) else None
+    run, values = read_run(path), dict[str, Any]()
+    for name in RunRow.__dataclass_fields__:
+        values[name] = clean(run[name], 200) if isinstance(run.get(name), str) else run.get(name)
     name = SAMPLE_NAME if path == SAMPLE else path.name
-    return RunRow(name=name, state=clean(state_of(path), 20), about=read_about(path), **values)
+    return RunRow(**values | {"name": name, "state": clean(state_of(path), 20), "about": read_about(path)})
 
 
 def varied_settings(folder: Path) -> dict[str, str]:
     """Name of a sweep's run -> the settings that the sweep varied, without their sections, such as ``gamma=0.98``."""
     varied = dict[str, str]()
-    for path in folder.glob("*.sweep.json"):
-        runs = read_json(path).get("runs")
-        for run in runs if isinstance(runs, list) else ():
-            setting = run.get("setting") if isinstance(run, dict) else None
-            if isinstance(setting, str) and "=" in setting:
-                text = _SECTION.sub("", clean(setting, 80))
-                varied |= {str(run.get("stem")): text, f"{run.get('stem')}-again{run.get('attempts')}": text}
+    for run in (run for path in folder.glob("*.sweep.json") for run in sweep_runs(path)):
+        if "=" in (setting := str(run.get("setting"))):
+            text = _SECTION.sub("", clean(setting, 80))
+            varied |= {str(run.get("stem")): text, f"{run.get('stem')}-again{run.get('attempts')}": text}
     return varied
+
+
+def sweep_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs in the record of a sweep; none if it is missing or damaged."""
+    runs = read_json(path).get("runs")
+    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
 def rows(folder: Path) -> list[RunRow]:
@@ -212,17 +214,14 @@ def clips(path: Path) -> list[Clip]:
 
 def _clip(path: Path, record: dict[str, Any]) -> Clip:
     returns = record.get("episode_returns")
-    values = {name: float(value) for name, value in record.items() if finite_number(value) is not None}
-    known = [
-        float(value) for value in (returns if isinstance(returns, list) else ()) if finite_number(value) is not None
-    ]
-    return Clip(path, values, known)
+    values = {name: value for name, stored in record.items() if (value := finite_number(stored)) is not None}
+    known = [finite_number(value) for value in returns] if isinstance(returns, list) else []
+    return Clip(path, values, [value for value in known if value is not None])
 
 
 def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
     """Data flow of a run, from its ``run.json``; None if unknown."""
-    record = run.get("data_flow")
-    on_policy = record.get("lag") is not None if isinstance(record, dict) else run.get("algo") in ON_POLICY
+    on_policy = run["data_flow"].get("lag") is not None if run.get("data_flow") else run.get("algo") in ON_POLICY
     return data_flow_of(run, on_policy=on_policy)
 
 

@@ -287,7 +287,7 @@ def machine() -> None:
         run = read_run(path)
         st.header("Machine of the selected run", anchor=False)
         st.write(components.plain(run.get("machine")))
-        if isinstance(versions := run.get("versions"), dict):
+        if versions := run.get("versions"):
             rows = [{"part": clean(name), "version": clean(value or DASH)} for name, value in versions.items()]
             st.dataframe(rows, hide_index=True)
 

@@ -21,10 +21,10 @@ from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import Config, RunConfig, StopConfig, active_settings, field_of
 from spreeze.dashboard import components, control
+from spreeze.dashboard.run_data import sweep_runs
 from spreeze.envs.families import imports_only, refusal_on_device
 from spreeze.envs.make import default_env_id
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.files import read_json
 from spreeze.formatting import duration
 from spreeze.metrics.progress import ending_of
 from spreeze.run_directory import list_runs
@@ -510,13 +510,13 @@ def expected_runs(request: control.Request, plan: SweepPlan) -> str:
 def show_sweep(folder: Path, live: str | None) -> None:
     """Shows the progress of a sweep or comparison that a page has started, with a button that ends it."""
     launch = control.launching(folder)
-    runs = read_json(folder / f"{launch.name}.sweep.json").get("runs") if launch is not None else None
-    if launch is None or not isinstance(runs, list):
+    runs = sweep_runs(folder / f"{launch.name}.sweep.json") if launch is not None else []
+    if launch is None or not runs:
         if (comparison := control.comparing(folder, live)) is not None:
             text = f"Comparing algorithms: {components.plain(live)} learns now; the best one goes on."
             _running(text, "End the comparison", comparison.name, folder)
         return
-    states = [run.get("state") for run in runs if isinstance(run, dict)]
+    states = [run.get("state") for run in runs]
     ended = sum(state in ("finished", "failed", "interrupted") for state in states)
     failed = f", {states.count('failed')} of them failed" if "failed" in states else ""
     text = f"Sweep {components.plain(launch.name)}: {ended} of {len(states)} runs have ended{failed}."

@@ -433,7 +433,7 @@ def read_curve(path: Path) -> Curve | None:
 def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
     """A curve of these evaluations, with the facts and settings of their run."""
     run = read_run(path)
-    seed, end_s = run.get("seed"), run.get("wall_s")
+    end_s, last_s = run.get("wall_s"), evaluations[-1].t if evaluations else 0.0
     env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
     config = read_config(path)
     summary = read_summary(path)
@@ -441,8 +441,8 @@ def curve_of(path: Path, evaluations: Sequence[EvaluationRow]) -> Curve:
     return Curve(
         name=clean(path.name, 128),
         group=RunGroup(env, algo, mode),
-        seed=seed if isinstance(seed, int) else None,
-        end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t if evaluations else 0.0,
+        seed=run.get("seed"),
+        end_s=last_s if end_s is None else float(end_s),
         evaluations=evaluations,
         settings=_settings(run, config),
         sources=sources_in(path),

@@ -350,9 +350,8 @@ def _settings(path: Path) -> list[str]:
 
 def _machine(run: _Run) -> str:
     rows = [("machine", run.state.get("machine") or DASH)]
-    if isinstance(versions := run.state.get("versions"), dict):
-        rows += [(name, value or "not installed") for name, value in versions.items()]
-    if isinstance(command := run.state.get("command"), list):
+    rows += [(name, value or "not installed") for name, value in (run.state.get("versions") or {}).items()]
+    if command := run.state.get("command"):
         rows.append(("arguments", " ".join(map(str, command[1:]))))
     return _table(("what", "value"), rows, wide=(1,))
 

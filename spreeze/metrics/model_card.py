@@ -99,14 +99,13 @@ def _metadata(env: str, algo: str, best: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(record: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    versions = record.get("versions")
-    known = versions if isinstance(versions, dict) else {}
+    versions = record.get("versions") or {}
     return [
         ("algorithm, mode, seed", f"{record.get('algo')}, {record.get('mode')}, {record.get('seed')}"),
         ("env steps, updates", f"{_number(summary.get('env_steps'))}, {_number(summary.get('updates'))}"),
         ("time", f"{_number(summary.get('wall_s'))} s"),
         ("machine", clean(record.get("machine"), 200)),
-        ("versions", ", ".join(f"{name} {value}" for name, value in known.items() if value)),
+        ("versions", ", ".join(f"{name} {value}" for name, value in versions.items() if value)),
     ]
 
 
