@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -57,6 +58,7 @@ _MARK_TEXT = 160  # characters of a mark's sentence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
 
+_RETURN_OF = operator.attrgetter("return_mean")
 _TREND_EVALUATIONS = 10_000  # Evaluations among which the trend looks for the last third of the time.
 _OTHER_PROGRAMS = ("external_cpu_cores", "sibling_cpu_cores")
 _OTHER_PROGRAMS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
@@ -567,10 +569,11 @@ def _gpu(gpu: GpuSnapshot, shown: Snapshot) -> str:
 
 def _evaluations(reader: MetricsReader, seen: int, count: int) -> dict[str, list[float | int | None]]:
     """Evaluations not yet sent with their 95 % intervals; of too many the best and worst of each bucket."""
-    if count - seen > 2 * MAX_BUCKETS:
-        chosen = reader.extreme_evaluations(seen, count, MAX_BUCKETS)
-    else:
-        chosen = reader.evaluations(seen) if count > seen else []
+    chosen = reader.evaluations(seen) if count > seen else []
+    if len(chosen) > 2 * MAX_BUCKETS:
+        width = math.ceil(len(chosen) / MAX_BUCKETS)
+        parts = [sorted(chosen[at : at + width], key=_RETURN_OF) for at in range(0, len(chosen), width)]
+        chosen = sorted({record for part in parts for record in (part[0], part[-1])})
 
     def bounds(sign: int) -> list[float | int | None]:
         halves = [(record.return_mean, record.half_width) for record in chosen]

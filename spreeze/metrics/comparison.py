@@ -743,7 +743,7 @@ def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.nd
     return x, values
 
 
-def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band:
+def band(x: np.ndarray, values: np.ndarray, robust: bool) -> Band:
     """Mean or interquartile mean over runs, with a percentile bootstrap over runs; values [runs, K]."""
     centre = np.full(len(x), np.nan)
     low, high = centre.copy(), centre.copy()
@@ -752,7 +752,7 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
         column = values[np.isfinite(values[:, k]), k]
         centre[k] = iqm(column) if robust else column.mean()
         if len(column) >= MIN_RUNS:
-            low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, robust=robust)
+            low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, robust=robust)
     return Band(x, centre, low, high, counts)
 
 

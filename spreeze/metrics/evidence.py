@@ -28,12 +28,7 @@ def iqm(values: np.ndarray) -> np.ndarray:
 
 
 def bootstrap_interval(
-    values: Sequence[float] | np.ndarray,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    *,
-    robust: bool = False,
+    values: Sequence[float] | np.ndarray, level: float = LEVEL, resamples: int = RESAMPLES, *, robust: bool = False
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
 
@@ -41,7 +36,7 @@ def bootstrap_interval(
     the interquartile mean, else the mean.
     """
     data = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def centres(count: int) -> np.ndarray:
         drawn = data[rng.integers(0, data.size, (count, data.size))]
@@ -57,7 +52,6 @@ def improvement(
     resamples: int = RESAMPLES,
     *,
     paired: bool = False,
-    seed: int = 0,
 ) -> tuple[float, float, float]:
     """Probability that a run of one group exceeds one of the other, ties counting half, and ends of its interval.
 
@@ -66,7 +60,7 @@ def improvement(
     """
     a, b = np.asarray(mine, np.float64), np.asarray(others, np.float64)
     wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def shares(count: int) -> np.ndarray:
         rows = rng.integers(0, a.size, (count, a.size))

@@ -164,9 +164,8 @@ class MetricsReader:
     keep the writer's log from being folded back and would miss a replaced file.
     """
 
-    def __init__(self, path: str | Path, timeout_s: float = _QUERY_TIMEOUT_S) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._timeout_s = timeout_s
         self._shared: tuple[Query, RawValues] | None = None
 
     def names(self) -> list[str]:
@@ -236,18 +235,6 @@ class MetricsReader:
         with self._session() as query:
             return [_evaluation(row) for row in query(f"SELECT {_FIELDS} FROM evaluations WHERE rowid > ?", int(after))]
 
-    def extreme_evaluations(self, after: int, last: int, groups: int) -> list[EvaluationRow]:
-        """Worst and best in each of at most ``groups`` equal parts of evaluations ``after + 1`` to ``last``."""
-        width = max(1, math.ceil((last - after) / max(1, groups)))
-        # SQLite takes the other columns from the row that has the minimum or maximum.
-        sql = " UNION ".join(
-            f"SELECT {_FIELDS} FROM (SELECT {_FIELDS}, {which}(return_mean) FROM evaluations WHERE rowid > ? "
-            f"AND rowid <= ? GROUP BY (rowid - 1 - ?) / ?)"
-            for which in ("min", "max")
-        )
-        with self._session() as query:
-            return [_evaluation(row) for row in query(f"{sql} ORDER BY t", *(2 * (after, last, after, width)))]
-
     def last_evaluation(self) -> tuple[int, EvaluationRow | None]:
         """The number of evaluations, and the newest one."""
         with self._session() as query:
@@ -264,7 +251,7 @@ class MetricsReader:
     def connected(self) -> Iterator[MetricsReader]:
         """Yields a reader for several queries, which share one connection and one time limit."""
         with self._session() as query:
-            shared = MetricsReader(self._path, self._timeout_s)
+            shared = MetricsReader(self._path)
             shared._shared = query, RawValues(query)
             try:
                 yield shared
@@ -280,7 +267,7 @@ class MetricsReader:
         if not self._path.is_file() or self._path.stat().st_size == 0:
             yield lambda sql, *arguments: []
             return
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + _QUERY_TIMEOUT_S
         try:
             with contextlib.closing(self._open()) as connection:
                 refuse_newer(format_number(connection), FORMAT, self._path, RunError)

@@ -372,16 +372,16 @@ POSTED: tuple[InternalSlot, ...] = (
 class MetricTable:
     """The rows by name, and the slots and time splits that follow from them."""
 
-    def __init__(self, metrics: Iterable[Metric], posted: Iterable[InternalSlot] = POSTED) -> None:
+    def __init__(self, metrics: Iterable[Metric]) -> None:
         """Raises a ValueError if two rows have the same name."""
-        self.metrics, self._posted = tuple(metrics), tuple(posted)
+        self.metrics = tuple(metrics)
         self._by_name = {metric.name: metric for metric in self.metrics}
         if len(self._by_name) < len(self.metrics):
             names = [metric.name for metric in self.metrics]
             raise ValueError(f"two metrics are called {max(names, key=names.count)}; a metric is one row")
         slots: dict[str, dict[str, None]] = defaultdict(dict)
         sources = [metric.source for metric in self.metrics if not metric.is_sent]
-        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
+        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in POSTED]:
             slots[role][slot] = None
         slots["host"] = {**slots["sampler"], **slots["host"]}  # the sums over its samplers, then its own
         self.slots = {role: tuple(names) for role, names in slots.items()}
@@ -389,7 +389,7 @@ class MetricTable:
 
     def extend(self, metrics: Iterable[Metric]) -> None:
         """Adds rows of an imported module; a ValueError if another row has the name. Slots keep their indices."""
-        more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)), self._posted)
+        more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)))
         self.metrics, self._by_name = more.metrics, more._by_name
         for role, slots in more.slots.items():
             self.slots[role] = tuple(dict.fromkeys((*self.slots.get(role, ()), *slots)))
@@ -398,7 +398,7 @@ class MetricTable:
         """The slots of a role in which a restarted worker continues from its predecessor's values."""
         resumed = [metric for metric in self.metrics if metric.cumulative or metric.kind is Kind.SHARE]
         sources = [metric.source for metric in resumed if not metric.is_sent]
-        sources += [_address(row.slot) for row in self._posted if row.cumulative]
+        sources += [_address(row.slot) for row in POSTED if row.cumulative]
         return tuple(dict.fromkeys(source[1] for source in sources if source and source[0] == role))
 
     def by_name(self, name: str) -> Metric:
