@@ -14,10 +14,11 @@ import streamlit as st
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import control, episode_api, live_api
-from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, meaning, row, tail_lines
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, row, tail_lines
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
 from spreeze.metrics.progress import SOURCE, published
+from spreeze.metrics.table import by_name
 from spreeze.run_directory import read_run
 
 PERIOD_MS = 1000
@@ -42,7 +43,7 @@ def show_live(path: Path, page_key: str) -> None:
             "tiles": live_api.tiles(),
             "pipeline": live_api.pipeline(parts),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
-            "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
+            "return_help": f"{by_name('eval_return').sentence} {_RETURN_HELP}",
         },
         on_changed_change=lambda: None,  # only the rerun is wanted
     )

@@ -241,7 +241,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
         "text": {
             **texts(shown, fresh, run, last, path, config.get("evaluation", {}).get("episodes")),
             "progress": DASH if not is_live or state == "stopping" else shown.time_left or DASH,
-            "final": _mean_of_last(curve.final, count),
+            "final": number(curve.final) + (f" (n={count})" if 0 < count < FINAL_EVALUATIONS else ""),
             "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
             "trend": _trend(curve, run, config.get("stop", {}), state, best),
             "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
@@ -431,12 +431,6 @@ class _Curve(NamedTuple):
     final: float | None  # mean of the last ten
     risen: bool  # True if some in a row are clearly above the first
     stuck: bool  # True if they have not risen for minutes
-
-
-def _mean_of_last(final: float | None, count: int) -> str:
-    if final is None:
-        return DASH
-    return number(final) + (f" (n={count})" if count < FINAL_EVALUATIONS else "")
 
 
 @lru_cache(16)

@@ -18,7 +18,6 @@ from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.files import read_json, tail_text
 from spreeze.formatting import DASH, clean, duration
-from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
     LAUNCHES,
     LIVE_STATES,
@@ -223,8 +222,3 @@ def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
     """Data flow of a run, from its ``run.json``; None if unknown."""
     on_policy = run["data_flow"].get("lag") is not None if run.get("data_flow") else run.get("algo") in ON_POLICY
     return data_flow_of(run, on_policy=on_policy)
-
-
-def meaning(name: str) -> str:
-    """One sentence on a metric, with its unit."""
-    return by_name(name).sentence

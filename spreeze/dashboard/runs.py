@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ from spreeze.dashboard.run_data import (
     as_cli_argument,
     clips,
     log_files,
-    meaning,
     row,
     rows,
     run_path,
@@ -33,6 +33,7 @@ from spreeze.formatting import DASH, clean, duration, number, size, whole
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.stop_reasons import StopReason, stop_reason
 from spreeze.metrics.store import MetricsReader
+from spreeze.metrics.table import by_name
 from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run, state_of
 from spreeze.types import POLICY_FORMATS
 
@@ -69,7 +70,9 @@ def _selected_run(path: Path, folder: Path) -> None:
     if run.about.note:
         st.text(run.about.note)
     cells = st.columns(4)
-    module = None if recorded else _imported_by(path)
+    module = None
+    with contextlib.suppress(RunError):  # a click on Resume then tells why
+        module = None if recorded else control.module_of_run(path)
     text = "The run imports this module: its code will run on this machine."
     trusted = module in (None, control.imported()) or cells[0].checkbox(
         f"Trust {components.plain(module)}", key=f"trust_{name}", help=text
@@ -177,14 +180,6 @@ def files_to_pack(path: Path) -> list[Path]:
 def pack(path: Path) -> bytes:
     """A ZIP file of ``files_to_pack``, in a folder with the run's name."""
     return control.zipped({f"{path.name}/{part.relative_to(path)}": part for part in files_to_pack(path)})
-
-
-def _imported_by(path: Path) -> str | None:
-    """The module of a run (``control.module_of_run``); None if that rejects the run, as a click on Resume then does."""
-    try:
-        return control.module_of_run(path)
-    except RunError:
-        return None
 
 
 def watch() -> None:
@@ -353,8 +348,8 @@ def show_table(folder: Path) -> None:
             "minutes": st.column_config.NumberColumn(
                 width=62, format="%.1f", help="Time of all sessions without pauses, with closing [min]."
             ),
-            "env steps": st.column_config.NumberColumn(width=72, format="compact", help=meaning("env_steps")),
-            "best": st.column_config.NumberColumn(width=58, format="%.4g", help=meaning("eval_return")),
+            "env steps": st.column_config.NumberColumn(width=72, format="compact", help=by_name("env_steps").sentence),
+            "best": st.column_config.NumberColumn(width=58, format="%.4g", help=by_name("eval_return").sentence),
             "end mean": st.column_config.NumberColumn(
                 width=66, format="%.4g", help="Mean return over its last ten evaluations, or fewer if it has fewer."
             ),

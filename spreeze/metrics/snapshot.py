@@ -191,9 +191,9 @@ def snapshot_of(
         "env_errors": int(sum(errors)) if errors else None,
         "may_end_earlier": ends_at_return(config.get("stop", {})),
         "learner_device": device if device != "auto" else ("cuda:0" if gpus else "cpu"),
-        "env_steps": _integer(values.get("env_steps")),
-        "updates": _integer(values.get("updates")),
-        "restarts": _integer(values.get("restarts")) or 0,
+        "env_steps": whole_number(values.get("env_steps")),
+        "updates": whole_number(values.get("updates")),
+        "restarts": whole_number(values.get("restarts")) or 0,
         "core_uses": tuple(parts_of(values, "cpu_core_use").values()),
         "gpus": gpus,
         "sampler_shares": {} if rests else split_of(values, "sampler"),
@@ -231,10 +231,6 @@ def _gpus(values: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
     indices = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_") and "/" in name})
     names = [item.name for item in dataclasses.fields(GpuSnapshot) if item.name != "index"]
     return tuple(GpuSnapshot(index=i, **{name: values.get(f"gpu_{name}/{i}") for name in names}) for i in indices)
-
-
-def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
 
 
 # --- the bottleneck ---
