@@ -350,7 +350,7 @@ def _group_table(reports: list[Report]) -> None:
         for cells in comparison.group_cells(report)
     ]
     helps = {
-        "Final return": "mean over all episodes of the last evaluated policies, at most "
+        "final return": "mean over all episodes of the last evaluated policies, at most "
         f"{comparison.FINAL_EVALUATIONS}, {comparison.LONG_ENOUGH}",
         "return at equal time": "the same for all runs, up to the wall time that all runs of the environment reached",
     }
