@@ -1,6 +1,6 @@
 """The hardware of this machine and the part that this process may use, with reasons; None means unknown.
 
-Everything is read from ``/proc`` and ``/sys`` below a given root, so that tests can simulate containers. The number of
+Files of ``/proc`` and ``/sys`` are read below a given root, so that tests can simulate containers. The number of
 cores is never ``cpu_count()`` but follows from affinity, cgroup quota and cpuset.
 """
 
@@ -78,7 +78,7 @@ class Machine:
 def core_facts(root: str | Path = "/") -> CoreFacts:
     """Usable cores: the smallest of affinity, cpuset and cgroup quota."""
     base = Path(root)
-    affinity = _affinity(base)
+    affinity = os.sched_getaffinity(0)
     ids = sorted(affinity & _cpuset(base) or affinity)
     quota = _cpu_quota(base)
     reason = f"{len(ids)} core{'' if len(ids) == 1 else 's'} by affinity"
@@ -101,13 +101,6 @@ def _physical_cores(base: Path, ids: list[int]) -> int | None:
             return None
         groups.add(frozenset(_id_list(siblings)))
     return len(groups) or None
-
-
-def _affinity(base: Path) -> set[int]:
-    for line in (_read(base / "proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:") and (ids := _id_list(line.split(":", 1)[1])):
-            return ids
-    return os.sched_getaffinity(0)
 
 
 def _cpuset(base: Path) -> set[int]:
@@ -155,12 +148,8 @@ def _cgroup_folders(base: Path, controller: str) -> list[Path]:
 
 def memory_limits(root: str | Path = "/") -> MemoryFacts:
     """Main memory, and the part available within the tightest cgroup limit; reclaimable page cache counts as free."""
-    base = Path(root)
-    lines = (line.split() for line in (_read(base / "proc/meminfo") or "").splitlines())
-    fields = {line[0]: 1024 * (_integer(line[1]) or 0) for line in lines if len(line) > 1}
-    machine = psutil.virtual_memory()
-    total = fields.get("MemTotal:") or int(machine.total)
-    available = fields.get("MemAvailable:", int(machine.available))
+    base, machine = Path(root), psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
     limit, usable = None, available
     for folder in _cgroup_folders(base, "memory"):
         bound = _integer(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))

@@ -10,7 +10,6 @@ import pytest
 from spreeze.machine import hardware
 from spreeze.machine.gpu import GpuMonitor, read_gpus
 
-MEMINFO = "MemTotal: 8388608 kB\nMemFree: 1024 kB\nMemAvailable: 4194304 kB\n"
 V2 = "0::/user.slice/run.scope\n"
 V1 = "5:cpuset:/docker/abc\n4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n"
 
@@ -23,11 +22,18 @@ def _tree(root, files):
     return root
 
 
-def _base(allowed="0-3", cgroup=V2):
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch):
+    """What the kernel answers by itself: the cores that this process may use, and memory."""
+    told = SimpleNamespace(cores={0, 1, 2, 3}, memory=SimpleNamespace(total=8 * 2**30, available=4 * 2**30))
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda pid: told.cores)
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: told.memory)
+    return told
+
+
+def _base(cgroup=V2):
     files = {
-        "proc/self/status": f"Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t{allowed}\n",
         "proc/self/cgroup": cgroup,
-        "proc/meminfo": MEMINFO,
         "proc/cpuinfo": "processor\t: 0\nmodel name\t: Imaginary 9000\n",
         "proc/sys/kernel/osrelease": "7.0.0\n",
     }
@@ -36,8 +42,9 @@ def _base(allowed="0-3", cgroup=V2):
     return files
 
 
-def test_without_any_limit_affinity_decides(tmp_path):
-    facts = hardware.core_facts(_tree(tmp_path, _base("0-2")))
+def test_without_any_limit_affinity_decides(tmp_path, kernel):
+    kernel.cores = {0, 1, 2}
+    facts = hardware.core_facts(_tree(tmp_path, _base()))
     assert (facts.usable, facts.reason) == (3.0, "3 cores by affinity")
 
 
@@ -75,10 +82,10 @@ def test_cpuset_narrows_affinity(tmp_path):
     assert (facts.ids, facts.usable, facts.reason) == ((1, 3), 2.0, "cpuset leaves 2 of 4 cores")
 
 
-def test_smt_siblings_are_one_physical_core(tmp_path):
-    assert hardware.core_facts(_tree(tmp_path, _base())).physical == 2
-    assert hardware.core_facts(_tree(tmp_path, _base("0,2"))).physical == 1
-    assert hardware.core_facts(_tree(tmp_path, _base("0,9"))).physical is None
+@pytest.mark.parametrize(("cores", "physical"), [({0, 1, 2, 3}, 2), ({0, 2}, 1), ({0, 9}, None)])
+def test_smt_siblings_are_one_physical_core(tmp_path, kernel, cores, physical):
+    kernel.cores = cores
+    assert hardware.core_facts(_tree(tmp_path, _base())).physical == physical
 
 
 def test_memory_without_limit(tmp_path):
@@ -146,10 +153,10 @@ def test_real_machine_is_json_and_one_line():
     assert "\n" not in machine.one_line()
 
 
-def test_identity_holds_over_free_memory_and_changes_with_the_quota(tmp_path):
+def test_identity_holds_over_free_memory_and_changes_with_the_quota(tmp_path, kernel):
     root = _tree(tmp_path, _base())
     first = hardware.read_machine(root).identity()
-    (root / "proc/meminfo").write_text(MEMINFO.replace("4194304", "2000000"))
+    kernel.memory.available //= 2
     assert hardware.read_machine(root).identity() == first
     _tree(root, {"sys/fs/cgroup/cpu.max": "50000 100000"})
     assert hardware.read_machine(root).identity() != first
