@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spreeze.formatting import number, percent
-from spreeze.machine.contention import ContentionReader, CpuContention
+from spreeze.machine.utilisation import ContentionReader, CpuContention
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, samples_per_insert
 from spreeze.transport import status_table

@@ -10,7 +10,7 @@ from harness import FAULT, PENDULUM, TINY, Run, refused, train
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.machine.contention import CpuContention
+from spreeze.machine.utilisation import CpuContention
 from spreeze.metrics.table import SLOTS
 from spreeze.run_directory import group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop

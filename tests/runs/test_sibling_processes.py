@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, SUPPORT, TINY, Run, poll
 
-from spreeze.machine.contention import ExemptProcesses
 from spreeze.machine.processes import PAGE, PREWARM, PROBE
+from spreeze.machine.utilisation import ExemptProcesses
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import BACKGROUND_CORES
 from spreeze.runtime.launcher import Prewarm

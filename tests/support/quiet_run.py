@@ -8,8 +8,8 @@ import runpy
 
 import psutil
 
-from spreeze.machine import contention
-from spreeze.machine.contention import ContentionReader, ExemptProcesses
+from spreeze.machine import utilisation
+from spreeze.machine.utilisation import ContentionReader, ExemptProcesses
 from spreeze.workers.roles import role_of
 
 
@@ -24,7 +24,7 @@ class Busy:
     def __init__(self):
         self.total_s, self.before, self.reader = 0.0, {}, ContentionReader(role_of)
 
-    def __call__(self, core_ids, proc):
+    def __call__(self, core_ids, proc=None):
         """Seconds that the family has run since it was first asked."""
         now = {tid: ran_s for pid in family() for tid, (ran_s, _) in self.reader._process(pid)[0].items()}
         self.total_s += sum(max(0.0, ran_s - self.before.get(tid, 0.0)) for tid, ran_s in now.items())
@@ -33,7 +33,7 @@ class Busy:
 
 
 def main():
-    find, contention.busy_s = ExemptProcesses.find, Busy()
+    find, utilisation.busy_s = ExemptProcesses.find, Busy()
     ExemptProcesses.find = lambda exempt, ours: tuple(pids & family() for pids in find(exempt, ours))
     runpy.run_module("spreeze.train", run_name="__main__", alter_sys=True)
 

@@ -17,9 +17,9 @@ from harness import PATIENCE_S, poll
 from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import open_task
-from spreeze.machine.contention import ContentionReader, CpuContention
 from spreeze.machine.hardware import CoreFacts
 from spreeze.machine.logs import LogKeeper
+from spreeze.machine.utilisation import ContentionReader, CpuContention
 from spreeze.metrics.snapshot import bottleneck
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import SLOTS
