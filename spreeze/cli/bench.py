@@ -19,8 +19,7 @@ from spreeze.cli.arguments import Parser, print_result
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError, UsageError
-from spreeze.machine.gpu import read_gpus
-from spreeze.machine.hardware import check_precision, read_machine
+from spreeze.machine.hardware import check_precision, read_gpus, read_machine
 from spreeze.machine.output import say
 from spreeze.metrics import median
 from spreeze.run_directory import versions

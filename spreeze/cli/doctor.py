@@ -39,8 +39,7 @@ from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.files import existing_parent
 from spreeze.formatting import clean, number, percent, size
-from spreeze.machine.gpu import GpuFacts
-from spreeze.machine.hardware import Machine, read_machine
+from spreeze.machine.hardware import GpuFacts, Machine, read_machine
 from spreeze.machine.output import emit, say
 from spreeze.machine.utilisation import busy_s
 from spreeze.metrics.snapshot import GpuSnapshot

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
-from spreeze.machine.hardware import CoreFacts, core_facts
+from spreeze.machine.hardware import GPU_ENERGY, CoreFacts, GpuMonitor, core_facts
 from spreeze.machine.processes import LOW_PRIORITY, OWN_PREFIX, PAGE
 
 _MIN_INTERVAL_S = 0.02  # Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise.

@@ -11,7 +11,7 @@ from harness import PATIENCE_S, REPO
 
 from spreeze.cli import bench
 from spreeze.cli.bench import BATCHES, KINDS, Rate, gpu_rows, missing_device, timer, wanted
-from spreeze.machine.gpu import GpuReport
+from spreeze.machine.hardware import GpuReport
 
 
 @pytest.mark.warm

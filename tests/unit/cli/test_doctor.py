@@ -12,8 +12,7 @@ import pytest
 from spreeze.cli import doctor
 from spreeze.config.algorithm_bases import ReplayConfig
 from spreeze.errors import EnvError
-from spreeze.machine.gpu import GpuFacts
-from spreeze.machine.hardware import read_machine
+from spreeze.machine.hardware import GpuFacts, read_machine
 
 MACHINE = read_machine()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from spreeze.machine import hardware
-from spreeze.machine.gpu import GpuMonitor, read_gpus
+from spreeze.machine.hardware import GpuMonitor, read_gpus
 
 V2 = "0::/user.slice/run.scope\n"
 V1 = "5:cpuset:/docker/abc\n4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n"

@@ -16,8 +16,7 @@ import pytest
 from harness import poll
 from test_hardware import FakeNvml
 
-from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
-from spreeze.machine.hardware import core_facts
+from spreeze.machine.hardware import GPU_ENERGY, GpuMonitor, core_facts
 from spreeze.machine.utilisation import Utilisation, _core_numbers
 from spreeze.metrics.table import by_name
 
