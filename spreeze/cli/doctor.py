@@ -44,8 +44,7 @@ from spreeze.machine.output import emit, say
 from spreeze.machine.utilisation import busy_s
 from spreeze.metrics.snapshot import GpuSnapshot
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
-from spreeze.runtime.cluster.ray_nodes import parse_address
-from spreeze.runtime.cluster.survey import survey
+from spreeze.runtime.cluster.ray_nodes import parse_address, survey
 from spreeze.types import Choices, RowLayout
 
 Status = Literal["ok", "warn", "fail"]

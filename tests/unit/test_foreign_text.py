@@ -231,7 +231,7 @@ def test_lines_stay_and_what_the_stream_cannot_write_is_no_error(monkeypatch):
 
 
 ALLOWED = {"machine/output.py", "__main__.py", "tuner/update_probe.py",
-           "runtime/cluster/survey.py",
+           "runtime/cluster/ray_nodes.py",
            "runtime/metric_sinks.py"}  # fmt: skip
 """The one place, what names verbs, what tells its parent a number, and what W&B logs. Workers' streams are logs."""
 

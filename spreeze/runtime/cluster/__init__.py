@@ -6,8 +6,7 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
                      run's replay, and sends weights. A crash of Ray ends this process alone.
 ``host``             the Ray actor, one on every other host: answers the bridge, has that host's samplers or its run.
 ``learner_bridge``   (driver) in place of the bridge where learners mix: carries messages between hosts.
-``ray_nodes``        all calls of Ray.
-``survey``           what a cluster has, before a run and for ``spreeze doctor``.
+``ray_nodes``        all calls of Ray; a survey of what a cluster has, for ``spreeze doctor``.
 
 *Flow.* At most two pulls are in progress to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4
 MB, or sooner with what there is. It carries how far the host may continue by the run's rate limiter: so back-pressure
