@@ -445,11 +445,11 @@ class RowLayout:
     """Sizes of the sequences; None: rows are transitions."""
 
     @classmethod
-    def of(cls, spec: EnvSpec, n_step: int = 1, *, checksum: bool = False) -> RowLayout:
+    def of(cls, spec: EnvSpec, n_step: int = 1) -> RowLayout:
         if spec.frames is None:
-            return cls(spec.obs_dim, spec.action_dim, n_step, checksum)
+            return cls(spec.obs_dim, spec.action_dim, n_step)
         frame_bytes, stack = spec.frames.frame_bytes, spec.frames.stack
-        return cls(0, spec.action_dim, n_step, checksum, frame_bytes, stack, spec.frames.vector_dim)
+        return cls(0, spec.action_dim, n_step, False, frame_bytes, stack, spec.frames.vector_dim)
 
     @property
     def width(self) -> int:

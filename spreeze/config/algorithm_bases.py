@@ -85,11 +85,11 @@ class AlgorithmConfig(Section):
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
 
-    def row_layout(self, spec: EnvSpec, *, checksum: bool = False) -> RowLayout:
+    def row_layout(self, spec: EnvSpec) -> RowLayout:
         """The layout of replay rows for a task."""
         if self.sequence is None:
-            return RowLayout.of(spec, self.n_step, checksum=checksum)
-        return RowLayout(spec.obs_dim, spec.action_dim, checksum=checksum, sequence=self.sequence)
+            return RowLayout.of(spec, self.n_step)
+        return RowLayout(spec.obs_dim, spec.action_dim, sequence=self.sequence)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -243,7 +242,7 @@ class RunPlan:
     @property
     def layout(self) -> RowLayout:
         """Layout of a replay row."""
-        return self.config.algorithm.row_layout(self.spec, checksum="SPREEZE_TEST_CHECKSUM" in os.environ)
+        return self.config.algorithm.row_layout(self.spec)
 
     def ring_spec(self, group: int = 0) -> RingSpec:
         """A group's replay: a shard for each sampler, then those of other hosts, at least ``replay.capacity`` rows."""

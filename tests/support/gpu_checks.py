@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ import psutil
 import torch
 from harness import PATIENCE_S
 from learner_rates import HostWaits
-from rings import torn_rows
+from rings import checked_rows, torn_rows
 from torch import Tensor
 from whole_runs import train
 
@@ -432,7 +431,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
     candidate, failures = TrialResult(trial=JOINT, setting=setting), []
     machine = read_machine()
     with (
-        unittest.mock.patch.dict(os.environ, {"SPREEZE_TEST_CHECKSUM": "1"}),
+        checked_rows(),
         Interrupts() as interrupts,
         Trial(
             REPLAY,

@@ -84,7 +84,7 @@ class Run:
         """Starts the process.
 
         ``messages``: handle of the memory by which its learners gossip with those of other hosts. ``checks``: what the
-        package does for tests alone: ``checksum`` of each row, ``fingerprint`` of each swap.
+        package does for tests alone: ``fingerprint`` of each swap.
         """
         self.runs_dir = tmp_path / "runs"
         self.path = self.runs_dir / name

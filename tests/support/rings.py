@@ -1,14 +1,17 @@
 """Rings of replay: made for a test, filled with rows that tell their number, written to by another process."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 from harness import REPO, poll
 
+from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, row_checksum
 from spreeze.types import RowLayout
 
@@ -46,6 +49,12 @@ def ring_of(layout=LAYOUT, shards=1, rows=64, **options):
         yield ring
     finally:
         ring.close()
+
+
+def checked_rows():
+    """A patch by which each row of a run's replay has a checksum."""
+    layout = RunPlan.layout.fget
+    return mock.patch.object(RunPlan, "layout", property(lambda plan: dataclasses.replace(layout(plan), checksum=True)))
 
 
 def put(writer, start, count, version=0):
