@@ -108,8 +108,6 @@ class DQN(OffPolicyAlgorithm):
         noise = torch.Generator(torch_device).manual_seed(seed + 1)
         lr, max_norm = config.lr, config.max_grad_norm
         layers = HiddenLayers(config.activation, config.layer_norm, network)
-        if network is not None and config.dueling:
-            raise ConfigError("dqn.dueling = true: custom networks have no such streams; remove one of them")
         self._atoms: Tensor | None = None
         encoder: RecurrentEncoder | None = None
         if config.sequence is not None:

@@ -30,12 +30,10 @@ from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.config.algorithm_bases import OnPolicyConfig
 from spreeze.config.algorithms import find_network
-from spreeze.errors import CheckpointError, ConfigError, UsageError
+from spreeze.errors import CheckpointError, UsageError
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.inference.normalizer import DiscountedReturns, Normalizer, ScalingStatistics, scaled_rewards
 from spreeze.types import EnvSpec, RolloutBatch
-
-CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
 
 
 class Samples(NamedTuple):
@@ -97,10 +95,6 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         *,
         normalize_obs: bool = False,
     ) -> None:
-        if correction not in CORRECTIONS:
-            raise ConfigError(f"correction = {correction!r}: must be one of: {', '.join(CORRECTIONS)}")
-        if normalize_obs and not spec.vector_dim - spec.mask_dim:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; remove it")
         self.on_gradient: Callable[[], None] = lambda: None
         """Callback before each gradient, since learning from one rollout may take minutes."""
         self.correction = correction
@@ -113,7 +107,6 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         layers = HiddenLayers(config.activation, config.layer_norm, network)
         generator = torch.Generator().manual_seed(seed)
         sizes = ActorCriticSpec(outputs, self._numbers, config.hidden_sizes, layers, generator, self._device)
-        config.check_task(spec)
         self.net: MlpActorCritic | ConvActorCritic | RecurrentActorCritic
         if spec.frames is not None:
             refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))

@@ -178,8 +178,8 @@ def test_rollout_algorithms_learn_with_it_and_a_row_drawn_depends_on_that_row_al
 
 
 def test_what_does_not_fit_is_refused_with_the_remedy(module):
-    def made(network, **changes):
-        config = dataclasses.replace(SECTIONS["dqn"](), network=network, **changes)
+    def made(network):
+        config = dataclasses.replace(SECTIONS["dqn"](), network=network)
         return create("dqn", 3, 1, config, 0, num_actions=2, import_module=module)
 
     with pytest.raises(ConfigError, match=r"network = 'residuel': must be one of: residual.*did you mean 'residual'"):
@@ -190,8 +190,6 @@ def test_what_does_not_fit_is_refused_with_the_remedy(module):
         made("batch_norm")
     with pytest.raises(ConfigError, match="'recurrent': it returned tuple instead of a tensor, like recurrent layers"):
         made("recurrent")
-    with pytest.raises(ConfigError, match=r"dqn.dueling = true: custom networks"):
-        made("residual", dueling=True)
     algorithm = made("residual")
     with pytest.raises(WeightsError, match=r"need the network 'residual', which --import None does not declare"):
         Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())

@@ -93,3 +93,9 @@ def test_rollouts_carry_both_parts(algo, tmp_path):
 def test_a_picture_that_is_none_beside_numbers_says_which(tmp_path, capsys):
     document, _ = refused(capsys, tmp_path, *TASK, "--env-arg", "parts=vector", "--set", "env.image=true")
     assert "env.image = true" in document["error"]
+
+
+def test_images_alone_have_no_normalizer(tmp_path, capsys):
+    alone = ("--env-arg", "parts=image", "--env-arg", "discrete=True", "--algo", "ppo")
+    document, _ = refused(capsys, tmp_path, *TASK, *alone, "--set", "env.normalize_obs=true")
+    assert "images are scaled by 1/255 already" in document["error"]

@@ -256,7 +256,10 @@ def test_images_take_all_of_it(changes):
     np.testing.assert_allclose(policy._forward(batch.obs.numpy(), ())[0], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("changes", "named"), [({"noisy": True}, "noisy"), ({"critics": "quantile"}, "critics")])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"noisy": True}, "noisy"), ({"critics": "quantile"}, "critics"), ({"dueling": True}, "dueling")],
+)
 def test_a_custom_network_is_refused_with_the_setting(changes, named):
     config = dataclasses.replace(SECTIONS["dqn"](), network="mine", **changes)
     spec = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Choices((2,)), max_episode_steps=None,
