@@ -188,17 +188,20 @@ class Trunk:
 
 
 def _loaded(arrays: dict[str, np.ndarray], index: int, part: ConvLayer, first: bool) -> _Layer:
-    weight, bias = (array_of(arrays, f"conv{index}_{kind}") for kind in ("w", "b"))
-    kernel = part.layer.kernel
-    expected = (part.layer.channels, part.inputs, kernel, kernel)
-    if weight.shape != expected or bias.shape != expected[:1]:
-        raise WeightsError(f"weights 'conv{index}_w' have shape {weight.shape}; {expected} is needed")
+    channels, kernel, _ = part.layer
+    weight = array_of(arrays, f"conv{index}_w", (channels, part.inputs, kernel, kernel))
+    bias = array_of(arrays, f"conv{index}_b", (channels,))
     # Pixels are 0 to 255; the first layer's weights are scaled instead of the images.
     return _Layer(part, weight / np.float32(255.0) if first else weight, bias, first=first)
 
 
-def array_of(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The array as float32; a WeightsError if it is missing."""
+def array_of(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The array as float32; a WeightsError if it is missing or has another ``shape``, in which -1 is any size."""
     if name not in arrays:
         raise WeightsError(f"weights have no '{name}'; publish them again with this version")
-    return np.asarray(arrays[name], np.float32)
+    array = np.ascontiguousarray(arrays[name], np.float32)
+    if array.ndim != len(shape) or not all(
+        wanted in (-1, size) for wanted, size in zip(shape, array.shape, strict=True)
+    ):
+        raise WeightsError(f"weights '{name}' have shape {array.shape}; {shape} is needed")
+    return array

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import WeightsError
+from spreeze.inference.convolution import array_of
 from spreeze.types import Arrays, Choices
 
 FORBIDDEN = -math.inf  # output for an action that the mask forbids: never the largest, with probability 0
@@ -160,9 +161,7 @@ class GaussianHead(SamplingHead):
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = self.noise_dim = int(meta["action_dim"])
-        log_std = np.ascontiguousarray(arrays["log_std"], np.float32)
-        if log_std.shape != (self.outputs,):
-            raise WeightsError(f"weights 'log_std' have shape {log_std.shape}; ({self.outputs},) is needed")
+        log_std = array_of(arrays, "log_std", (self.outputs,))
         self._std = np.exp(log_std)
         self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * HALF_LOG_2PI)
 

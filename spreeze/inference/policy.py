@@ -81,8 +81,11 @@ class Policy:
             outputs = self._head.outputs
             self._layers = [(np.zeros((self.obs_dim, outputs), np.float32), np.zeros(outputs, np.float32))]
         else:
+            self._layers = []
             names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
-            self._layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
+            for weight_name, bias_name in [*names, ("head_w", "head_b")]:
+                weight = array_of(arrays, weight_name, (-1, -1))
+                self._layers.append((weight, array_of(arrays, bias_name, weight.shape[1:])))
             self._check_sizes()
         self._noise = NoisyLayers(arrays, meta, self._layers) if "noisy" in meta else None
         self._rows = -1
@@ -367,13 +370,6 @@ def places_agree(inputs: int, outputs: int) -> bool:
         x[position] = row
         results.add(np.dot(x, weight)[position].tobytes())
     return len(results) == 1
-
-
-def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray, np.ndarray]:
-    weight, bias = (np.ascontiguousarray(array_of(arrays, name)) for name in (weight_name, bias_name))
-    if weight.ndim != 2 or bias.shape != weight.shape[1:]:
-        raise WeightsError(f"weights '{weight_name}' {weight.shape} and '{bias_name}' {bias.shape} do not fit")
-    return weight, bias
 
 
 class NoisyLayers:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import WeightsError
+from spreeze.inference.convolution import array_of
 from spreeze.types import Arrays
 
 CELLS = {"lstm": 2, "gru": 1}
@@ -38,7 +39,7 @@ class Cell:
         size, gates = self.size, _GATES[self.kind]
         columns = len(gates) * size
         shapes = {"x": (-1, columns), "h": (size, columns), "x_bias": (columns,), "h_bias": (columns,)}
-        parts = {name: _array(arrays, f"cell_{name}", shape) for name, shape in shapes.items()}
+        parts = {name: array_of(arrays, f"cell_{name}", shape) for name, shape in shapes.items()}
         self.inputs, self.state_dim = len(parts["x"]), state_dim(self.kind, size)
         of_gate = {
             gate: {name: part[..., number * size : (number + 1) * size] for name, part in parts.items()}
@@ -100,12 +101,3 @@ class Cell:
         np.subtract(state, new, out=next_state)
         next_state *= gates[:, size:]
         next_state += new
-
-
-def _array(arrays: Arrays, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(arrays[name] if name in arrays else np.zeros(0), np.float32)
-    if array.ndim != len(shape) or any(
-        needed not in (-1, size) for needed, size in zip(shape, array.shape, strict=True)
-    ):
-        raise WeightsError(f"weights '{name}' have shape {array.shape}; {shape} is needed")
-    return array

@@ -119,7 +119,7 @@ def test_number_of_rows_may_change_between_calls():
         ({"w1": None}, "no 'w1'"),
         ({"w0": np.zeros((OBS + 1, 32), np.float32)}, "has 7 inputs, expected 6"),
         ({"head_w": np.zeros((24, 5), np.float32), "head_b": np.zeros(5, np.float32)}, "5 outputs; 6"),
-        ({"b0": np.zeros(3, np.float32)}, "do not fit"),
+        ({"b0": np.zeros(3, np.float32)}, "have shape"),
         ({"obs_mean": np.zeros(2, np.float32), "obs_std": np.zeros(2, np.float32)}, "normalizer has shapes"),
     ],
 )
