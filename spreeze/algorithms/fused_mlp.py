@@ -157,15 +157,9 @@ def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = R
     return sum(aligned(math.prod(shape)) for shape in _shapes(sizes, stack))
 
 
-def new_parameters(
-    sizes: tuple[int, ...],
-    stack: int,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    layers: HiddenLayers = RELU,
-) -> Parameters:
+def new_parameters(sizes: tuple[int, ...], stack: int, device: torch.device, layers: HiddenLayers = RELU) -> Parameters:
     """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
-    flat = torch.zeros(parameter_count(sizes, stack, layers), device=device, dtype=dtype)
+    flat = torch.zeros(parameter_count(sizes, stack, layers), device=device)
     return parameters_over(flat, sizes, stack, layers)
 
 

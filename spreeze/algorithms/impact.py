@@ -239,7 +239,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
             worker = self._tensor(self._rows(batch.log_prob))
             unrolled = self._unrolled(batch, obs, self.normalizer)
             sequences = None if unrolled is None else unrolled.sequences
-            out, value = self._reference(obs, sequences)
+            out, value = (part.clone() for part in self._forward(obs, sequences))
             reference = self._kind.log_prob(out, action)
             ratio = self._grid(self._lag(reference, worker), steps, envs)
             old = self._grid(value, steps, envs)
@@ -285,11 +285,6 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
 
     def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         raise NotImplementedError("an update is update_minibatch()")
-
-    def _reference(self, obs: Tensor, sequences: Sequences | None) -> tuple[Tensor, Tensor]:
-        """Outputs [K, M] and values [M] of the policy that V-trace corrects towards."""
-        out, value = self._forward(obs, sequences)
-        return out.clone(), value.clone()
 
     def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
         """Importance weights [M], which V-trace clips; 1 if the lag is not corrected, which is GAE."""

@@ -289,9 +289,7 @@ class _Source:
         )
 
     def _matmul(self, weight: np.ndarray) -> None:
-        self._product(self._x, self._shape, weight)
-
-    def _product(self, x: str, shape: tuple[int, ...], weight: np.ndarray) -> None:
+        x, shape = self._x, self._shape
         name, unit = self._weights(weight, 1)
         y = self._new((*shape[:-1], weight.shape[1]))
         self._call("matmul", x, math.prod(shape[:-1]), shape[-1], name, weight.shape[1], y)
@@ -348,7 +346,7 @@ class _Source:
         joined = self._new((len(weight),))
         self._body.append(f"for (int i = 0; i < {inputs}; i++) {joined}[i] = {x}[i];")
         self._body.append(f"for (int i = 0; i < {size}; i++) {joined}[{inputs} + i] = state[i];")
-        self._product(joined, self._shape, weight)
+        self._matmul(weight)
         self._call("add", self._x, self._size, self._constant(bias), len(bias))
         self._call(kind, self._x, size, "state")
         self._x, self._shape = "state", (size,)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import exact
 from rollouts import FRAMES, learner, rollout, task
 from torch.nn import functional
 
@@ -31,7 +32,7 @@ CASES = [((5, 8, 7, 1), 2), ((5, 8, 7, 1), 1), ((3, 16, 6), 1), ((4, 8, 8, 8, 2)
 
 
 def made(sizes, stack, dtype=torch.float64):
-    parameters = new_parameters(sizes, stack, CPU, dtype)
+    parameters = exact(new_parameters, sizes, stack, CPU, dtype=dtype)
     parameters.initialize(torch.Generator().manual_seed(3))
     return parameters
 
@@ -47,7 +48,7 @@ def autograd_twin(parameters, x):
 
 @pytest.mark.parametrize(("sizes", "stack"), CASES)
 def test_forward_and_weight_gradients_equal_autograd(sizes, stack):
-    parameters, gradient = made(sizes, stack), new_parameters(sizes, stack, CPU, torch.float64)
+    parameters, gradient = made(sizes, stack), exact(new_parameters, sizes, stack, CPU, dtype=torch.float64)
     buffers = MlpBuffers.allocate(parameters, 11)
     rows = torch.randn(11, sizes[0] + 3, dtype=torch.float64)  # a strided view, as from a row block
     x = rows[:, : sizes[0]].expand(stack, -1, -1)
@@ -79,7 +80,7 @@ def test_input_gradient_equals_autograd_and_touches_no_weight_gradient(sizes, st
 def test_backward_over_a_part_of_the_rows_is_that_of_those_rows_alone():
     sizes = (4, 8, 3)
     parameters = made(sizes, 1)
-    gradient, alone = (new_parameters(sizes, 1, CPU, torch.float64) for _ in range(2))
+    gradient, alone = (exact(new_parameters, sizes, 1, CPU, dtype=torch.float64) for _ in range(2))
     x, upstream = torch.randn(1, 10, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     buffers = MlpBuffers.allocate(parameters, 10)
     part = buffers.part(4, 10)
@@ -132,7 +133,7 @@ TORCH = {"relu": torch.relu, "tanh": torch.tanh, "silu": functional.silu, "elu":
 
 
 def made_of(layers, sizes, stack, dtype=torch.float64):
-    parameters = new_parameters(sizes, stack, CPU, dtype, layers)
+    parameters = exact(new_parameters, sizes, stack, CPU, layers, dtype=dtype)
     parameters.initialize(torch.Generator().manual_seed(3))
     parameters.flat.mul_(2.0)
     return parameters
@@ -154,7 +155,10 @@ def torch_twin(parameters, x):
 @pytest.mark.parametrize(("sizes", "stack"), CASES)
 def test_every_activation_with_and_without_layer_norm_equals_autograd(layers, sizes, stack):
     parameters, rows = made_of(layers, sizes, stack), 11
-    gradient, buffers = new_parameters(sizes, stack, CPU, torch.float64), MlpBuffers.allocate(parameters, rows)
+    gradient, buffers = (
+        exact(new_parameters, sizes, stack, CPU, dtype=torch.float64),
+        MlpBuffers.allocate(parameters, rows),
+    )
     x = torch.randn(stack, rows, sizes[0], dtype=torch.float64, requires_grad=True)
     out, leaves = torch_twin(parameters, x)
     upstream = torch.randn_like(out)
@@ -204,7 +208,7 @@ def test_two_threads_and_the_sampler_s_numpy_give_the_same(layers):
 
 
 def test_layer_norm_by_hand():
-    parameters = new_parameters((1, 2, 1), 1, CPU, torch.float64, HiddenLayers("relu", layer_norm=True))
+    parameters = exact(new_parameters, (1, 2, 1), 1, CPU, HiddenLayers("relu", layer_norm=True), dtype=torch.float64)
     parameters.weights[0][0] = torch.tensor([[3.0, 1.0]])  # the sums 3 and 1 become 1 and -1
     parameters.biases[0][0] = torch.tensor([[0.5, 4.0]])
     parameters.head_weight[0] = torch.tensor([[10.0, 100.0]])

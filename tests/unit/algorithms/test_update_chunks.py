@@ -42,7 +42,7 @@ def test_rows_in_chunks_give_the_update_of_all_rows_at_once(name, hidden, paired
 
 
 def test_slopes_are_the_gradient_of_ones():
-    parameters = new_parameters((5, 8, 8, 1), 2, torch.device("cpu"), torch.float64)
+    parameters = exact(new_parameters, (5, 8, 8, 1), 2, torch.device("cpu"), dtype=torch.float64)
     parameters.initialize(torch.Generator().manual_seed(0))
     x, buffers = torch.randn(2, 7, 5, dtype=torch.float64), MlpBuffers.allocate(parameters, 7)
     mlp_forward(parameters, x, buffers)

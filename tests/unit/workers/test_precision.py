@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from batches import ACT, OBS, batches
+from batches import ACT, OBS, batches, exact
 
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, new_parameters
@@ -114,10 +114,10 @@ def passed(precision, dtype):
     with matmuls_in(precision, "cpu", largest_matmul((256, 256), ROWS)):
         generator = torch.Generator().manual_seed(3)
         parameters = new_parameters((22, 256, 256, 1), 2, CPU)
-        gradient = new_parameters(parameters.sizes, 2, CPU, dtype)
+        gradient = exact(new_parameters, parameters.sizes, 2, CPU, dtype=dtype)
         parameters.initialize(generator)
         x = torch.randn(1, ROWS, 22, generator=generator).expand(2, -1, -1).to(dtype)
-        used = new_parameters(parameters.sizes, 2, CPU, dtype)
+        used = exact(new_parameters, parameters.sizes, 2, CPU, dtype=dtype)
         used.flat.copy_(parameters.flat)
         buffers = MlpBuffers.allocate(used, ROWS)
         mlp_forward(used, x, buffers)
