@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class Algorithm(ABC):
 
     name: str
     _config: Any
+    _optimizers: Sequence[FlatAdam | FlatRMSProp]
     updates: int  # updates so far, including skipped ones; a caller that replays recorded updates counts them here
 
     lr_multiplier = 1.0  # factor of the learning rates, in addition to their schedule
@@ -40,9 +41,9 @@ class Algorithm(ABC):
     def metrics(self) -> dict[str, float]:
         """Finite metrics of the latest update by name, as in ``spreeze.metrics.table`` (reads the device)."""
 
-    @abstractmethod
     def updates_skipped(self) -> int:
-        """Number of gradient steps not applied because they were not finite (reads the device)."""
+        """Gradient steps not applied because they were not finite, the most of an optimizer (reads the device)."""
+        return max(optimizer.skipped for optimizer in self._optimizers)
 
     @abstractmethod
     def policy_arrays(self) -> dict[str, np.ndarray]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -226,9 +225,7 @@ class ImageCritics(ActionValues[ConvParameters]):
         grad = grad_q[0].t() / len(obs)
         out, self._buffers = self._buffers, None
         grad = grad if self._dueling is None else self._dueling.part_rows(grad)
-        gradients = torch.autograd.grad(out, list(chain(*self._leaves)), grad)
-        for tensor, gradient in zip(chain(*self._gradient.tensors()), gradients, strict=True):
-            tensor.copy_(gradient)
+        self._gradient.set_gradient([out], self._leaves, [grad])
 
 
 # Small batches and networks: progress depends on the movement of the targets, tau per update, hence on many updates.

@@ -99,6 +99,7 @@ class OffPolicyAlgorithm(Algorithm):
     critics: CriticNetworks[Any]
     actor: TrainedNetworks[Parameters] | None
     _config: AlgorithmConfig
+    _optimizers: list[FlatAdam]
     _schedule, _lr_end = "constant", 0.1
     encoder: Encoder | None = None
     """Converts images or sequences to features for actor and critics; None if these read observations."""
@@ -268,10 +269,6 @@ class OffPolicyAlgorithm(Algorithm):
         """Magnitude of the error of each row [B] in the latest update: its priority in replay (reads the device)."""
         errors = self.critics.row_errors()
         return (errors if self.encoder is None else self.encoder.row_errors(errors)).cpu().numpy()
-
-    def updates_skipped(self) -> int:
-        """The larger of the optimizers' skipped-step counts."""
-        return max(adam.skipped for adam in self._optimizers)
 
     @property
     def policy_parameters(self) -> list[Tensor]:

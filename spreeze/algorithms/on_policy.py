@@ -119,6 +119,7 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         self._kind = distribution_of(spec, self.net.log_std, self.net.grad_log_std)
         self._masked = spec.action_mask
         self.optimizer = self._new_optimizer()
+        self._optimizers = [self.optimizer]
         self.optimizer.apart = self.net.of_value if config.separate_grad_norms else None
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
@@ -368,9 +369,6 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         assert self._latest is not None
         log_ratio = self._latest[1]
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
-
-    def updates_skipped(self) -> int:
-        return self.optimizer.skipped
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Theta(j)'s policy and its normalizer."""
