@@ -109,10 +109,3 @@ class TwoStreams:
 
 
 Parallel = TwoThreads | TwoStreams
-
-
-def thread_pair_for(threads: int) -> tuple[TwoThreads | None, int]:
-    """Splits learner threads into (two threads or None, threads per matmul)."""
-    if threads < 2:
-        return None, 1
-    return TwoThreads(threads // 2), threads // 2

@@ -53,12 +53,6 @@ def conv_layers(name: str, channels: int, height: int, width: int) -> list[ConvL
     return conv
 
 
-def features(conv: list[ConvLayer]) -> int:
-    """Number of outputs of a trunk for one image."""
-    last = conv[-1]
-    return last.layer.channels * last.height * last.width
-
-
 class TrunkInputs(NamedTuple):
     """Inputs of the network: images, each with its own trunk, and numbers, which bypass the trunks."""
 
@@ -89,7 +83,8 @@ class TrunkInputs(NamedTuple):
 
     def features(self, cnn: str) -> int:
         """Number of inputs of the next layer."""
-        return sum(map(features, self.layers(cnn))) + self.vector_dim
+        last_layers = [conv[-1] for conv in self.layers(cnn)]
+        return sum(last.layer.channels * last.height * last.width for last in last_layers) + self.vector_dim
 
     def split(self, obs: Any) -> tuple[list[Any], Any]:
         """Images [N, k C, H, W] of observations uint8 [N, k, *frame], and the newest numbers as bytes [N, 4 V]."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from spreeze.algorithms.parallel_work import TwoThreads, thread_pair_for
+from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import LearnerConfig
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import check_precision, mkl_lacks_avx512, named_devices
@@ -87,7 +87,9 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[TwoThr
     by the ReLU) is denormal after 900 updates, and slows a processor about a hundred times; in real runs only.
     """
     flushed = torch.set_flush_denormal(True)
-    parallel, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.choices is None else (None, threads)
+    splits = device == "cpu" and spec.choices is None and threads > 1
+    of_a_matmul = threads // 2 if splits else threads
+    parallel = TwoThreads(of_a_matmul) if splits else None
     torch.set_num_threads(of_a_matmul)
     try:
         yield parallel

@@ -21,7 +21,7 @@ from spreeze.algorithms.qmix import QMIXConfig
 from spreeze.envs.make import describe
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvError, RunError, UsageError
-from spreeze.inference.convolution import CNNS, conv_layers, features
+from spreeze.inference.convolution import CNNS, TrunkInputs, conv_layers
 from spreeze.inference.policy import Policy
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import is_alive, read_run
@@ -376,7 +376,7 @@ def test_images_are_stacked_by_the_environment_that_the_policy_makes(tmp_path):
     task = make_task("test/Counter-v0", "image_env", image={"size": 36})
     spec, cnn = task.spec, next(iter(CNNS))
     conv = conv_layers(cnn, spec.frames.stack * spec.frames.channels, 36, 36)
-    arrays, inputs = {}, features(conv)
+    arrays, inputs = {}, TrunkInputs.of(spec.frames).features(cnn)
     for index, part in enumerate(conv):
         layer = part.layer
         arrays[f"conv{index}_w"] = np.full((layer.channels, part.inputs, layer.kernel, layer.kernel), 0.01, np.float32)

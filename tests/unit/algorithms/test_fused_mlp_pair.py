@@ -9,10 +9,12 @@ import pytest
 import torch
 from batches import batches, exact
 from harness import PATIENCE_S
+from rollouts import task
 
 from spreeze.algorithms import create
-from spreeze.algorithms.parallel_work import TwoStreams, TwoThreads, thread_pair_for
+from spreeze.algorithms.parallel_work import TwoStreams, TwoThreads
 from spreeze.config.schema import SECTIONS
+from spreeze.workers.torch_devices import learner_threads
 
 OBS, ACT = 5, 2
 
@@ -73,10 +75,10 @@ def test_closing_ends_the_second_lane_and_may_be_done_twice():
     ("threads", "paired", "of_a_product"), [(1, False, 1), (2, True, 1), (3, True, 1), (4, True, 2)]
 )
 def test_threads_become_a_pair_first_and_threads_of_a_product_then(threads, paired, of_a_product):
-    pair, product = thread_pair_for(threads)
-    assert (pair is not None, product) == (paired, of_a_product)
-    if pair is not None:
-        pair.close()
+    before = torch.get_num_threads()
+    with learner_threads(task(), threads, "cpu") as pair:
+        assert (pair is not None, torch.get_num_threads()) == (paired, of_a_product)
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("name", "changes"), [
