@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from spreeze.inference.lazy_torch import torch
@@ -13,8 +12,8 @@ from spreeze.inference.lazy_torch import torch
 Work = Callable[[], object]
 
 
-class TwoThreads(AbstractContextManager["TwoThreads"]):
-    """Two threads that split an update over two cores. Use as a context manager, or ``close`` it.
+class TwoThreads:
+    """Two threads that split an update over two cores, until ``close``.
 
     Threads of one matmul spin while they wait for each other: each stalls if something else runs on one of their cores.
     Here the second thread sleeps until it gets a whole pass of a network, some milliseconds of work. Torch releases the
@@ -46,9 +45,6 @@ class TwoThreads(AbstractContextManager["TwoThreads"]):
             self._work = None
             self._work_ready.release()
             self._thread.join()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # a setting of each thread

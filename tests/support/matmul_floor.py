@@ -165,7 +165,7 @@ def learner_cases(
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        pair = stack.enter_context(TwoThreads()) if any(count > 1 for count in threads) else None
+        pair = stack.enter_context(contextlib.closing(TwoThreads())) if any(count > 1 for count in threads) else None
         cases: list[_Case] = []
         for size, precision, count in itertools.product(batch_sizes, precisions, threads):
             with matmuls_in(precision, "cpu", largest_matmul(hidden, size)):

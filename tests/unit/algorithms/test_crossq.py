@@ -1,5 +1,7 @@
 """Critics with batch normalization: the joint pass against autograd and by hand, the actor's view, state, refusals."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,7 @@ def test_the_step_is_autograds_through_the_statistics_of_both_halves(paired):
         h = torch.relu(normal(h @ leaves[2 * index]) + leaves[2 * index + 1])
     out = (leaves[4] @ h.transpose(1, 2) + leaves[5])[:, 0]
     (0.5 * (out[:, :ROWS] - target).square().mean(1).sum()).backward()
-    with TwoThreads() as pair:
+    with contextlib.closing(TwoThreads()) as pair:
         critics.parallel = pair if paired else None
         critics.set_joint_batch(obs_action)
         torch.testing.assert_close(critics.next_value(next_obs, next_action), out[:, ROWS:].amin(0).detach())

@@ -1,5 +1,6 @@
 """Critics that learn distributions: the maths by hand and against autograd, and both algorithms with them."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -71,7 +72,7 @@ def forward(critics, x, network):
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_gradients_are_those_of_autograd_in_chunks_and_by_two_threads(name, changes, threads, rows):
     config = dataclasses.replace(SECTIONS[name](), hidden_sizes=(16, 16), **changes)
-    with TwoThreads() as pair:
+    with contextlib.closing(TwoThreads()) as pair:
         algorithm = create(name, OBS, ACT, config, 1)
         algorithm.set_parallel(pair if threads == 2 else None)
         critics = algorithm.critics

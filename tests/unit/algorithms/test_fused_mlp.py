@@ -1,5 +1,6 @@
 """Hand-derived forward and backward passes against autograd, and initialization."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -193,7 +194,7 @@ def test_two_threads_and_the_sampler_s_numpy_give_the_same(layers):
     parameters = made_of(layers, sizes, 1, torch.float32)
     x, upstream = torch.randn(1, 10, 4), torch.randn(1, 3, 10)
     found = []
-    with TwoThreads() as pair, torch.inference_mode():
+    with contextlib.closing(TwoThreads()) as pair, torch.inference_mode():
         for threads in (None, pair):
             buffers, gradient = MlpBuffers.allocate(parameters, 10), new_parameters(sizes, 1, CPU)
             passes = MlpPasses(parameters, buffers, threads)

@@ -34,7 +34,7 @@ def trained(name, dtype, pair, updates):
     *(pytest.param(name, 1000, marks=pytest.mark.slow) for name in ("sac", "td3", "ddpg")),
 ])  # fmt: skip
 def test_updates_in_two_lanes_are_those_of_one_core(name, updates, dtype, tolerance):
-    with TwoThreads() as pair:
+    with contextlib.closing(TwoThreads()) as pair:
         paired = trained(name, dtype, pair, updates)
     for key, alone in trained(name, dtype, None, updates).items():
         if alone.is_floating_point():
@@ -44,7 +44,7 @@ def test_updates_in_two_lanes_are_those_of_one_core(name, updates, dtype, tolera
 
 def test_both_calls_run_at_the_same_time():
     meeting = threading.Barrier(2, timeout=PATIENCE_S)
-    with TwoThreads() as pair:
+    with contextlib.closing(TwoThreads()) as pair:
         pair.both(meeting.wait, meeting.wait)
 
 
@@ -53,7 +53,7 @@ def test_an_error_in_either_lane_reaches_the_caller_and_the_lanes_go_on():
         raise ValueError("thread")
 
     done = []
-    with TwoThreads() as pair:
+    with contextlib.closing(TwoThreads()) as pair:
         with pytest.raises(ValueError, match="thread"):
             pair.both(lambda: done.append(1), fail)
         with pytest.raises(ValueError, match="thread"):

@@ -50,7 +50,7 @@ def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been
         found = []
         for drops in (False, True):
             algorithm = create(name, OBS, ACT, config, 1)
-            algorithm.set_parallel(stack.enter_context(TwoThreads()) if threads == 2 else None)
+            algorithm.set_parallel(stack.enter_context(contextlib.closing(TwoThreads())) if threads == 2 else None)
             for index, batch in enumerate(batches(4, size=1999)):
                 algorithm.update(batch)
                 if drops and index % 2:

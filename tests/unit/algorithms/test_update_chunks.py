@@ -19,7 +19,7 @@ ROWS = 700
 def trained(name, hidden, paired=False):
     config = dataclasses.replace(SECTIONS[name](), hidden_sizes=hidden)
     with contextlib.ExitStack() as stack:
-        pair = stack.enter_context(TwoThreads()) if paired else None
+        pair = stack.enter_context(contextlib.closing(TwoThreads())) if paired else None
         algorithm = exact(create, name, OBS, ACT, config, 1)
         algorithm.set_parallel(pair)
         for batch in batches(4, ROWS):
