@@ -208,7 +208,6 @@ class ConvActorCritic:
         self._gradients.set_gradient(outs, self._leaves, _chunks(grad))
 
     def numbers(self, obs: Tensor) -> Tensor:
-        """The newest numbers [M, V] of observations."""
         return self._parameters.numbers(obs)
 
     def values(self, obs: Tensor) -> Tensor:

@@ -208,7 +208,6 @@ class ImageCritics(ActionValues[ConvParameters]):
         self._leaves = self._online.leaves()
 
     def numbers(self, obs: Tensor) -> Tensor:
-        """The newest numbers [B, V] of observations."""
         return self.mean.numbers(obs)
 
     def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:

@@ -265,7 +265,6 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
     def new_rollout_cache(self, rollouts: int) -> EvaluatedRollouts:
-        """Creates an empty cache for results of ``evaluate``."""
         return EvaluatedRollouts(rollouts, self._generator)
 
     def parts(self, cache: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
@@ -375,12 +374,10 @@ class Impact(Appo):
     def __init__(self, spec: EnvSpec, config: ImpactConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(spec, config, *arguments, **options)
         self.target = self.net.flat.clone()
-        """Parameters of the target network."""
         self.target_updates = 0
         self.target_interval = config.target_interval or config.updates_of_buffer
         self._kl_coef = config.kl_coef
         self._evaluated: Evaluated | None = None
-        """Data of the latest update."""
 
     def evaluate(self, batch: RolloutBatch, sampler: int = 0, is_new: bool = True) -> Evaluated:
         """Evaluates a rollout with the target network, whose parameters temporarily replace those of the network."""

@@ -272,7 +272,6 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def policy_parameters(self) -> list[Tensor]:
-        """The flat parameter vectors of the policy."""
         return [part.online.flat for part in (self.actor or self.critics, self.encoder) if part is not None]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:

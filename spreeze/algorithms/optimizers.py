@@ -181,7 +181,6 @@ class FlatAdam(_Guarded):
         return step * (self.lr if self._scaled_lr is None else self._scaled_lr)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
         return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._skipped}
 
 
@@ -211,7 +210,6 @@ class FlatRMSProp(_Guarded):
         return self._gradient / self._v.sqrt().add_(self._eps) * self.lr
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
         return {"v": self._v, "refused": self._skipped}
 
 

@@ -193,7 +193,6 @@ class RecurrentActorCritic(ActorCriticMlp):
     of_value: Tensor | None = None  # None: policy and value share the cell, so their gradient is clipped as a whole
 
     def __init__(self, obs_dim: int, kind: str, size: int, spec: ActorCriticSpec) -> None:
-        """``kind`` is one of ``CELLS``, with ``size`` units."""
         super().__init__(size, spec, RecurrentCell.count(obs_dim, kind, size))
         self.meta |= {"recurrent": kind, "recurrent_size": size}
         self.cell, self._grad_cell = (
@@ -300,7 +299,6 @@ class RecurrentActorCritic(ActorCriticMlp):
         )
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """The cell, and the policy's perceptron."""
         return self.cell.arrays() | super().policy_arrays()
 
 

@@ -270,7 +270,6 @@ class SAC(_SoftActorCritic):
         self.critics.step(batch.obs_action, target, batch.weight)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Gradient of the critics' minimum."""
         return self.critics.action_gradient(batch.obs, action, use_min=True)
 
     def actor_step(self, dq_da: Tensor) -> None:

@@ -352,7 +352,6 @@ class _Source:
         self._x, self._shape = "state", (size,)
 
     def text(self, about: dict[str, Any], obs_type: str, action_type: str) -> str:
-        """The whole header."""
         if action_type == "float":
             self._body.append(f"for (int i = 0; i < {self._size}; i++) action[i] = {self._x}[i];")
         name, guard = self._name, f"{self._name.upper()}_H"
