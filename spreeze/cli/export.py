@@ -22,7 +22,6 @@ from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.cli.evaluate import find_weights, pretrained_policies, read_policy, run_or_policy
 from spreeze.cli.runs import TABLES, metric_rows
 from spreeze.envs.families import FAMILIES
-from spreeze.envs.images import area_weights
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.obs_flattening import flags_of, options_of
 from spreeze.envs.task import ActionScaling
@@ -335,7 +334,11 @@ def _image_lines(frames: FrameSpec) -> list[str]:
     lines = textwrap.dedent(f"""
 
         @functools.cache
-        WEIGHTS
+        def weights(old):  # [old, {size}]: weight of each old pixel in the mean of each new one
+            edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
+            overlap = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
+            return (np.maximum(overlap, 0) / scale).astype(np.float32)
+
 
         IMAGES = {{  # where they are: axes, bounds, and whether colours become grey
         ROWS
@@ -351,8 +354,7 @@ def _image_lines(frames: FrameSpec) -> list[str]:
                 if to_grey and planes.shape[-3] == 3:
                     planes = np.moveaxis(planes, -3, -1) @ np.array([0.299, 0.587, 0.114], np.float32)
                 planes = planes.reshape(-1, *planes.shape[-2:])
-                rows, columns = (area_weights(old, {size}) for old in planes.shape[1:])
-                small = rows.T @ planes @ columns
+                small = weights(planes.shape[1]).T @ planes @ weights(planes.shape[2])
                 small_images.append((small + 0.5).astype(np.uint8))
             return small_images
     """)
@@ -369,8 +371,7 @@ def _image_lines(frames: FrameSpec) -> list[str]:
                     return np.concatenate([flat(part, obs[k], (*path, k)) for k, part in enumerate(space.spaces)])
                 return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
         """)
-    weights = export.plain_source(area_weights)
-    return lines.replace("ROWS", "\n".join(rows)).replace("WEIGHTS", weights).splitlines()
+    return lines.replace("ROWS", "\n".join(rows)).splitlines()
 
 
 def _loop(spec: EnvSpec, row: PolicyFormat, state_dim: int) -> list[str]:

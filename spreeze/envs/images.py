@@ -38,8 +38,8 @@ class AreaResize:
     def __init__(self, height: int, width: int, size: int) -> None:
         self._shape, self._size = (height, width), size
         rows, columns = math.gcd(height, size), math.gcd(width, size)
-        self._row_block = np.ascontiguousarray(area_weights(height // rows, size // rows).T)
-        self._column_block = area_weights(width // columns, size // columns)
+        self._row_block = np.ascontiguousarray(_area_weights(height // rows, size // rows).T)
+        self._column_block = _area_weights(width // columns, size // columns)
         self._input = np.empty((height * columns, width // columns), np.float32)
         self._narrow = np.empty((height * columns, size // columns), np.float32)
         self._tall = self._narrow.reshape(rows, height // rows, size)
@@ -54,7 +54,7 @@ class AreaResize:
         np.copyto(out, self._output.reshape(self._size, self._size), casting="unsafe")
 
 
-def area_weights(old: int, new: int) -> np.ndarray:
+def _area_weights(old: int, new: int) -> np.ndarray:
     """[old, new]: weight of each old pixel in the mean of each new one."""
     scale = old / new
     edge = np.arange(new) * scale
