@@ -589,13 +589,13 @@ def find_live_run(name_or_path: str, runs_dir: Path) -> Path:
     return path
 
 
-def steer(name_or_path: str, runs_dir: Path, request: str) -> Path:
+def steer(name_or_path: str, runs_dir: Path, request: str, text: str = "") -> Path:
     """Sends one of ``REQUESTS`` to a live run, or lets it ``continue``; returns its directory, or raises a RunError."""
     path = find_live_run(name_or_path, runs_dir)
     if request == "continue":
         (path / "control" / "pause").unlink(missing_ok=True)
     else:
-        send_request(path, request)
+        send_request(path, request, text)
     return path
 
 

@@ -195,7 +195,7 @@ CATALOGUE = {
         "run_directory::test_no_stranger_is_killed_in_place_of_a_supervisor",), stub=True),
     43: Row("the clock is set by a day", (
         "fault_stubs::test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline",
-        "run_directory::test_a_supervisor_is_recognized_after_the_clock_was_set",
+        "run_directory::test_a_supervisor_is_recognized_by_the_start_of_its_process",
         "run_directory::test_the_age_of_a_request_does_not_depend_on_the_clock",
         "checkpoint::test_newest_by_epoch_and_updates_not_by_time"), stub=True),
     44: Row("the laptop sleeps, Ctrl-Z", (

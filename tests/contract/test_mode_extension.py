@@ -154,4 +154,4 @@ def test_a_mode_with_a_data_path_of_its_own_says_who_works_and_the_tuner_finds_t
     with assembled(assemble, plan, tmp_path / "run", 0.0) as run:
         assert list(run.specs) == ["learner", "sampler-0", "inference-7", "evaluator", "visualizer"]
         assert [spec.row for spec in run.specs.values()] == [0, 1, 2, 3, 4]
-        assert run.status.num_rows == 5
+        assert run.status.handle.rows == 5

@@ -54,7 +54,7 @@ def started(monkeypatch, tmp_path):
         return known
 
     monkeypatch.setattr(common.whole_runs, "train", train)
-    monkeypatch.setattr(common.report, "main", lambda arguments: commands.append(["report", *arguments]))
+    monkeypatch.setattr(common, "report", lambda arguments: commands.append(["report", *arguments]))
     yield commands
     sys.modules.pop("common")
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from spreeze.cli import runs
 from spreeze.cli.runs import query, run_query
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
@@ -68,11 +69,11 @@ def test_what_is_no_question_is_refused_in_one_line_and_changes_nothing(run, cap
 
 
 def test_a_question_without_an_end_is_ended(run, capsys, monkeypatch):
-    monkeypatch.setattr(query, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(runs, "_LONGEST_S", 0.0)
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
     code, told = asked(run, endless, capsys)
     assert code == 2
     assert "interrupted" in told.err
-    monkeypatch.setattr(query, "_LONGEST_S", 60.0)
-    monkeypatch.setattr(query, "_MAX_ROWS", 2)
+    monkeypatch.setattr(runs, "_LONGEST_S", 60.0)
+    monkeypatch.setattr(runs, "_MAX_ROWS", 2)
     assert "more than 2 rows; add LIMIT" in asked(run, "SELECT * FROM metrics", capsys)[1].err

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import spreeze
+from spreeze.__main__ import main_of
 from spreeze.cli.arguments import guarded
 from spreeze.cli.evaluate import main as evaluate
 from spreeze.cli.evaluate import policy_of, pretrained_policies, recorded_spec
@@ -135,9 +136,8 @@ def test_a_description_survives_json():
 
 @pytest.mark.parametrize("verb", ["evaluate", "play", "report", "export"])
 def test_a_path_with_a_part_of_300_letters_is_one_line(capsys, verb):
-    module = __import__(f"spreeze.cli.{verb}", fromlist=["main"])
     for path in ("/" + 300 * "a", "/" + 300 * "a" + "/b", 300 * "a" + ".safetensors", f"x/{300 * 'a'}.safetensors"):
-        assert module.main([path]) == 2
+        assert main_of(verb)([path]) == 2
         told = capsys.readouterr().err.splitlines()
         assert len(told) == 1, told
         assert len(told[0]) < 1000

@@ -366,7 +366,7 @@ def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
     [(10**9, "replay is mirrored on cpu"), (10, "batches are gathered on the host: a copy of replay needs")],
 )
 def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
-    monkeypatch.setattr(learning_module, "free_bytes", lambda device: free)
+    monkeypatch.setattr(learning_module.torch.cuda, "mem_get_info", lambda device: (free, free))
     with filled() as ring:
         learning = learning_of(ring)
         learning._open_gpu_replay()
