@@ -34,7 +34,7 @@ class Algorithm(ABC):
 
     def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:
         self.updates = 0
-        self._generator = generator
+        self.generator = generator  # of all random numbers in updates
         self._meta = {"algo": self.name, **meta}
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Algorithm(ABC):
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Copies of networks, targets, optimizers and random state for a bit-exact resume."""
         arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in self._tensors().items()}
-        arrays[_GENERATOR] = self._generator.get_state().cpu().numpy().copy()
+        arrays[_GENERATOR] = self.generator.get_state().cpu().numpy().copy()
         return arrays
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
@@ -117,10 +117,10 @@ class Algorithm(ABC):
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
         state = np.array(arrays[_GENERATOR], dtype=np.uint8)
-        if state.size != self._generator.get_state().numel():
+        if state.size != self.generator.get_state().numel():
             return False
         try:
-            self._generator.set_state(torch.from_numpy(state))
+            self.generator.set_state(torch.from_numpy(state))
         except RuntimeError as error:
             raise CheckpointError(f"checkpoint '{_GENERATOR}' does not fit this device: {error}") from None
         return True
@@ -128,7 +128,7 @@ class Algorithm(ABC):
     def seed_noise(self, seed: int) -> None:
         """Seeds the noise from ``seed`` and the number of updates, on any device."""
         seeds = np.random.SeedSequence([seed, self.updates]).generate_state(1, np.uint64)
-        self._generator.manual_seed(int(seeds[0]) & _MAX_SEED)
+        self.generator.manual_seed(int(seeds[0]) & _MAX_SEED)
 
     def state_json(self) -> dict[str, Any]:
         """Counters and identity, as JSON values."""

@@ -265,7 +265,7 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
     def new_rollout_cache(self, rollouts: int) -> EvaluatedRollouts:
-        return EvaluatedRollouts(rollouts, self._generator)
+        return EvaluatedRollouts(rollouts, self.generator)
 
     def parts(self, cache: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
         """The data of all updates of one use: the rollout itself, or minibatches of the whole cache."""

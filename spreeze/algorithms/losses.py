@@ -247,10 +247,7 @@ def advantages(
     """
     delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
     carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma * lam).astype(np.float32)
-    excess, factor, later = weight * delta, weight * carried, np.zeros_like(delta)
-    for t in range(len(delta) - 2, -1, -1):
-        later[t] = excess[t + 1]
-        excess[t] += factor[t] * later[t]
+    excess, later = _backward_sums(weight * delta, weight * carried)
     return excess + value, delta + carried * later
 
 
@@ -275,11 +272,17 @@ def vtrace(
     """
     delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
     carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma).astype(np.float32)
-    excess, factor, later = rho * delta, lam * c * carried, np.zeros_like(delta)
-    for t in range(len(delta) - 2, -1, -1):
-        later[t] = excess[t + 1]
-        excess[t] += factor[t] * later[t]
+    excess, later = _backward_sums(rho * delta, lam * c * carried)
     return excess, delta + carried * later
+
+
+def _backward_sums(terms: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``s_t = term_t + factor_t s_(t+1)`` and ``s_(t+1)``, both [T, N]; ``terms`` becomes the first."""
+    later = np.zeros_like(terms)
+    for t in range(len(terms) - 2, -1, -1):
+        later[t] = terms[t + 1]
+        terms[t] += factor[t] * later[t]
+    return terms, later
 
 
 def ratio_denominator(log_target: Tensor, log_worker: Tensor, rho: float, kind: str) -> Tensor:

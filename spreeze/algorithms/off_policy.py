@@ -110,20 +110,18 @@ class OffPolicyAlgorithm(Algorithm):
         self,
         actor: TrainedNetworks[Parameters] | None,
         critics: CriticNetworks[Any],
-        noise: torch.Generator,
+        generator: torch.Generator,
         meta: dict[str, Any],
         devices: DeviceSplit | None = None,
         *,
         overlap: bool = False,
         encoder: Encoder | None = None,
     ) -> None:
-        super().__init__(noise, meta if encoder is None else meta | encoder.meta)
+        super().__init__(generator, meta if encoder is None else meta | encoder.meta)
         self.actor, self.critics, self.encoder = actor, critics, encoder
-        self.noise = noise
-        """Random generator of all noise in updates."""
         self._optimizers = [part.adam for part in (critics, actor, encoder) if part is not None]
         critics.gives_obs_gradient = encoder is not None
-        self._devices = devices or DeviceSplit(noise.device, noise.device, split=False)
+        self._devices = devices or DeviceSplit(generator.device, generator.device, split=False)
         self._overlap = overlap
         self._parallel: Parallel | None = None
         self._buffers: Any = None
@@ -136,7 +134,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def draw_noise(self, out: Tensor) -> None:
         """Fills ``out`` with standard normal numbers; the source of all noise in updates."""
-        out.normal_(generator=self.noise)
+        out.normal_(generator=self.generator)
 
     def _actor_update_due(self) -> bool:
         """True in the last update of a period, which steps the actor."""
@@ -179,7 +177,7 @@ class OffPolicyAlgorithm(Algorithm):
         """
         devices, start_s = self._devices, perf_counter()
         if self.encoder is not None:  # outside inference mode, whose tensors autograd cannot store
-            batch = self.encoder.encode(batch, self.noise)
+            batch = self.encoder.encode(batch, self.generator)
             if devices.split:
                 actor_batch = batch._replace(obs=devices.to_actor(batch.obs), next_obs=devices.to_actor(batch.next_obs))
         with torch.inference_mode():

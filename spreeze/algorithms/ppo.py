@@ -107,7 +107,7 @@ class PPO(OnPolicyAlgorithm):
         divergences: list[Tensor] = []
         with contextlib.nullcontext() if self._small is None else self._small.on_one_thread():
             for epoch in range(config.epochs):
-                for part in samples.minibatches(minibatches, self._generator):
+                for part in samples.minibatches(minibatches, self.generator):
                     self._gradient(part)
                     if config.target_kl is not None and epoch == config.epochs - 1:
                         divergences.append(self._divergence())

@@ -120,9 +120,12 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
 
 def implied_mode(row: AlgorithmRow) -> str:
     """The mode of an algorithm if none was requested: the first that collects and learns in parallel."""
-    data_flows = {mode.name: mode.data_flow(on_policy=bool(row.on_policy)) for mode in DECLARED if row.runs_in(mode)}
-    at_once = [name for name, data_flow in data_flows.items() if data_flow is not None and not data_flow.serial]
-    return (*at_once, *data_flows, DECLARED[0].name)[0]
+    fitting = [mode for mode in DECLARED if row.runs_in(mode)]
+    for mode in fitting:
+        data_flow = mode.data_flow(on_policy=bool(row.on_policy))
+        if data_flow is not None and not data_flow.serial:
+            return mode.name
+    return fitting[0].name if fitting else DECLARED[0].name
 
 
 def find_network(name: str, import_module: str | None) -> NetworkRow | None:

@@ -16,9 +16,8 @@ _MAX_OPTIONS = 4096  # maximum number of options of all choices: a policy has on
 _LONGEST_HOLD, _HOLD_EXPONENT, _MAX_HELD = 64, 1.5, 2
 """Longest hold of a random action [env steps], exponent of the distribution of lengths, and the largest number of
 action components for which actions are held."""
+KeyPath = tuple[str | int, ...]  # the keys and indices that lead to a part of a nested space
 _KINDS = "Box, Discrete, MultiDiscrete or MultiBinary"
-
-Path = tuple[str | int, ...]
 
 
 def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ...]]:
@@ -66,7 +65,7 @@ def _flat(what: str, space: Any) -> Box | Choices:
     return Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
 
 
-def _leaves(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaves(space: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yields the path and space of each leaf, those of a Dict sorted by key; an empty Dict or Tuple is a leaf."""
     from gymnasium import spaces
 
@@ -80,7 +79,7 @@ def _leaves(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, space
 
 
-def _name(path: Path) -> str:
+def _name(path: KeyPath) -> str:
     return "".join(f"[{key!r}]" for key in path) or "it"
 
 

@@ -20,7 +20,7 @@ from spreeze.envs.obs_flattening import MASK
 from spreeze.metrics.info_means import MAX_NUMBERS, SUCCESS
 
 _SUCCESS_NAMES = (SUCCESS, "success")
-_KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 _EXPECTED = frozenset({MASK, f"_{MASK}", "final_observation", "final_obs", "final_info", "terminal_observation"})
 """Known entries that are not numbers, which are ignored silently."""
 _UNFIT = re.compile(r"[^\w./\-]+")
@@ -92,13 +92,13 @@ class InfoNumbers:
                 _count(self._steps, name, total, len(column))
                 continue
             for value in column:
-                if isinstance(value, _KINDS) and _is_finite(value):
+                if isinstance(value, NUMBERS) and _is_finite(value):
                     _count(self._steps, name, float(value))
 
     def _numbers(self, info: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, float]]:
         """(path of keys, name, value) of each number, NaN if not finite; ``is_success`` has an empty path."""
         for key, value in info.items():
-            if key in _SUCCESS_NAMES and isinstance(value, _KINDS):
+            if key in _SUCCESS_NAMES and isinstance(value, NUMBERS):
                 if key == SUCCESS or SUCCESS not in info:
                     yield (), SUCCESS, float(bool(value))
             elif isinstance(value, Mapping) and key not in _EXPECTED:
@@ -109,7 +109,7 @@ class InfoNumbers:
 
     def _number(self, path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], str, float]]:
         name = "/".join(_UNFIT.sub("_", str(key)) for key in path)[:_LONGEST_NAME]
-        if not isinstance(value, _KINDS):
+        if not isinstance(value, NUMBERS):
             if value is not None:
                 self._refuse(name, type(value).__name__)
         elif name not in self._names and len(self._names) >= MAX_NUMBERS:
@@ -127,7 +127,7 @@ class InfoNumbers:
 def success_of(info: Any) -> bool | None:
     """True if the ``info`` of an episode's last step reports success; None if it has no such entry."""
     values = [info.get(name) for name in _SUCCESS_NAMES] if isinstance(info, Mapping) else []
-    return next((bool(value) for value in values if isinstance(value, _KINDS)), None)
+    return next((bool(value) for value in values if isinstance(value, NUMBERS)), None)
 
 
 def _is_finite(value: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.envs.action_spaces import KeyPath
 from spreeze.envs.scalars import array_like
 from spreeze.errors import EnvError
 from spreeze.types import ActionPart, Choices
@@ -24,7 +25,6 @@ from spreeze.types import ActionPart, Choices
 MASK = "action_mask"  # key of the mask in the info, as in Gymnasium's Taxi-v3
 MAX_ONE_HOT = 65_536  # maximum number of values of a one-hot leaf: each is a column of every replay row
 
-Path = tuple[str | int, ...]
 Writer = Callable[[Any, np.ndarray], None]  # writes one leaf of an observation into its part of the vector
 
 
@@ -36,7 +36,7 @@ class LeafError(Exception):
         self.name, self.value = name, value
 
 
-def path_text(path: Path) -> str:
+def path_text(path: KeyPath) -> str:
     """Name of the leaf at a path."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".") or "observation"
@@ -44,7 +44,7 @@ def path_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    path: Path
+    path: KeyPath
     start: int
     stop: int
     space: Any
@@ -95,7 +95,7 @@ def text_left_out(space: Any) -> str | None:
     return f"left out of the observation, because networks read no text: {', '.join(names)}" if names else None
 
 
-def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _parts(space: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yields the path and space of each leaf, those of a Dict sorted by key."""
     from gymnasium import spaces
 
@@ -113,7 +113,7 @@ def _is_text(space: Any) -> bool:
     return getattr(getattr(space, "dtype", None), "kind", "") == "U"
 
 
-def without(leaves: tuple[Leaf, ...], paths: Collection[Path]) -> tuple[Leaf, ...]:
+def without(leaves: tuple[Leaf, ...], paths: Collection[KeyPath]) -> tuple[Leaf, ...]:
     """The leaves not at these paths, laid out as a new vector."""
     kept, stop = list[Leaf](), 0
     for leaf in leaves:

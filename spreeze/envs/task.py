@@ -289,12 +289,14 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
     if engine_of(spec.env_id) is None:
         return None
 
-    def make(num_envs: int, seed: int) -> VectorTask:
-        if spec.import_module is not None:
-            import_user_module(spec.import_module)
-        return VectorTask(make_vector(spec.env_id, num_envs, seed, parse_args(spec.args)), spec)
+    return lambda num_envs, seed: VectorTask(vector_env(spec, num_envs, seed), spec)
 
-    return make
+
+def vector_env(spec: EnvSpec, num_envs: int, seed: int) -> Any:
+    """The vector environment of an id of a vector engine, after the user's module that may register it."""
+    if spec.import_module is not None:
+        import_user_module(spec.import_module)
+    return make_vector(spec.env_id, num_envs, seed, parse_args(spec.args))
 
 
 def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:

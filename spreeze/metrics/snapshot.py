@@ -9,6 +9,7 @@ from typing import Any
 
 from spreeze.config.layers import SAMPLES_PER_INSERT_BOUNDS
 from spreeze.config.modes import DataFlow
+from spreeze.config.schema import StopConfig
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import finite_number, whole_number
@@ -202,13 +203,9 @@ def snapshot_of(
     return Snapshot(**known | extra)
 
 
-_LIMITS = ("seconds", "env_steps", "updates", "target_return")
-"""Stop conditions of which a run has at least one, unless it ends by itself."""
-
-
 def ends_at_return(stop: Mapping[str, Any]) -> bool:
     """True if a return may end a run with these settings of ``stop``."""
-    if all(stop.get(name) is None for name in _LIMITS):
+    if all(stop.get(name) is None for name in StopConfig.CONDITIONS):
         return True
     return stop.get("target_return") is not None and stop.get("target_evaluations") != 0
 

@@ -86,7 +86,7 @@ class Recorder:
         self.started_s = time.monotonic()
         self._paused_s, self._slept_before_s = 0.0, AWAKE.slept_s
         self._slept_reported_s = 0.0
-        self._starting_s = 0.0  # Time until the first env step, where environments are slow to start: no training time.
+        self.starting_s = 0.0  # Time until the first env step, where environments are slow to start: no training time.
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self._unevaluated, self._told_unevaluated = False, 0
@@ -365,7 +365,7 @@ class Recorder:
         # A sampler that the tuner did not choose rests, and is not missed.
         self._samplers_alive = min(samplers_alive, self.samplers_wanted)
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
-            self._starting_s = self.session_s
+            self.starting_s = self.session_s
         if self._inserted_before is None:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
         metrics = self.rates.read(reading) | self._gauges(reading.groups) | (governed or {})
@@ -437,7 +437,7 @@ class Recorder:
     def snapshot(self, state: str, changes: Mapping[str, float | None] | None = None) -> Snapshot:
         """The state of the run now; ``changes`` replace newest values of metrics."""
         plan, outcome = self._plan, self.outcome
-        progress, eta_s = _progress(plan, self._metrics, self.session_s - self._starting_s)
+        progress, eta_s = _progress(plan, self._metrics, self.session_s - self.starting_s)
         run = {
             "env_id": plan.spec.env_id,
             "algo": plan.config.run.algo,
@@ -473,7 +473,7 @@ class Recorder:
             return StopReason.REQUEST
         if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
             return StopReason.TARGET_RETURN
-        trained_s = self.session_s - self._starting_s
+        trained_s = self.session_s - self.starting_s
         if stop.seconds and trained_s >= stop.seconds:
             return StopReason.SECONDS
         if self._ending is not None:

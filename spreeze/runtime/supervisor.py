@@ -194,6 +194,7 @@ class _RunLoop:
     def _post_header(self) -> None:
         header = self._assembly.status.header
         header[status_table.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+        header[status_table.STARTING_MS] = round(1000 * self._recorder.starting_s)
         header[status_table.ENV_ARGS] = self._env_args.version
         header[status_table.EPISODES_WANTED] = int(self._recorder.callbacks.wants_episodes)
 

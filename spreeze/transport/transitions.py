@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.envs.action_spaces import uniform_actions
+from spreeze.envs.scalars import FLOAT32_MAX
 from spreeze.transport.replay_ring import FrameColumns, ReplayRing, ShardWriter
 from spreeze.types import EnvSpec
 
 _DRAWN_ROWS, _DRAWN_IMAGES = 4096, 2000  # of synthetic rows
-_MAX = float(np.finfo(np.float32).max)
-"""Largest sum of rewards that can be stored; rewards are no larger, but several of them may be."""
 
 
 class NStepBatch:
@@ -67,7 +66,7 @@ class NStepBatch:
         first = np.cumsum(finished) - finished
         ages = self._length[envs] - 1 - (np.arange(len(envs)) - first[envs])
         slots = slot - ages
-        sums = np.minimum(np.maximum(returns[ages, envs], -_MAX), _MAX).astype(np.float32)
+        sums = np.minimum(np.maximum(returns[ages, envs], -FLOAT32_MAX), FLOAT32_MAX).astype(np.float32)
         obs, action, steps = self._obs[slots, envs], self._action[slots, envs], (ages + 1).astype(np.float32)
         rows = obs, action, sums, terminated[envs], next_obs[envs], steps
         self._length[ended] = 0
@@ -138,7 +137,7 @@ class FrameLog:
         returns, total = [], 0.0  # of the latest step, the latest two and so on
         for _, reward in reversed(window):
             total = reward + self._gamma * total
-            returns.append(min(max(total, -_MAX), _MAX))
+            returns.append(min(max(total, -FLOAT32_MAX), FLOAT32_MAX))
         left = range(len(window) - 1, len(window) - 1 - count, -1)
         return [(window.popleft()[0], returns[after], after + 1) for after in left]
 

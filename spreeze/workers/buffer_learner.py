@@ -66,7 +66,7 @@ class BufferUpdateLoop(RestoredUpdateLoop):
             job.envs_per_sampler,
             previous_env_steps=job.previous_env_steps,
             session=job.session,
-            progress=progress_of(job, self.session_s),
+            progress=progress_of(job, self.training_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
         )
         self._epoch = 0

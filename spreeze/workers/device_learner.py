@@ -33,9 +33,8 @@ from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm, Samples
 from spreeze.envs.families import family_of
-from spreeze.envs.make import import_user_module, parse_args
-from spreeze.envs.task import Task
-from spreeze.envs.vector_task import DeviceTask, VectorStep, make_vector
+from spreeze.envs.task import Task, vector_env
+from spreeze.envs.vector_task import DeviceTask, VectorStep
 from spreeze.errors import BadTransition, UsageError
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP, DiscountedReturns, Normalizer
@@ -320,16 +319,10 @@ class Sampling:
         self._base = self.slots.tolist()  # a restarted learner goes on counting
         # Another stream of random numbers after a restart, so that no episode is repeated.
         seed_offset = int(self._base[_ENV_STEPS]) % 2**31
-
-        def make(seed: int) -> DeviceTask:
-            if spec.import_module is not None:
-                import_user_module(spec.import_module)
-            return DeviceTask(
-                make_vector(spec.env_id, job.envs.num_envs, seed, parse_args(spec.args)), spec, actor.device
-            )
-
+        num_envs = job.envs.num_envs
         self.collector = DeviceCollector(
-            make, job.envs.num_envs, sink, actor, returns,
+            lambda seed: DeviceTask(vector_env(spec, num_envs, seed), spec, actor.device),
+            num_envs, sink, actor, returns,
             seed=job.envs.seed + seed_offset, nan_policy=job.envs.nan_policy, on_error=context.env_error,
             on_progress=context.heartbeat,
         )  # fmt: skip
@@ -408,7 +401,7 @@ class DeviceRolloutUpdateLoop(RestoredUpdateLoop):
         algorithm.on_gradient = lambda: context.heartbeat(Phase.UPDATE)
         actor = self._actor = DeviceActor(algorithm, envs.seed + 2)
         self._rollout = DeviceRollout(envs.steps, envs.num_envs, spec.obs_dim, spec.action_dim, actor)
-        progress = progress_of(job, self.session_s)
+        progress = progress_of(job, self.training_s)
         self.trainer = DeviceRolloutTrainer(
             algorithm, progress, job.batch_size, {"algo": job.algo, "env": dataclasses.asdict(spec)}
         )

@@ -529,7 +529,7 @@ class GraphedUpdates:
                 self._update(self.gpu_replay.draw())
 
         try:
-            graph.record(several, [self._algorithm.noise, self.gpu_replay.generator])
+            graph.record(several, [self._algorithm.generator, self.gpu_replay.generator])
             self._graph = graph
         except NotRecorded as error:
             self._make_graph = None

@@ -67,6 +67,10 @@ class UpdateLoop(ABC):
         """Wall time of this session, without pauses."""
         return time.monotonic() - self._job.session_started_s - self._context.paused_s
 
+    def training_s(self) -> float:
+        """``session_s`` without the start of slow environments, as the stop condition counts it."""
+        return self.session_s() - self._context.header_word(status_table.STARTING_MS) / 1000
+
     @abstractmethod
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         """Continues from the newest checkpoint; ``epoch`` rises with each start of the learner."""
@@ -405,11 +409,11 @@ class PublishingThread:
                 self._change.notify_all()
 
 
-def run_progress(stop: StopConfig, earlier_s: float, session_s: float, env_steps: float, updates: int) -> float:
+def run_progress(stop: StopConfig, earlier_s: float, training_s: float, env_steps: float, updates: int) -> float:
     """Completed fraction of a run, by the stop condition that comes first; 0 if none can be predicted.
 
     ``earlier_s``: time of earlier sessions [s], so that a resumed run does not start over.
     """
     total_s = stop.limit_s and earlier_s + stop.limit_s
-    pairs = ((earlier_s + session_s, total_s), (env_steps, stop.env_steps), (updates, stop.updates))
+    pairs = ((earlier_s + training_s, total_s), (env_steps, stop.env_steps), (updates, stop.updates))
     return max((done / limit for done, limit in pairs if limit), default=0.0)

@@ -216,7 +216,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         job = self._job
         if self._anneals:
             trainer.update_learning_rates(
-                run_progress(job.stop, job.previous_wall_s, self.session_s(), self.env_steps(), trainer.updates)
+                run_progress(job.stop, job.previous_wall_s, self.training_s(), self.env_steps(), trainer.updates)
             )
         if trainer.algorithm.imitation is not None:
             trainer.algorithm.imitation.begin(trainer.updates)

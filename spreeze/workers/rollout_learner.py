@@ -73,7 +73,7 @@ class RolloutUpdateLoop(UpdateLoop):
             LearnerMemory(policies=job.weights_channel.attach(), states=job.states.attach()),
             lag=job.lag,
             batch_size=job.batch_size,
-            progress=progress_of(job, self.session_s),
+            progress=progress_of(job, self.training_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
             mixer=self._mixer,
             fingerprints=Path(job.run_dir) / FINGERPRINTS if "SPREEZE_TEST_FINGERPRINT" in os.environ else None,
@@ -146,7 +146,7 @@ def on_policy_algorithm(job: BaseLearnerJob, correction: str) -> OnPolicyAlgorit
     )
 
 
-def progress_of(job: BaseLearnerJob, session_s: Callable[[], float]) -> Progress:
+def progress_of(job: BaseLearnerJob, training_s: Callable[[], float]) -> Progress:
     """Completed fraction of the run, for the learning rate of an on-policy learner.
 
     It follows env steps if the run ends by them, so that learning does not depend on the clock; several learners take a
@@ -160,7 +160,7 @@ def progress_of(job: BaseLearnerJob, session_s: Callable[[], float]) -> Progress
     other_clocks = mix is not None and (mix.mixing == "all_reduce" or mix.hosts is not None)
     if other_clocks or stop.limit_s is None or stop.updates is not None or stop.at_return:
         return lambda env_steps: 0.0
-    return lambda env_steps: min(1.0, run_progress(stop, job.previous_wall_s, session_s(), 0, 0))
+    return lambda env_steps: min(1.0, run_progress(stop, job.previous_wall_s, training_s(), 0, 0))
 
 
 class RolloutTrainer(Generic[OnPolicy]):

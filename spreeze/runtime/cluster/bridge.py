@@ -23,6 +23,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     connected,
     end_gateways,
     parse_address,
+    report_joined,
 )
 from spreeze.transport.chunks import (
     MAX_CHUNK_BYTES,
@@ -136,13 +137,7 @@ class Bridge:
         self._nodes_s = 0.0
         self._linger_s = LINGER_S
         self._failed: dict[str, tuple[float, str]] = {}  # Node -> when its last gateway could not work, and why.
-        if not nodes.is_authenticated:
-            self._event(
-                "warning",
-                f"the Ray cluster at {nodes.address} has no authentication: whoever reaches it can run code on "
-                "its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)",
-            )
-        self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
+        report_joined(nodes, self._event)
 
     def turn(self) -> None:
         """Checks nodes and weights, waits a little for answers, takes those that arrived, and sends new requests."""

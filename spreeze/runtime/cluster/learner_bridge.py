@@ -26,6 +26,7 @@ from spreeze.runtime.cluster.ray_nodes import (
     connected,
     end_gateways,
     parse_address,
+    report_joined,
 )
 from spreeze.transport.chunks import sign_json, verify_json
 from spreeze.transport.gossip import in_neighbours, seal_messages, unseal_messages
@@ -77,7 +78,7 @@ class LearnerBridge:
         self._hosts: dict[str, _Host] = {}
         self._failed_s: dict[str, float] = {}
         self._nodes_s = 0.0
-        self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
+        report_joined(nodes, self._event)
 
     def turn(self) -> None:
         """Gives new nodes a learner, calls all hosts, and waits a little for answers."""

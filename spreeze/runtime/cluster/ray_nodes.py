@@ -199,6 +199,14 @@ class Nodes:
             raise TransportError(f"{type(error).__name__}: {clean(error, 200)}") from None
 
 
+def report_joined(nodes: Nodes, event: Callable[[str, str], object]) -> None:
+    """Reports that this process has joined a cluster, and whether anybody else can."""
+    if not nodes.is_authenticated:
+        text = f"the Ray cluster at {nodes.address} has no authentication: whoever reaches it can run code on its hosts"
+        event("warning", f"{text}; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)")
+    event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
+
+
 def end_gateways(
     nodes: Nodes, gateways: Sequence[RemoteGateway], secret: bytes, timeout_s: float, beat: Callable[[], None]
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.config.schema import EvaluationConfig
+from spreeze.envs.info_numbers import NUMBERS
 from spreeze.envs.task import Task, open_task
 from spreeze.files import remove_unfinished, replace_bytes
 from spreeze.inference.normalizer import obs_scale, scaled
@@ -48,7 +49,6 @@ _MAX_HELD_BYTES = 64_000_000  # memory for the numbers of one evaluation; furthe
 _DRAWING_SHARE = 0.2  # share of an evaluation's time for pictures where they cannot be drawn later
 _TRIED_STEPS, _TRIED_S = 200, 2.0
 _LARGEST = 1e30
-_KINDS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 class _Tape:
@@ -282,7 +282,7 @@ def _info_numbers(info: Any) -> dict[str, float]:
         nested = isinstance(value, dict)
         parts = [(f"{key}/{inner}", part) for inner, part in value.items()] if nested else [(key, value)]
         for name, number in parts:
-            if isinstance(number, _KINDS):
+            if isinstance(number, NUMBERS):
                 values[str(name)[:_MAX_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
     return values
 

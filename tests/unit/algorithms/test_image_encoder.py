@@ -102,7 +102,7 @@ def test_two_encoders_have_the_gradient_of_autograd_in_float64():
 def test_the_encoder_steps_down_the_critics_loss_alone(name, settings):
     algorithm = made(name, random_shift=0, critic_layer_norm=True, actor_layer_norm=True, **settings)
     encoder, critics, batch = algorithm.encoder, algorithm.critics, batch_of(np.random.default_rng(0))
-    encoded = encoder.encode(batch, algorithm.noise)
+    encoded = encoder.encode(batch, algorithm.generator)
     torch.testing.assert_close(encoded.obs, by_torch(encoder.online.inputs, encoder.online.tensors(), batch.obs))
     target = {"quantile": torch.randn(5, ROWS), "categorical": torch.randn(101, ROWS)}.get(
         settings.get("critics"), torch.randn(ROWS)
@@ -127,7 +127,7 @@ def test_the_encoder_steps_down_the_critics_loss_alone(name, settings):
 def test_the_critics_derivative_by_features_is_that_of_autograd():
     algorithm = made("sac", random_shift=0, activation="tanh")
     critics, batch = algorithm.critics, batch_of(np.random.default_rng(0))
-    encoded, target = algorithm.encoder.encode(batch, algorithm.noise), torch.randn(ROWS)
+    encoded, target = algorithm.encoder.encode(batch, algorithm.generator), torch.randn(ROWS)
     features = encoded.obs.clone().requires_grad_()
     online, loss = critics.online, torch.zeros(())
     for index in range(2):

@@ -129,7 +129,7 @@ def test_gradients_are_those_of_autograd_in_float64(changes, double):
     critics.target.flat.mul_(1.5)
     critics.adam.step = lambda: None  # the gradient alone
     drawn = []  # noise: for the choice, the target, the step, or with one draw less
-    algorithm.draw_noise = lambda out: drawn.append(out.normal_(generator=algorithm.noise).clone())
+    algorithm.draw_noise = lambda out: drawn.append(out.normal_(generator=algorithm.generator).clone())
     with torch.inference_mode():
         choosing = algorithm.actor_forward(batch)
         at_choice = critics._online.flat.clone()
