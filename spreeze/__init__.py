@@ -8,12 +8,14 @@ a mode               config/modes.py, modes/NAME.py              its declaration
 a knob of the tuner  tuner/knobs.py                              its row, for the data flows that it names
 a metric or chart    metrics/table.py                            its row, with ``chart=`` to be drawn on the page; its
                                                                  worker posts it, an algorithm returns it
-a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then its reader
+a setting or a flag  config/schema.py                            ``setting(..., flag="--name")``, then its reader; a
+                                                                 flag that is no setting: cli/arguments.py
 a kind of worker     workers/NAME.py, workers/roles.py           its job and what does it; its row; a mode ``add``s it
 a family of tasks    envs/families.py                            its row, and what makes its environments
 a vector engine      envs/families.py                            its row without ``team``; ``make`` takes ``num_envs``
 a replay transport   transport/replay_ring.py                    its writer for samplers, its reader for the learner;
-                                                                 modes/replay_modes.py creates it
+                                                                 modes/replay_modes.py creates it, workers/jobs.py
+                                                                 carries its handle
 an observation       envs/obs_flattening.py, envs/make.py        what becomes of its space; where ``make`` wraps it
 an end of a run      metrics/progress.py, runtime/recorder.py    ``Ending``; the order of the conditions; its sentence:
                                                                  metrics/stop_reasons.py

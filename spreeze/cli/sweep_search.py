@@ -520,7 +520,7 @@ def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
         raise ConfigError(f"--set {twice[0]}: set twice; give it once")
     if axes:
         return axes, fixed
-    usual = [f"{config.run.algo}.{name}" for name in _USUAL if 0.0 < getattr(config.own, name, 0.0) < 1.0]
+    usual = [f"{config.run.algo}.{name}" for name in _USUAL if 0.0 < getattr(config.algo_settings, name, 0.0) < 1.0]
     usual += ["learner.batch_size"] if config.on_policy is None else []
     return [_around(key, config) for key in usual if key not in keys], fixed
 

@@ -162,7 +162,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             raise ConfigError(f"{sources.get(f'{section}.{name}', 'settings')}: {section}.{error}") from None
     own = sections.get(algo if isinstance(algo, str) else RunConfig.algo)
     shared = {name: section for name, section in sections.items() if name in SHARED_SECTIONS}
-    return Settings(config=Config(own=own, **shared), sources=sources, kept=frozenset(kept))
+    return Settings(config=Config(algo_settings=own, **shared), sources=sources, kept=frozenset(kept))
 
 
 OTHER_NAMES = {"learning_rate": "lr", "ent_coef": "entropy_coef", "clip_range": "clip", "n_epochs": "epochs"}
@@ -243,7 +243,7 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
         **row.defaults,
         **(row.over_vectors if spec.frames is None else row.over_images),
         **(row.for_discrete if spec.choices is not None else {}),
-        **(row.over_sequences if getattr(settings.config.own, "sequence", None) else {}),
+        **(row.over_sequences if getattr(settings.config.algo_settings, "sequence", None) else {}),
         **(_long_discount(row.name, spec) if settings.config.on_policy is not None else _for_goals(settings, spec)),
     }
     # Both bounds or none: one alone could lie beyond the other one, which another layer may set.
@@ -295,7 +295,7 @@ def _for_goals(settings: Settings, spec: EnvSpec) -> dict[str, Any]:
     """
     config, replay, values = settings.config, settings.config.replay, dict[str, Any]()
     her, sparse = replay.her, spec.goals is not None and spec.goals.sparse
-    possible = getattr(config.own, "recurrent", "none") == "none" and not config.data_flow.on_device
+    possible = getattr(config.algo_settings, "recurrent", "none") == "none" and not config.data_flow.on_device
     fits = (1 + replay.her_goals) * replay.learning_starts <= replay.capacity
     if "replay.her" not in settings.sources and sparse and possible and fits:
         values["replay.her"] = her = "future"

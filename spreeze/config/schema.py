@@ -552,7 +552,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     image: ImageConfig = field(default_factory=ImageConfig)
-    own: AlgorithmConfig | OnPolicyConfig | None = None
+    algo_settings: AlgorithmConfig | OnPolicyConfig | None = None
     """The settings of the chosen algorithm; None: its defaults."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -575,13 +575,13 @@ class Config:
             )
         if self.env.import_module is None:
             find_mode(self.run.mode)  # a mode of a module is found when it is used: files are read without imports
-        if self.own is None:
-            object.__setattr__(self, "own", algorithm_section(self.run.algo, self.env.import_module)())
+        if self.algo_settings is None:
+            object.__setattr__(self, "algo_settings", algorithm_section(self.run.algo, self.env.import_module)())
 
     def sections(self) -> dict[str, Section]:
         """Name -> section, in order; of the algorithms only the chosen one."""
         names = [item.name for item in dataclasses.fields(self)]
-        return {self.run.algo if name == "own" else name: getattr(self, name) for name in names}
+        return {self.run.algo if name == "algo_settings" else name: getattr(self, name) for name in names}
 
     @property
     def mode(self) -> Mode:
@@ -624,14 +624,14 @@ class Config:
     @property
     def algorithm(self) -> AlgorithmConfig:
         """The section of the chosen off-policy algorithm; a ConfigError if it learns on policy."""
-        if not isinstance(self.own, AlgorithmConfig):
+        if not isinstance(self.algo_settings, AlgorithmConfig):
             raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
-        return self.own
+        return self.algo_settings
 
     @property
     def on_policy(self) -> OnPolicyConfig | None:
         """The section of the chosen on-policy algorithm; None where it learns off policy."""
-        return self.own if isinstance(self.own, OnPolicyConfig) else None
+        return self.algo_settings if isinstance(self.algo_settings, OnPolicyConfig) else None
 
 
 SHARED_SECTIONS: dict[str, type[Section]] = {
@@ -697,7 +697,7 @@ def kind_of(key: str, config: Config | None = None) -> type:
 
 
 def _class_of(section: str, config: Config | None) -> type[Section]:
-    chosen = {} if config is None else {config.run.algo: type(config.own)}
+    chosen = {} if config is None else {config.run.algo: type(config.algo_settings)}
     return chosen.get(section) or SECTIONS[section]  # type: ignore[return-value]
 
 

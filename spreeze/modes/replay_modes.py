@@ -93,7 +93,7 @@ def assemble(run: Assembly) -> None:
                 group,
                 index,
                 ReplaySamplerJob(
-                    run_dir=str(run.folder(group)),
+                    group_dir=str(run.folder(group)),
                     spec=plan.spec,
                     index=index,
                     seed=plan.session_seed + run.seed_offset(group),

@@ -115,7 +115,7 @@ class Assembly(contextlib.ExitStack):
         """Fields that the jobs of all learners have in common."""
         config = self.plan.config
         return {
-            "run_dir": str(self.folder(group)),
+            "group_dir": str(self.folder(group)),
             "spec": self.plan.spec,
             "algo": config.run.algo,
             "algorithm": self.plan.algorithm_fields(),

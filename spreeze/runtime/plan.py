@@ -339,7 +339,7 @@ def _check_sequences(plan: RunPlan) -> None:
 
 def _check_device(plan: RunPlan) -> None:
     config, spec, replay = plan.config, plan.spec, plan.config.replay
-    algorithm, device = config.own, config.learner.device
+    algorithm, device = config.algo_settings, config.learner.device
     unfit = refusal_on_device(spec.env_id, spec)
     conflicts = {
         f"--env {spec.env_id}: {unfit}": unfit is not None,

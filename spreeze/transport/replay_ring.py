@@ -396,7 +396,7 @@ class ReplayReader:
         spec = ring.spec
         self.ring, self.capacity = ring, spec.capacity
         self._shard_rows = spec.rows_per_shard
-        # Leaves out the rows next to the writer, which would be overwritten during the copy. This only saves time.
+        # Leaves out the rows next to the writer, which would be overwritten during the copy: fewer redraws.
         self._guard = min(1024, spec.rows_per_shard // 64)
         self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
         self.windows: list[tuple[int, int]] = []

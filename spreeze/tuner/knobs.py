@@ -518,7 +518,7 @@ def _full_name(name: str, config: Config) -> str | None:
     part, field = name.split(".")
     if part != "algorithm":
         return name
-    return f"{config.run.algo}.{field}" if hasattr(config.own, field) else None
+    return f"{config.run.algo}.{field}" if hasattr(config.algo_settings, field) else None
 
 
 def tunable_settings(config: Config) -> tuple[str, ...]:

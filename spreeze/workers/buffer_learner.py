@@ -24,7 +24,7 @@ from spreeze.transport.weights import VersionedParameters, check_finite, sha256_
 from spreeze.types import Arrays
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BufferLearnerJob
-from spreeze.workers.learner import Learner, RestoredUpdateLoop
+from spreeze.workers.learner import CheckpointedUpdateLoop, Learner
 from spreeze.workers.roles import Phase
 from spreeze.workers.rollout_learner import (
     OnPolicy,
@@ -50,7 +50,7 @@ def learn_from_buffer(context: WorkerContext, job: BufferLearnerJob) -> Iterator
         yield from Learner(context, job, BufferUpdateLoop(context, job, rollouts)).turns()
 
 
-class BufferUpdateLoop(RestoredUpdateLoop):
+class BufferUpdateLoop(CheckpointedUpdateLoop):
     """Rollouts of any age, from a buffer that samplers write without waiting."""
 
     _job: BufferLearnerJob
@@ -89,7 +89,7 @@ class BufferUpdateLoop(RestoredUpdateLoop):
         return self.trainer.env_steps
 
 
-class RestoredRolloutTrainer(RolloutTrainer[OnPolicy]):
+class CheckpointedRolloutTrainer(RolloutTrainer[OnPolicy]):
     """Base of trainers whose state is in their checkpoint: after a restart, rollouts are collected again."""
 
     def __init__(self, algorithm: OnPolicy, meta: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class RestoredRolloutTrainer(RolloutTrainer[OnPolicy]):
         return sha256_of(self.algorithm.state_arrays())
 
 
-class BufferTrainer(RestoredRolloutTrainer[AsyncOnPolicy]):
+class BufferTrainer(CheckpointedRolloutTrainer[AsyncOnPolicy]):
     """One update after another, while the buffer has rollouts with uses left."""
 
     def __init__(

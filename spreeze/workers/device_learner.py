@@ -40,12 +40,12 @@ from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP, DiscountedReturns, Normalizer
 from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
-from spreeze.workers.buffer_learner import RestoredRolloutTrainer
+from spreeze.workers.buffer_learner import CheckpointedRolloutTrainer
 from spreeze.workers.collectors.collector import Collector, OnError, OnProgress
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
-from spreeze.workers.learner import Learner, RestoredUpdateLoop
+from spreeze.workers.learner import CheckpointedUpdateLoop, Learner
 from spreeze.workers.replay_learner import ReplayUpdateLoop
 from spreeze.workers.roles import Phase
 from spreeze.workers.rollout_learner import Progress, on_policy_algorithm, progress_of
@@ -229,9 +229,9 @@ class DeviceCollector(Collector):
         reward = np.where(good, reward, np.float32(0.0))
         self.counts.env_steps += int(good.sum()) - steps * self.num_envs
         for t in range(steps):
-            self._running += reward[t], good[t]
+            self._episode_totals += reward[t], good[t]
             for index in np.flatnonzero(over[t]).tolist():
-                self._end_running(index)
+                self._end_episode_totals(index)
                 self._count_episode(index)
         if self._discounted is not None:
             self._discounted.add(reward, over | ~good)
@@ -248,7 +248,7 @@ class DeviceCollector(Collector):
         where = f"environment {first}" + (f" (and {', '.join(map(str, others[:_MAX_NAMED]))})" if others else "")
         self.counts.transitions_rejected += len(bad) - 1
         self._count_error(where, BadTransition(field, "NaN or infinity"))
-        self._running[:, [first, *others]] = 0.0
+        self._episode_totals[:, [first, *others]] = 0.0
         try:
             with torch.no_grad():
                 self.obs = self._env.restart(self._sick, self.obs)
@@ -278,7 +278,7 @@ class DeviceCollector(Collector):
                 self._count_error("environment 0", error)
         self._next_seed += self.num_envs  # other episodes after an error
         self._sick.zero_()
-        self._running[...] = 0.0
+        self._episode_totals[...] = 0.0
         self._sink.forget()
 
     def close(self) -> None:
@@ -389,7 +389,7 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
         return True
 
 
-class DeviceRolloutUpdateLoop(RestoredUpdateLoop):
+class DeviceRolloutUpdateLoop(CheckpointedUpdateLoop):
     """Rollouts on the device, collected by this process."""
 
     _job: DeviceRolloutJob
@@ -428,7 +428,7 @@ class DeviceRolloutUpdateLoop(RestoredUpdateLoop):
         return self._job.previous_env_steps + int(self._sampling.slots[_ENV_STEPS])
 
 
-class DeviceRolloutTrainer(RestoredRolloutTrainer[OnPolicyAlgorithm]):
+class DeviceRolloutTrainer(CheckpointedRolloutTrainer[OnPolicyAlgorithm]):
     """Learns from one rollout after another, each collected by the newest policy."""
 
     def __init__(self, algorithm: OnPolicyAlgorithm, progress: Progress, batch_size: int, meta: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Job(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class BaseLearnerJob(Job):
-    run_dir: str
+    group_dir: str  # the run directory, or its group-N of a run with several learners
     spec: EnvSpec
     algo: str
     algorithm: dict[str, Any]
@@ -163,7 +163,7 @@ class BaseSamplerJob(Job):
 class ReplaySamplerJob(BaseSamplerJob):
     entry_point = "spreeze.workers.samplers:run_sampler"
 
-    run_dir: str
+    group_dir: str
     n_step: int
     gamma: float
     limiter: RateLimiter

@@ -31,7 +31,7 @@ from spreeze.workers.roles import Phase
 from spreeze.workers.torch_devices import malloc_trim, resolve_device
 
 if TYPE_CHECKING:
-    from spreeze.workers.buffer_learner import RestoredRolloutTrainer
+    from spreeze.workers.buffer_learner import CheckpointedRolloutTrainer
     from spreeze.workers.replay_trainer import ReplayTrainer
     from spreeze.workers.rollout_learner import OnPolicyTrainer
 
@@ -47,7 +47,7 @@ _LAST_WEIGHTS_S = 5.0  # longest wait for the disk to take the last weights of a
 class UpdateLoop(ABC):
     """Base of the update loops: a source of data, and the trainer that learns from it."""
 
-    trainer: ReplayTrainer | OnPolicyTrainer | RestoredRolloutTrainer[Any]
+    trainer: ReplayTrainer | OnPolicyTrainer | CheckpointedRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
     began = True  # False until there is enough data to start
     ends_by_env_steps = True
@@ -108,10 +108,10 @@ class UpdateLoop(ABC):
         self._context.event(level, text)
 
 
-class RestoredUpdateLoop(UpdateLoop):
+class CheckpointedUpdateLoop(UpdateLoop):
     """A loop whose trainer has its state in the checkpoint."""
 
-    trainer: ReplayTrainer | RestoredRolloutTrainer[Any]
+    trainer: ReplayTrainer | CheckpointedRolloutTrainer[Any]
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if checkpoint is not None:
@@ -143,9 +143,9 @@ class Learner:
 
     def __init__(self, context: WorkerContext, job: BaseLearnerJob, loop: UpdateLoop) -> None:
         self._context, self._job, self._loop, self._trainer = context, job, loop, loop.trainer
-        self._weights = open_weights(Path(job.run_dir))
-        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", context.saving)
-        values = open_values(Path(job.run_dir)) if job.publishes_values else None
+        self._weights = open_weights(Path(job.group_dir))
+        self._checkpoints = CheckpointStore(Path(job.group_dir) / "checkpoints", context.saving)
+        values = open_values(Path(job.group_dir)) if job.publishes_values else None
         report = functools.partial(context.event, "warning")
         self._publisher = PublishingThread(self._weights, context.weights_published, values, report)
         self._epoch = 0  # rises with each start of the learner
@@ -165,7 +165,7 @@ class Learner:
         return {"env_steps": self._loop.env_steps(), "wall_s": self._job.previous_wall_s + self._loop.session_s()}
 
     @property
-    def _is_new(self) -> bool:
+    def _policy_changed(self) -> bool:
         """True if the policy has changed since it was last handed over for publishing."""
         return self._trainer.updates != self._last_published_updates
 
@@ -189,7 +189,7 @@ class Learner:
             context.event("warning", f"checkpoint ignored: {damage}")
         loop.restore(checkpoint, self._epoch)
         del latest, checkpoint
-        if self._is_new:
+        if self._policy_changed:
             self._publish()
         self._saved_s = perf_counter()
         reason, began = self._stop_reason(), False
@@ -219,7 +219,7 @@ class Learner:
             self._post()
             self._posted_s = now
         if self._are_weights_due(now):
-            if self._is_new:
+            if self._policy_changed:
                 self._publish()
             self._published_s = now
         if (rollbacks := self._context.header_word(status_table.ROLLBACKS)) > self._rollbacks:
@@ -233,7 +233,7 @@ class Learner:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 
     def _roll_back(self) -> None:
-        context, best = self._context, best_updates(Path(self._job.run_dir))
+        context, best = self._context, best_updates(Path(self._job.group_dir))
         path = None if best is None else self._checkpoints.nearest(best)
         if not self._loop.rollback_enabled or path is None:
             context.event(
@@ -300,7 +300,7 @@ class Learner:
         state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._progress()
         updates = int(state["updates"])
         ring = self._loop.saved_ring  # a further copy of replay would take gigabytes
-        best = best_updates(Path(self._job.run_dir)) if self._loop.rollback_enabled and ring is None else None
+        best = best_updates(Path(self._job.group_dir)) if self._loop.rollback_enabled and ring is None else None
         self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring, best=best)
         self._saved_updates = updates
 
@@ -322,7 +322,7 @@ class Learner:
         context, trainer = self._context, self._trainer
         self._loop.leave()
         self._post()
-        if self._is_new:
+        if self._policy_changed:
             self._publish()
         self._checkpoint()
         self._publisher.flush(_LAST_WEIGHTS_S)

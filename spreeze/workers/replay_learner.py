@@ -24,7 +24,7 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.gpu_replay import DeviceReplay
 from spreeze.workers.jobs import BaseReplayJob, ReplayLearnerJob
-from spreeze.workers.learner import Learner, RestoredUpdateLoop, run_progress
+from spreeze.workers.learner import CheckpointedUpdateLoop, Learner, run_progress
 from spreeze.workers.replay_batches import ReplayStatistics
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Phase
@@ -45,7 +45,7 @@ def learn_from_replay(context: WorkerContext, job: ReplayLearnerJob) -> Iterator
         yield from Learner(context, job, ReplayUpdateLoop(context, job, ring, device, reader)).turns()
 
 
-class ReplayUpdateLoop(RestoredUpdateLoop):
+class ReplayUpdateLoop(CheckpointedUpdateLoop):
     """Batches drawn from replay, within the band of samples per insert."""
 
     _job: BaseReplayJob
@@ -85,7 +85,7 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         self.saved_ring = ring if job.save_replay and isinstance(ring, ReplayRing) else None
         self.rollback_enabled = job.rollback_enabled
         self._replay = ring
-        self._imitation_updates: float = math.inf if job.offline else getattr(config, "bc_updates", 0)
+        self._updates_before_sampling: float = math.inf if job.offline else getattr(config, "bc_updates", 0)
         """Updates from demonstrations alone, before samplers begin; infinite if they never do."""
         self._pace = TargetPace(self.trainer.algorithm.effective_tau, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
@@ -137,8 +137,8 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         if self._context.header_word(status_table.RETUNED) != self._retuned:
             self._retune()
         inserted = ring.total_committed()
-        if self.trainer.updates < self._imitation_updates:  # there are only demonstrations to learn from
-            return self._imitate(inserted)
+        if self.trainer.updates < self._updates_before_sampling:  # there are only demonstrations to learn from
+            return self._update_before_sampling(inserted)
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
@@ -178,13 +178,13 @@ class ReplayUpdateLoop(RestoredUpdateLoop):
         limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
         self._limiter = dataclasses.replace(limiter, batch_size=self.trainer.batches.num_rows)
 
-    def _imitate(self, inserted: int) -> bool:
+    def _update_before_sampling(self, inserted: int) -> bool:
         """One update, without the count of samples per insert, which begins when samplers do."""
         if inserted < max(self._job.limiter.learning_starts, 1) or self._is_done:
             return False
         if not self.trainer.updates:
             self._update_statistics()
-            waits = "; samplers wait" if math.isfinite(self._imitation_updates) else ""
+            waits = "; samplers wait" if math.isfinite(self._updates_before_sampling) else ""
             self._report(f"learning from {inserted} transitions in replay{waits}")
         self._context.heartbeat(Phase.UPDATE)
         self._update()
@@ -319,7 +319,7 @@ class TargetPace:
 
     def __init__(self, tau: float, gamma: float, n_step: int) -> None:
         """An update mixes the fraction ``tau`` of the online weights into the targets, on average."""
-        self._tau, self._settles = tau, 1.0 - gamma**n_step
+        self._tau, self._one_minus_discount = tau, 1.0 - gamma**n_step
         self._start: tuple[float, int] | None = None
         self._done = False
 
@@ -335,20 +335,20 @@ class TargetPace:
         if self._done or elapsed_s < _PACE_S:
             return None
         self._done = True
-        return slow_targets(self._tau, (updates - self._start[1]) / elapsed_s, self._settles)
+        return slow_targets(self._tau, (updates - self._start[1]) / elapsed_s, self._one_minus_discount)
 
 
-def slow_targets(tau: float, updates_per_s: float, settles: float) -> str | None:
+def slow_targets(tau: float, updates_per_s: float, one_minus_discount: float) -> str | None:
     """Advice if target networks follow too slowly, else None.
 
-    Values have the time constant ``1 / (tau settles)`` updates, where ``settles`` is 1 - gamma^n.
+    Q-values have the time constant ``1 / (tau one_minus_discount)`` updates; the discount is gamma^n.
     """
     backups_per_s = tau * updates_per_s
-    if updates_per_s <= 0.0 or settles <= 0.0 or backups_per_s >= _MIN_BACKUPS_PER_S:
+    if updates_per_s <= 0.0 or one_minus_discount <= 0.0 or backups_per_s >= _MIN_BACKUPS_PER_S:
         return None
     return (
         f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {tau:g} an update, {updates_per_s:.3g} "
-        f"updates/s over {_PACE_S:.0f} s), so values, which look {1.0 / settles:.0f} backups ahead, follow with a time "
-        f"constant of {1.0 / (backups_per_s * settles):,.0f} s; choose smaller networks or a smaller --batch-size, "
-        "else raise tau or n_step"
+        f"updates/s over {_PACE_S:.0f} s), so Q-values need about "
+        f"{1.0 / (backups_per_s * one_minus_discount):,.0f} s to adapt; choose smaller networks or a smaller "
+        "--batch-size, else raise tau or n_step"
     )

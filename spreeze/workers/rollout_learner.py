@@ -76,7 +76,7 @@ class RolloutUpdateLoop(UpdateLoop):
             progress=progress_of(job, self.training_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
             mixer=self._mixer,
-            fingerprints=Path(job.run_dir) / FINGERPRINTS if "SPREEZE_TEST_FINGERPRINT" in os.environ else None,
+            fingerprints=Path(job.group_dir) / FINGERPRINTS if "SPREEZE_TEST_FINGERPRINT" in os.environ else None,
         )
         self.trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
         self._rollouts = rollouts

@@ -103,12 +103,12 @@ class SamplerLoop:
     ) -> None:
         self._context, self._writer, self._collector, self._rng = context, writer, collector, rng
         self._limiter, self._retuned = job.limiter, 0
-        self._storage_limiter = job.limiter.within(0.0, job.limiter.maximum)
+        self._keep_limiter = job.limiter.within(0.0, job.limiter.maximum)
         self._random = RandomActions(job.spec, rng)
         self._reads_files = job.weights_channel is None
         """True if weights come as files, announced by a counter; else the policy is read at each turn."""
         self._policy = NewestPolicy(
-            open_weights(Path(job.run_dir)) if job.weights_channel is None else job.weights_channel.attach()
+            open_weights(Path(job.group_dir)) if job.weights_channel is None else job.weights_channel.attach()
         )
         self._weights_counter = -1
         self._ring_counts = writer.counts()
@@ -148,10 +148,10 @@ class SamplerLoop:
             self._retuned = retuned
             tuned = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
-            self._storage_limiter = self._limiter.within(tuned.kept_per_insert, 1e9)
+            self._keep_limiter = self._limiter.within(tuned.kept_per_insert, 1e9)
         self._ring_counts = counts = self._writer.counts()
         rows = self._collector.num_envs * self._collector.rows_per_step
-        self._collector.keeps_rows = self._storage_limiter.may_insert(*counts, rows)
+        self._collector.keeps_rows = self._keep_limiter.may_insert(*counts, rows)
         return self._limiter.may_insert(*counts, rows)
 
     def _refresh_policy(self) -> None:

@@ -110,7 +110,7 @@ settings = resolve([Layer(USER, user_values(build_parser().parse_args(asked)))])
 config = settings.config
 
 # an algorithm
-assert config.own.bonus == 2.5
+assert config.algo_settings.bonus == 2.5
 assert "made_up" in rows()
 assert find_row("made_up").continuous.name == "made_up"
 assert from_toml(to_toml(settings), "file").config == config

@@ -169,7 +169,7 @@ def real_sampler(
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
     let_sample(ring, status)
     job = ReplaySamplerJob(
-        run_dir=str(run_dir),
+        group_dir=str(run_dir),
         spec=plan.spec,
         index=0,
         seed=seed,

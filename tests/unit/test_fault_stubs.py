@@ -60,7 +60,7 @@ class Learner:
                    "checkpoint_interval_s": 1e6}  # fmt: skip
         learner |= {name: changes.pop(name) for name in learner.keys() & changes.keys()}
         fields = {
-            "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
+            "group_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False,
             "rollback_enabled": False,
             "stop": StopConfig(updates=60),
@@ -170,7 +170,7 @@ def test_f14_a_huge_reward_is_stored_and_bounded_where_it_is_learned(learner, sc
     one.run()
     assert float(one.ring.rows[0, one.ring.spec.layout.reward]) == np.float32(1e38)
     assert one.context.named(one.context.slots)["updates_skipped"] == 0
-    stored = CheckpointStore(Path(one.job.run_dir) / "checkpoints").load_latest()
+    stored = CheckpointStore(Path(one.job.group_dir) / "checkpoints").load_latest()
     assert all(np.isfinite(array).all() for array in stored.tensors.values() if array.dtype.kind == "f")
 
 

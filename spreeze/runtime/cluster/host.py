@@ -146,7 +146,7 @@ class HostSamplers(HostThread):
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
             sampler = ReplaySamplerJob(
-                run_dir=str(self._folder),
+                group_dir=str(self._folder),
                 spec=job.spec,
                 index=index,
                 seed=self._seed,

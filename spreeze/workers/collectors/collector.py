@@ -102,7 +102,7 @@ class Collector:
         self.on_episode: Callable[[float, int, bool | None], None] = ignored
         self.inline_evaluation: TurnEvaluation | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
-        self._running = np.zeros((2, num_envs))
+        self._episode_totals = np.zeros((2, num_envs))
         """Return and length of each current episode, where environments step together."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._is_slow = True
@@ -117,9 +117,12 @@ class Collector:
         task.info_numbers = self.info
         return task
 
-    def _end_running(self, index: int) -> None:
-        self._returns[index], self._lengths[index] = float(self._running[0, index]), int(self._running[1, index])
-        self._running[:, index] = 0.0
+    def _end_episode_totals(self, index: int) -> None:
+        self._returns[index], self._lengths[index] = (
+            float(self._episode_totals[0, index]),
+            int(self._episode_totals[1, index]),
+        )
+        self._episode_totals[:, index] = 0.0
 
     def _count_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))

@@ -198,14 +198,14 @@ class RolloutCollector(Collector):
         """Steps environments and commits their rows."""
         start = perf_counter()
         obs = self._rows.array[self.columns.rows(indices)].copy()
-        native = self._tasks[0].to_env_units(responses.action)
+        env_actions = self._tasks[0].to_env_units(responses.action)
         rewards, terminated, truncated = [], [], []
         failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):
             if self._is_slow:
                 self._on_progress(Phase.STEP)
             try:
-                step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(native[row])
+                step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(env_actions[row])
             except Exception as error:
                 failed[index] = error
                 continue

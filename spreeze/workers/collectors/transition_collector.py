@@ -90,26 +90,26 @@ class FrameRowWriter:
 
     def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float) -> None:
         assert spec.frames is not None
-        self._rows = ObsBuffer(num_envs, spec)
+        self._obs_buffer = ObsBuffer(num_envs, spec)
         self._sign = spec.frames.sign_rewards
         self._log = FrameLog(writer, num_envs, n_step, gamma)
 
     @property
     def obs(self) -> np.ndarray:
         """[N, k, *frame] uint8."""
-        return self._rows.array
+        return self._obs_buffer.array
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
         assert isinstance(index, int)
-        self._rows.start(index, obs)
+        self._obs_buffer.start(index, obs)
         self._log.start(index, obs.reshape(-1))
 
     def set_next_obs(self, index: int | slice, obs: np.ndarray) -> None:
         assert isinstance(index, int)
-        self._rows.put(index, obs)
+        self._obs_buffer.put(index, obs)
 
     def store(self, batch: StepBatch) -> None:
-        newest = self._rows.array[:, -1]
+        newest = self._obs_buffer.array[:, -1]
         reward = np.sign(batch.reward) if self._sign else batch.reward
         for index in range(len(newest)):
             if index not in batch.failed:
@@ -152,7 +152,7 @@ class TransitionCollector(Collector):
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._to_env_units = ActionScaling(spec, bounded=True)
-        self._rows = self._new_row_writer(spec, num_envs, writer, n_step, gamma)
+        self._row_writer = self._new_row_writer(spec, num_envs, writer, n_step, gamma)
         self.state = State()
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
@@ -180,19 +180,19 @@ class TransitionCollector(Collector):
 
     @property
     def obs(self) -> np.ndarray:
-        return self._rows.obs
+        return self._row_writer.obs
 
     def step(self, actions: np.ndarray, version: int) -> None:
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
         start = perf_counter()
-        native = self._to_env_units(actions, np.empty_like(actions))  # new: environments may keep their action
-        ended, failed = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
+        env_actions = self._to_env_units(actions, np.empty_like(actions))  # new: environments may keep their action
+        ended, failed = self._step_tasks(env_actions) if self._make_vector is None else self._step_vector(env_actions)
         stepped = perf_counter()
         self._is_slow = stepped - start > SLOW_S
         if self.inline_evaluation is not None and not ended and not failed and self.inline_evaluation.overdue:
             ended = [(0, True)]
         kept = self.keeps_rows
-        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), failed, version, kept))
+        self._row_writer.store(StepBatch(actions, self._reward, self._terminated, dict(ended), failed, version, kept))
         self._count_rewards(ended, failed)
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(failed)
@@ -209,7 +209,7 @@ class TransitionCollector(Collector):
         elif self._vector is None:
             self._renew_vector()
         else:
-            self._rows.start(_ALL, self._vector.obs)
+            self._row_writer.start(_ALL, self._vector.obs)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
 
@@ -227,16 +227,16 @@ class TransitionCollector(Collector):
             if self._discounted.count >= _FIRST_REWARDS:
                 self._block_steps = _REWARD_STEPS
 
-    def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+    def _step_tasks(self, env_actions: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
         """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
         ended: list[tuple[int, bool]] = []
         failed: list[int] = []
-        set_next_obs, reward, terminated = self._rows.set_next_obs, self._reward, self._terminated
+        set_next_obs, reward, terminated = self._row_writer.set_next_obs, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
             if self._is_slow:
                 self._on_progress(Phase.STEP)
             try:
-                step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
+                step_obs, step_reward, step_terminated, step_truncated = task.step(env_actions[index])
             except Exception as error:
                 self._count_error(f"environment {index}", error)
                 failed.append(index)
@@ -250,23 +250,23 @@ class TransitionCollector(Collector):
                 ended.append((index, step_truncated))
         return ended, failed
 
-    def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+    def _step_vector(self, env_actions: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
         """Like ``_step_tasks`` for a vector environment, whose steps that start an episode may give no row."""
         assert self._vector is not None
         try:
-            done = self._vector.step(native)
+            done = self._vector.step(env_actions)
         except Exception as error:
             self._count_error("environment 0", error)
             self._vector.close()
             self._vector = None
             return [], list(range(self.num_envs))
-        self._rows.set_next_obs(_ALL, done.next_obs)
+        self._row_writer.set_next_obs(_ALL, done.next_obs)
         self._reward[...], self._terminated[...] = done.reward, done.terminated
-        np.add(self._running[0], done.reward, out=self._running[0], where=done.valid)
-        self._running[1] += done.valid
+        np.add(self._episode_totals[0], done.reward, out=self._episode_totals[0], where=done.valid)
+        self._episode_totals[1] += done.valid
         over = np.flatnonzero(done.terminated | done.truncated).tolist()
         for index in over:
-            self._end_running(index)
+            self._end_episode_totals(index)
         return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
 
     def _renew_vector(self) -> None:
@@ -275,19 +275,19 @@ class TransitionCollector(Collector):
             self._on_progress(Phase.INIT)
             try:
                 self._vector = self._make_vector(self.num_envs, self._seed)
-                self._rows.start(_ALL, self._vector.reset(self._seed))
+                self._row_writer.start(_ALL, self._vector.reset(self._seed))
                 break
             except Exception as error:
                 self._count_error("environment 0", error)
         self._seed += self.num_envs  # other episodes after an error
-        self._running[...] = 0.0
+        self._episode_totals[...] = 0.0
 
     def _reset(self, index: int, seed: int | None) -> None:
         """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
         while self._make_vector is None:
             self._on_progress(Phase.RESET)
             try:
-                self._rows.start(index, self._tasks[index].reset(seed))
+                self._row_writer.start(index, self._tasks[index].reset(seed))
                 break
             except Exception as error:
                 self._count_error(f"environment {index}", error)

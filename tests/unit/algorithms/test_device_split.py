@@ -189,14 +189,14 @@ def test_noise_of_a_gpu_is_seeded_anew_on_the_processor_and_all_else_taken_over(
 @pytest.mark.parametrize("name", NAMES)
 def test_noise_of_a_processor_is_seeded_anew_on_a_gpu_and_that_of_another_gpu_taken_over(name):
     first, there = trained_five(name), made(name, "cpu")
-    there._generator = CudaGenerator()
+    there.generator = CudaGenerator()
     assert there.load_state_arrays(first.state_arrays()) is False
     there.load_state_json(first.state_json())
     there.seed_noise(1)
     assert same(without_noise(there.state_arrays()), without_noise(first.state_arrays()))
-    assert there._generator.get_state().any()
+    assert there.generator.get_state().any()
     assert there.load_state_arrays(of_cuda(first.state_arrays())) is True
-    assert np.array_equal(there._generator.get_state().numpy(), cuda_state())
+    assert np.array_equal(there.generator.get_state().numpy(), cuda_state())
 
 
 @pytest.mark.gpu

@@ -333,7 +333,7 @@ def test_the_discount_of_on_policy_algorithms_follows_a_long_time_limit_unless_i
     )
     layers = [Layer("user", {"run": {"algo": algo}, **asked})]
     _, settings, _ = with_algorithm(layers, spec)
-    assert settings.config.own.gamma == expected
+    assert settings.config.algo_settings.gamma == expected
 
 
 @pytest.mark.parametrize(
