@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from spreeze.cli.evaluate import find_weights, recorded_spec
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import RESUMED, Settings, from_toml, iterate, to_toml
 from spreeze.config.schema import Config, field_of
 from spreeze.envs.task import check_fits, spec_from
@@ -27,6 +28,8 @@ from spreeze.types import EnvSpec
 
 _END = re.compile(r"^# end of settings: (\d+)$")
 _UNSET = re.compile(r"^# \w+ is not set\b")
+_LAST = ("stop", "target_evaluations")
+"""The last setting in files of versions that wrote no end mark, unless the algorithm is none of Spreeze's own."""
 _MAX_BYTES = 1_000_000
 _COUNTERS = ("env_steps", "updates", "episodes", "wall_s")
 
@@ -82,13 +85,22 @@ def _check_complete(text: str) -> None:
     remedy = "restore it from a backup, or start a new run with --name"
     if not lines:
         raise ValueError(f"the file is empty; {remedy}")
-    end = _END.match(lines[-1])
-    if end is None:
+    if end := _END.match(lines[-1]):
+        count = sum(len(fields) for fields in values.values() if isinstance(fields, dict))
+        count += sum(bool(_UNSET.match(line)) for line in lines)
+        if count != int(end[1]):
+            raise ValueError(f"the file has {count} of {end[1]} settings; {remedy} (to change a setting use --set)")
+        return
+    algo = _value_at(values, "run", "algo")
+    needed = (_LAST, ("run", "algo"), ("run", "mode"), ("env", "id"))
+    complete = all(_value_at(values, *key) is not None for key in needed)
+    if not complete or (isinstance(algo, str) and algo not in ALGORITHMS and list(values)[-1] != algo):
         raise ValueError(f"the file ends with {clean(lines[-1], 60)!r}: settings are missing; {remedy}")
-    count = sum(len(fields) for fields in values.values() if isinstance(fields, dict))
-    count += sum(bool(_UNSET.match(line)) for line in lines)
-    if count != int(end[1]):
-        raise ValueError(f"the file has {count} of {end[1]} settings; {remedy} (to change a setting use --set)")
+
+
+def _value_at(values: Mapping[str, Any], section: str, name: str) -> Any:
+    fields = values.get(section)
+    return fields.get(name) if isinstance(fields, dict) else None
 
 
 def _check_agrees(run: Path, config: Config) -> None:

@@ -146,7 +146,8 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             if not isinstance(fields, dict):
                 raise ConfigError(f"{layer.source}: {section} = {fields!r}: expected a table of fields")
             names = [item.name for item in dataclasses.fields(known[section])]
-            for name, value in fields.items():
+            for given, value in fields.items():
+                name = _RENAMED.get(f"{section}.{given}", given)
                 if name not in names:
                     raise ConfigError(f"{layer.source}: {unknown_setting(section, name, names)}")
                 merged.setdefault(section, {})[name] = value
@@ -167,6 +168,9 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
 
 OTHER_NAMES = {"learning_rate": "lr", "ent_coef": "entropy_coef", "clip_range": "clip", "n_epochs": "epochs"}
 """Names of Stable-Baselines3 for settings of algorithms, and ours."""
+
+_RENAMED = {"dqn.duelling": "dueling"}
+"""Settings that earlier versions recorded by another name."""
 
 
 def unknown_setting(section: str, name: str, names: Sequence[str]) -> str:

@@ -116,11 +116,18 @@ def taken(path):
     return line
 
 
+def unmarked(text):
+    """The settings as a version wrote them that had no end mark."""
+    return text[: text.index("# end of settings")]
+
+
 # --- complete ---
 
 
-def test_whole_settings_are_taken(run):
+def test_whole_settings_are_taken_with_and_without_the_end_mark(run):
     assert config(run).splitlines()[-1] == f"# end of settings: {len(iterate(SETTINGS.config))}"
+    assert settings_of(run).config == SETTINGS.config
+    (run / "config.toml").write_text(unmarked(config(run)))
     assert settings_of(run).config == SETTINGS.config
 
 
@@ -131,9 +138,10 @@ def test_what_was_left_free_at_the_end_of_a_session_is_left_free_in_the_next(run
     assert settings_of(run).config.tuning.leave_free == kept
 
 
-def test_settings_that_were_cut_anywhere_are_refused(run):
+@pytest.mark.parametrize("mark", [True, False])
+def test_settings_that_were_cut_anywhere_are_refused(run, mark):
     """Cuts at the end of a line, each valid TOML, and within one: none gives other settings."""
-    whole = config(run)
+    whole = config(run) if mark else unmarked(config(run)).rstrip() + "\n"
     ends = list(itertools.accumulate(len(line) for line in whole.splitlines(keepends=True)))
     rng = random.Random(0)
     for end in [0, *ends[:-30:5], *ends[-30:-1], *(rng.randrange(len(whole) - 12) for _ in range(60))]:

@@ -120,3 +120,8 @@ def test_arguments_of_the_environment_from_python_are_recorded_and_come_back_equ
     assert again == settings.config
     assert repr(parse_args(again.env.args)) == repr(ARGS)
     assert (again.stop.seconds, again.algorithm.hidden_sizes, again.env.image) == (None, (64,), False)
+
+
+def test_a_setting_recorded_by_its_earlier_name_is_taken():
+    settings = resolve([Layer("config.toml", {"run": {"algo": "dqn"}, "dqn": {"duelling": True}})])
+    assert (settings.config.algo_settings.dueling, settings.source_of("dqn.dueling")) == (True, "config.toml")
