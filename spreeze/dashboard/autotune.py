@@ -144,7 +144,7 @@ def show_start(name: str, folder: Path) -> None:
     if now.name != name or now.phase != "starting" or appeared:
         st.rerun()
     run, tuning = read_run(folder / name), read(folder / name)
-    what = "the next run of " if sweep_runs(folder / f"{name}.sweep.json") else ""
+    what = "a run of " if sweep_runs(folder / f"{name}.sweep.json") else ""
     st.title(f"Starting {what}{components.plain(name)}", anchor=False)
     st.caption(components.plain(run.get("machine") or "Testing the environment in a separate process."))
     if run.get("state") == "tuning":

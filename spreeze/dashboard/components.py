@@ -22,7 +22,13 @@ from spreeze.metrics.table import by_name
 from spreeze.run_directory import read_run
 
 PERIOD_MS = 1000
-_RETURN_HELP = "The band is its 95 % confidence interval. Dotted lines mark resumes."
+RESUME = (
+    "Continues from the latest checkpoint, without the stop condition that ended it: it ends at the latest after its "
+    "time budget, 30 minutes by default. Replay is filled again unless it was saved (--save-replay)."
+)
+_RETURN_HELP = (
+    "The band is its 95 % confidence interval. Dotted lines mark resumes, warnings, errors and the best evaluation."
+)
 
 
 def show_live(path: Path, page_key: str) -> None:

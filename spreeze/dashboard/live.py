@@ -59,8 +59,7 @@ def _show_run(path: Path | None, now: control.Activity) -> None:
     head.caption(components.plain(f"{run.name}{note}"), width="content")
     if now.name is None and path != SAMPLE:
         start.opener(head)
-        text = "Continues from the latest checkpoint, without the stop condition that ended it."
-        components.act_button(head, "Resume", control.resume, path, folder, key="live_resume", help=text)
+        components.act_button(head, "Resume", control.resume, path, folder, key="live_resume", help=components.RESUME)
     components.show_live(path, now.key)
 
 

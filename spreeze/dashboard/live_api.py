@@ -140,7 +140,12 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("restarts", "Restarts, this session", "", ""),
     ("progress", "Progress", "", _PROGRESS),
     ("since_best", "Since best", "", "Training time since the highest evaluation [h:min:s]."),
-    ("heartbeat", "Heartbeat [min:s]", "", "Time since the run last wrote its state, which it does every two seconds."),
+    (
+        "heartbeat",
+        "Heartbeat [min:s]",
+        "",
+        "Time since the run last wrote its state: every two seconds, at times less often while it stops.",
+    ),
 )
 """(metric, or a name of ``texts``; label; unit; help text, empty for a metric's own)."""
 _LARGE = {"eval_return": ("interval", "best", "since_best"), "state": ("wall", "progress", "heartbeat", "restarts")}
@@ -303,9 +308,15 @@ def _fresh(
 
 
 def _loads(reader: MetricsReader, newest: float, session_start_s: float, *, live: bool) -> dict[str, float]:
-    """Means of other programs' load and of the time splits in the last seconds; of an ended run over its session."""
+    """Means of other programs' load and of the time splits in the last seconds; of an ended run over its session.
+
+    Splits of a live run count from its first update in these seconds on: before, the learner waits for replay to fill.
+    """
     if live:
-        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S) | reader.tail(_SMOOTHED, newest - _SMOOTHED_S)
+        updates = reader.tail(("updates_per_s",), newest - _SMOOTHED_S).get("updates_per_s", ())
+        learns_s = next((point.t for point in updates if point.value > 0.0), 0.0)
+        since_s = max(newest - _SMOOTHED_S, learns_s if updates and updates[0].value == 0.0 else 0.0)
+        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S) | reader.tail(_SMOOTHED, since_s)
         return {name: math.fsum(point.value for point in points) / len(points) for name, points in tails.items()}
     names = (*_OTHER_PROGRAMS, "cpu_use", "samplers_active")
     session = {name: reader.series(name, session_start_s, MAX_BUCKETS).mean for name in names}
@@ -389,7 +400,7 @@ def texts(
         "interval": (DASH if interval is None else f"\u00b1 {number(interval)}") + of,
         "best": number(shown.eval_best),
         "samplers_active": _samplers(shown),
-        "picture": f"picture {_age(drawn_s)} old [h:min:s]; drawn only while somebody looks"
+        "picture": f"picture {_age(drawn_s)} old [h:min:s]; drawn while somebody looks, late on busy cores"
         if shown.state in LIVE_STATES
         else "last picture of the run",
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
@@ -512,8 +523,8 @@ def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:
     if best.return_mean - last.return_mean <= max(2.0 * margin, _FALLEN * abs(best.return_mean)):
         return ""
     return (
-        f" The latest evaluation fell to {number(last.return_mean)}; the best had "
-        f"{number(best.return_mean)}. The better policy is kept for play and download."
+        f" The latest evaluation, {number(last.return_mean)}, is below the best, {number(best.return_mean)}. "
+        "The better policy is kept for play and download."
     )
 
 

@@ -78,8 +78,7 @@ def _selected_run(path: Path, folder: Path) -> None:
         f"Trust {components.plain(module)}", key=f"trust_{name}", help=text
     )
     more: dict[str, Any] = {"width": "stretch", "disabled": alive or recorded or not trusted}
-    text = "Continues from the latest checkpoint, without the stop condition that ended it."
-    more["help"] = "It is running." if alive else text
+    more["help"] = "It is running." if alive else components.RESUME
     more["note"] = f"{name} resumed; see the Live page."
     components.act_button(cells[0], "Resume", control.resume, path, folder, module, **more)
     more = {"key": "runs_stop", "width": "stretch", "disabled": not alive, "help": "Stops like Ctrl-C."}
@@ -265,7 +264,7 @@ def machine() -> None:
     st.title("About this machine", anchor=False)
     st.caption(
         "The doctor checks PyTorch, the default environment and the video encoder in separate processes (a "
-        "few seconds)."
+        "few seconds; longer beside other programs)."
     )
     flags = control.runs_dir_flags(runs_dir())
     components.show_command("doctor", control.command_line("spreeze", "doctor", *flags))
@@ -353,7 +352,9 @@ def show_table(folder: Path) -> None:
             "end mean": st.column_config.NumberColumn(
                 width=66, format="%.4g", help="Mean return over its last ten evaluations, or fewer if it has fewer."
             ),
-            "returns": st.column_config.LineChartColumn(width=58, help="Greedy returns over its evaluations."),
+            "returns": st.column_config.LineChartColumn(
+                width=58, help="Greedy returns over its evaluations, the highest of neighbours and the newest."
+            ),
             "ended by": st.column_config.TextColumn(width=78, help="Why it ended: target is its target return."),
         },
     )
@@ -387,7 +388,7 @@ def _curve_of(path: Path, wall_s: float | None) -> tuple[float, ...]:
     except RunError:
         return ()
     step = max(1, -(-len(returns) // _CURVE_POINTS))
-    return tuple(returns[::-step][::-1])
+    return (*(max(returns[at : at + step]) for at in range(0, len(returns) - 1, step)), *returns[-1:])
 
 
 def _clicked(names: list[str]) -> None:

@@ -134,7 +134,7 @@ METRICS: tuple[Metric, ...] = (
            per_learner=True),
     Metric("sampler_env_steps_per_s", "1/s", "env steps per second of one sampler (one series each)", "supervisor",
            kind=Kind.RATE, parts="sampler"),
-    Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
+    Metric("updates", "updates", "gradient steps of the critics since the start of the run, without those that a killed learner lost", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics per second", "supervisor", kind=Kind.RATE,
            per_s_of="updates", in_terminal=True, chart=Chart("updates", "Updates/s", "Speed"), label="updates",

@@ -229,7 +229,6 @@ class TunerThread(abc.ABC):
         self._thread: threading.Thread | None = None
 
     def begin(self, run: Assembly, workers: WorkerPool) -> None:
-        self._notes.put(self.begins)
         self._thread = threading.Thread(target=self._run, args=(run, workers), name="tuner", daemon=True)
         self._thread.start()
 
@@ -255,6 +254,7 @@ class TunerThread(abc.ABC):
         record, start = None, AWAKE()
         try:
             with only_tuner(self._notes.put, self._stop) as note:
+                self._notes.put(self.begins)
                 record = self._measured(run, workers, note)
         except (KeyboardInterrupt, TrialFailed) as stopped:
             self._notes.put(f"not tuned: {str(stopped) or 'the run ended first'}")

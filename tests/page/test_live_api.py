@@ -748,6 +748,19 @@ def test_time_splits_are_means_of_some_seconds_so_that_the_advice_stays(run, mon
     assert seen[0].cpu_use == pytest.approx(0.85, abs=0.01)
 
 
+def test_waiting_for_replay_to_fill_is_no_part_of_the_first_advice(run, monkeypatch):
+    monkeypatch.setattr(live_api, "state_of", lambda path: "running")
+    writer = MetricsWriter(run / "metrics.db")
+    for k in range(48):  # learning begins after 22 s
+        learns = k >= 44
+        writer.write(0.5 * k, 1, {"updates_per_s": 60.0 * learns, "learner_wait_share": 0.05 if learns else 1.0})
+    writer.close()
+    seen = []
+    monkeypatch.setattr(live_api, "bottleneck", lambda shown: seen.append(shown) or bottleneck(shown))
+    live_api.live_response(run, 0.0, 0, "")
+    assert seen[0].learner_shares["wait"] == pytest.approx(0.05)
+
+
 def test_samplers_of_an_ended_run_are_the_mean_of_its_last_session(run):
     writer = MetricsWriter(run / "metrics.db")
     for k in range(80):
@@ -843,7 +856,7 @@ def test_returns_that_have_never_risen_are_said_and_do_not_fall(run, gain, stuck
     writer.close()
     found = live_api.live_response(run, 0.0, 0, "")
     assert ("has not risen since the run began" in found["text"]["trend"]) is stuck
-    assert ("The latest evaluation fell" in found["note"]) is not stuck
+    assert ("is below the best" in found["note"]) is not stuck
 
 
 def test_a_run_that_is_stopping_says_so_and_nothing_of_its_tuner(run):
@@ -931,7 +944,7 @@ def test_a_best_evaluation_that_was_luck_makes_no_later_one_a_fall():
     last = EvaluationRow(10.0, 100, 5, 1, 5, 10, 97.6, 5.0, 200.0)
     lucky = last._replace(return_mean=167.0, return_std=180.0)
     assert live_api._fallen(lucky, last) == ""
-    assert "fell to 97.6" in live_api._fallen(lucky._replace(return_std=5.0), last)
+    assert "97.6, is below the best" in live_api._fallen(lucky._replace(return_std=5.0), last)
 
 
 @pytest.mark.parametrize(("told", "band"), [

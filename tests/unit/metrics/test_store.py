@@ -15,7 +15,7 @@ import pytest
 
 from spreeze.errors import RunError
 from spreeze.metrics.store import EvaluationRow, MetricsReader
-from spreeze.metrics.table import METRICS
+from spreeze.metrics.table import METRICS, TABLE
 from spreeze.metrics.writer import _SCHEMA, MetricsWriter, _open_for_writing
 
 REPO = Path(__file__).resolve().parents[3]
@@ -40,7 +40,7 @@ def test_points_come_back_as_written(path):
     assert found.t.tolist() == list(range(20))
     assert found.mean.tolist() == list(range(20))
     assert found.step.tolist() == list(range(20))
-    assert (found.unit, found.meaning) == ("updates", "gradient steps of the critics since the start of the run")
+    assert (found.unit, found.meaning) == ("updates", TABLE.by_name("updates").meaning)
 
 
 def test_unknown_metric_is_refused_and_nothing_of_it_is_stored(path):
