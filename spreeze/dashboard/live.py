@@ -56,10 +56,10 @@ def _show_run(path: Path | None, now: control.Activity) -> None:
     title = (run.env_id or DASH, (run.algo or DASH).upper(), f"mode {run.mode or DASH}", f"seed {whole(run.seed)}")
     head = st.container(horizontal=True, vertical_alignment="bottom")
     head.title(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")
-    head.caption(components.plain(f"{run.name}{note}"), width="content")
     if now.name is None and path != SAMPLE:
         start.opener(head)
         components.act_button(head, "Resume", control.resume, path, folder, key="live_resume", help=components.RESUME)
+    head.caption(components.plain(f"{run.name}{note}"), width="content")
     components.show_live(path, now.key)
 
 
