@@ -220,7 +220,7 @@ class ReplayStatistics(ScalingStatistics):
             "normalizer": self.normalizer.state() if self.normalizer else None,
             "returns": self.returns.state() if self.returns else None,
             "session": self._session,
-            "counted": {"rows": self._rows_counted, "returns": self._returns_counted.tolist()},
+            "counted": {"rows": list(self._rows_counted), "returns": self._returns_counted.tolist()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:

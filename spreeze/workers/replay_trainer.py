@@ -423,8 +423,13 @@ class ReplayTrainer:
         self._set_rollbacks(int(state.get("times_back", 0)))
 
     def roll_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays."""
+        """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays.
+
+        Observations since then are those of policies that fell. They are left out of the normalizer's statistics, by
+        which the policy of the checkpoint would act otherwise than it did.
+        """
         counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._rollbacks + 1}
+        counts |= {"counted": self.statistics.state()["counted"]}
         algorithm = state["algorithm"] | {"updates": self.updates}
         draws = self.batches.rng.bit_generator.state
         self.load_state(tensors, state | counts | {"algorithm": algorithm, "draw_rng": draws})

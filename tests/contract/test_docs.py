@@ -204,7 +204,7 @@ def test_every_setting_has_a_meaning():
     for name, part in SECTIONS.items():
         for item in dataclasses.fields(part):
             assert item.metadata["doc"], f"{name}.{item.name}"
-    assert set(SECTIONS) == (set(Config.__dataclass_fields__) - {"own"}) | set(ALGORITHMS)
+    assert set(SECTIONS) == (set(Config.__dataclass_fields__) - {"algo_settings"}) | set(ALGORITHMS)
 
 
 def test_metrics_have_unique_names_units_and_meanings():

@@ -14,7 +14,7 @@ class HostsWithoutRay:
     """The nodes of a cluster; ``actors`` are their gateways."""
 
     def __init__(self, *addresses):
-        self.address, self.version = "here", "none"
+        self.address, self.version, self.is_authenticated = "here", "none", True
         self.living = [Node(address, address, f"host-at-{address}") for address in addresses]
         self.actors = []
 

@@ -8,6 +8,7 @@ from rings import ring_of
 
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.transport.prioritised_replay import open_reader
+from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.types import Box, EnvSpec, RowLayout
 from spreeze.workers.replay_trainer import ReplayTrainer
@@ -74,3 +75,18 @@ def test_a_restarted_learner_keeps_the_halved_rates_and_a_second_return_halves_t
     assert successor.algorithm.lr_multiplier == 0.25
     learn(successor, 3)
     assert successor.updates == 11
+
+
+def test_what_fallen_policies_have_seen_does_not_change_how_the_restored_policy_acts(ring):
+    trainer = trainer_of(ring)
+    learn(trainer, 8)
+    trainer.refresh()
+    kept, then = trainer.state(), arrays_of(trainer)
+    far, zeros = np.full((300, 3), 5.0, np.float32), np.zeros(300, np.float32)
+    ShardWriter(ring, 0).write(far, zeros[:, None], zeros, zeros, far)
+    learn(trainer, 8)
+    trainer.refresh()
+    assert (arrays_of(trainer)["obs_mean"] != then["obs_mean"]).any(), "its statistics went on"
+    trainer.roll_back(*kept)
+    trainer.refresh()
+    np.testing.assert_array_equal(arrays_of(trainer)["obs_mean"], then["obs_mean"])
