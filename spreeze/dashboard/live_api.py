@@ -313,11 +313,13 @@ def _loads(reader: MetricsReader, newest: float, session_start_s: float, *, live
     Splits of a live run count from its first update in these seconds on: before, the learner waits for replay to fill.
     """
     if live:
-        updates = reader.tail(("updates_per_s",), newest - _SMOOTHED_S).get("updates_per_s", ())
+        splits = reader.tail(("updates_per_s", *_SMOOTHED), newest - _SMOOTHED_S)
+        updates = splits.pop("updates_per_s", [])
         learns_s = next((point.t for point in updates if point.value > 0.0), 0.0)
-        since_s = max(newest - _SMOOTHED_S, learns_s if updates and updates[0].value == 0.0 else 0.0)
-        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S) | reader.tail(_SMOOTHED, since_s)
-        return {name: math.fsum(point.value for point in points) / len(points) for name, points in tails.items()}
+        if updates and updates[0].value == 0.0:
+            splits = {name: [point for point in points if point.t > learns_s] for name, points in splits.items()}
+        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S) | splits
+        return {name: math.fsum(point.value for point in known) / len(known) for name, known in tails.items() if known}
     names = (*_OTHER_PROGRAMS, "cpu_use", "samplers_active")
     session = {name: reader.series(name, session_start_s, MAX_BUCKETS).mean for name in names}
     return {name: float(means.mean()) for name, means in session.items() if len(means)}

@@ -71,9 +71,8 @@ _UNREQUESTED_S = 8.0
 its run is paused. They start again at the next request."""
 
 _TURN_S, _AGAIN_S = 0.2, 3.0
-_END_RUN_S = (
-    1.0  # for the run to end by itself, before it is killed: nothing of it is kept, and Ray does not wait for long
-)
+_END_RUN_S = 1.0
+"""Time for the run to end by itself before it is killed: nothing of it is kept, and Ray does not wait for long."""
 _MAX_FAILURES, _WINDOW_S = 4, 120.0
 
 
