@@ -17,8 +17,8 @@ a replay transport   transport/replay_ring.py                    its writer for 
                                                                  modes/replay_modes.py creates it, workers/jobs.py
                                                                  carries its handle
 an observation       envs/obs_flattening.py, envs/make.py        what becomes of its space; where ``make`` wraps it
-an end of a run      metrics/progress.py, runtime/recorder.py    ``Ending``; the order of the conditions; its sentence:
-                                                                 metrics/stop_reasons.py
+an end of a run      metrics/stop_conditions.py                  its ``StopReason`` with its sentence, and its place
+                                                                 among the conditions
 a bottleneck         metrics/snapshot.py                         its sentence, and the facts behind it
 a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
 an export format     inference/export.py, types.py               its codec in ``_CODECS``; its ``POLICY_FORMATS`` row

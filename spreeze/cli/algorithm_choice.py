@@ -27,8 +27,8 @@ from spreeze.files import existing_parent, read_json, write_json
 from spreeze.formatting import clean, number
 from spreeze.machine.hardware import Machine
 from spreeze.machine.processes import kill_and_wait
-from spreeze.metrics.comparison import FINAL_EVALUATIONS, read_curve
-from spreeze.metrics.progress import Level, level_of
+from spreeze.metrics.comparison import read_curve
+from spreeze.metrics.return_curve import FINAL_EVALUATIONS, Level, level_of
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.tuning_record import ALGORITHMS
 from spreeze.run_directory import free_names, new_name, versions

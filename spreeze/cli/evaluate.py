@@ -22,8 +22,9 @@ from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.machine.output import say, stdout_to_stderr
 from spreeze.machine.processes import OutOfTime, close_in_time, no_child_left, time_limit
 from spreeze.metrics import comparison
-from spreeze.metrics.comparison import FINAL_EVALUATIONS, MIN_RUNS
+from spreeze.metrics.comparison import MIN_RUNS
 from spreeze.metrics.evidence import RESAMPLES, bootstrap_interval
+from spreeze.metrics.return_curve import FINAL_EVALUATIONS
 from spreeze.run_directory import find_run
 from spreeze.transport.demonstrations import check_demonstrable, save_demonstrations
 from spreeze.transport.weights import LATEST, Weights, read_weights

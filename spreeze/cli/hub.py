@@ -29,7 +29,7 @@ from spreeze.formatting import clean, size
 from spreeze.machine.output import say
 from spreeze.metrics import model_card
 from spreeze.metrics.model_card import CLIP, CURVE
-from spreeze.metrics.progress import published
+from spreeze.metrics.published_returns import published
 from spreeze.run_directory import check_format, find_run, is_alive, make_runs_dir, read_run, refuse_links
 from spreeze.workers.evaluator import read_rows
 

@@ -43,7 +43,7 @@ from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
 from spreeze.machine.output import background_output, emit, print_error, say
-from spreeze.metrics import comparison
+from spreeze.metrics import comparison, return_curve
 from spreeze.metrics.comparison import Rules, Spread
 from spreeze.run_directory import find_run, make_runs_dir, read_config, take_lock
 from spreeze.runtime.interrupts import Interrupts
@@ -365,12 +365,12 @@ def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
             with contextlib.suppress(RunError):
                 if (curve := comparison.read_curve(runs_dir / run.name)) is not None:
                     curves.append(curve.evaluations)
-        finished = [comparison.whole(rows) for rows in curves]
+        finished = [return_curve.whole(rows) for rows in curves]
         row: dict[str, Any] = {"setting": setting or "as given", "seeds": len(done)}
-        row["final"] = _as_row([value for rows in curves if (value := comparison.final_metric(rows)) is not None])
+        row["final"] = _as_row([value for rows in curves if (value := return_curve.final_metric(rows)) is not None])
         row["best"] = _as_row([max(record.return_mean for record in rows) for rows in finished])
-        for key, count in (("to_target_s", 1), ("held_s", comparison.HELD)) if sweep.target is not None else ():
-            times = [comparison.required_time(rows, sweep.target or 0.0, count) for rows in finished]
+        for key, count in (("to_target_s", 1), ("held_s", return_curve.HELD)) if sweep.target is not None else ():
+            times = [return_curve.required_time(rows, sweep.target or 0.0, count) for rows in finished]
             reached = [at_s for at_s in times if at_s is not None]
             row[key] = _as_row(reached) if len(reached) == len(done) else None
             row[f"{key}_reached"] = len(reached)

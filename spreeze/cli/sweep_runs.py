@@ -27,7 +27,7 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
-from spreeze.metrics.stop_reasons import StopReason, stop_reason
+from spreeze.metrics.stop_conditions import StopReason, stop_reason
 from spreeze.run_directory import launch_log, names_from, read_run
 from spreeze.tuner.run import check_tunable
 

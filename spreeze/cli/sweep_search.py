@@ -45,7 +45,7 @@ from spreeze.formatting import aligned
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, print_error, say
-from spreeze.metrics import comparison
+from spreeze.metrics import comparison, return_curve
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.process_identity import process_identity, same_process
 from spreeze.run_directory import describe, make_runs_dir, send_request
@@ -184,7 +184,7 @@ def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: f
     if not done:
         return None
     since = min(until, fraction_done(done[-1], stop)) - _WINDOW
-    return comparison.final_metric([row for row in done if fraction_done(row, stop) > since], len(done))
+    return return_curve.final_metric([row for row in done if fraction_done(row, stop) > since], len(done))
 
 
 def returns_by_part(evaluations: Sequence[EvaluationRow], stop: StopConfig) -> list[float | None]:
@@ -410,9 +410,9 @@ def return_front(runs: Sequence[SweepRun], runs_dir: Path) -> list[FrontPoint]:
     points = []
     for run in runs:
         with contextlib.suppress(RunError):
-            rows = comparison.whole(MetricsReader(runs_dir / run.name / "metrics.db").evaluations())
-            means = comparison.running_mean(rows, comparison.HELD)
-            late = list(zip(rows, means, strict=True))[comparison.HELD - 1 :]
+            rows = return_curve.whole(MetricsReader(runs_dir / run.name / "metrics.db").evaluations())
+            means = return_curve.running_mean(rows, return_curve.HELD)
+            late = list(zip(rows, means, strict=True))[return_curve.HELD - 1 :]
             points += [FrontPoint(row.t, float(mean), run.name, run.setting) for row, mean in late]
     front: list[FrontPoint] = []
     for point in sorted(points, key=lambda point: (point.seconds, -point.return_mean)):

@@ -38,9 +38,9 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.machine.processes import ENDS_WITH, is_stopped
-from spreeze.metrics.comparison import HELD
-from spreeze.metrics.progress import published
-from spreeze.metrics.stop_reasons import StopReason, stop_reason
+from spreeze.metrics.published_returns import published
+from spreeze.metrics.return_curve import HELD
+from spreeze.metrics.stop_conditions import StopReason, stop_reason
 from spreeze.metrics.tuning_record import ALGORITHMS, PROGRESS
 from spreeze.modes import run_mode
 from spreeze.process_identity import process_age_s, process_identity

@@ -18,11 +18,11 @@ from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, row, rows, run_names
 from spreeze.errors import RunError
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
-from spreeze.metrics import comparison, evidence
+from spreeze.metrics import comparison, evidence, return_curve
 from spreeze.metrics.comparison import Curve, Line, Report, Rules, RunGroup
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.html_report import MAX_RUNS
-from spreeze.metrics.progress import published
+from spreeze.metrics.published_returns import published
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.tuning_record import better_run
 from spreeze.run_directory import read_about, read_run
@@ -287,7 +287,7 @@ def _protocol(reports: list[Report], curves: Mapping[str, Curve], differ: Sequen
     _group_table(reports)
     _run_table(reports, curves)
     st.caption(
-        f"From all episodes of the last {comparison.FINAL_EVALUATIONS} evaluated policies, with a [95 % bootstrap "
+        f"From all episodes of the last {return_curve.FINAL_EVALUATIONS} evaluated policies, with a [95 % bootstrap "
         f"interval over seeds, {RESAMPLES:,} resamples]. These are the three metrics of the HTS-RL paper, called "
         "final, final-time and required-time there; "
         f"`python -m spreeze evaluate --protocol hts RUN ...{flags}` gives the same."
@@ -326,8 +326,8 @@ def _target(curves: list[Curve]) -> float:
     listed = published(curves[0].group.env)
     reached: dict[RunGroup, float] = {}
     for curve in curves:
-        means = comparison.running_mean(curve.evaluations, comparison.FINAL_EVALUATIONS)
-        best = max(means[comparison.FINAL_EVALUATIONS - 1 :] or means[-1:])  # fewer than ten policies reach nothing
+        means = return_curve.running_mean(curve.evaluations, return_curve.FINAL_EVALUATIONS)
+        best = max(means[return_curve.FINAL_EVALUATIONS - 1 :] or means[-1:])  # fewer than ten policies reach nothing
         reached[curve.group] = min(best, reached.get(curve.group, math.inf))
     highest = max(reached.values())
     return listed.value if listed is not None and highest >= listed.value else math.floor(10.0 * highest) / 10.0
@@ -351,7 +351,7 @@ def _group_table(reports: list[Report]) -> None:
     ]
     helps = {
         "final return": "mean over all episodes of the last evaluated policies, at most "
-        f"{comparison.FINAL_EVALUATIONS}, {comparison.LONG_ENOUGH}",
+        f"{return_curve.FINAL_EVALUATIONS}, {comparison.LONG_ENOUGH}",
         "return at equal time": "the same for all runs, up to the wall time that all runs of the environment reached",
     }
     for title, (_, what) in comparison.TIMES.items():
@@ -362,7 +362,7 @@ def _group_table(reports: list[Report]) -> None:
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
-    table, worst, policies = [], f"worst of last {comparison.WORST_OF}", comparison.FINAL_EVALUATIONS
+    table, worst, policies = [], f"worst of last {return_curve.WORST_OF}", return_curve.FINAL_EVALUATIONS
     swept = varied_settings(runs_dir())
     titles = {title.removesuffix(" at target"): entry for title, entry in comparison.TIMES.items()}
     runs = [run for report in reports for run in report.runs]
@@ -372,8 +372,8 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         task = {"task": run.group.env} if len(reports) > 1 else {}
         final = {"final": number(run.final), "equal time": number(run.final_time)}
         times = {title: duration(getattr(run, kind)[0]) for title, (kind, _) in titles.items()}
-        best = {"best": number(max(record.return_mean for record in comparison.whole(evaluations)))}
-        last = {worst: number(comparison.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
+        best = {"best": number(max(record.return_mean for record in return_curve.whole(evaluations)))}
+        last = {worst: number(return_curve.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
         name = read_about(run_path(run.name, runs_dir())).title or run.name.replace(f"{run.group.env}_", "")  # to fit
         if run.name in swept:
             name = f"{swept[run.name]} s{whole(run.seed)}"

@@ -17,7 +17,7 @@ from spreeze.dashboard import control, episode_api, live_api
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, data_flow, row, tail_lines
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean
-from spreeze.metrics.progress import SOURCE, published
+from spreeze.metrics.published_returns import SOURCE, published
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import read_run
 

@@ -31,7 +31,7 @@ from spreeze.dashboard.run_data import (
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, size, whole
 from spreeze.metrics.recorded_episodes import kept_evaluations
-from spreeze.metrics.stop_reasons import StopReason, stop_reason
+from spreeze.metrics.stop_conditions import StopReason, stop_reason
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run, state_of

@@ -26,7 +26,7 @@ from spreeze.envs.families import imports_only, refusal_on_device
 from spreeze.envs.make import default_env_id
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.formatting import duration
-from spreeze.metrics.progress import ending_of
+from spreeze.metrics.stop_conditions import ending_of
 from spreeze.run_directory import list_runs
 from spreeze.tuner.knobs import tunable_settings
 from spreeze.types import EnvSpec

@@ -28,18 +28,15 @@ from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.files import read_json
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
 from spreeze.metrics.evidence import LEVEL, RESAMPLES, bootstrap_interval, improvement, iqm, seeds_needed
-from spreeze.metrics.stop_reasons import StopReason
+from spreeze.metrics.return_curve import FINAL_EVALUATIONS, HELD, final_metric, required_time, running_mean, whole
+from spreeze.metrics.stop_conditions import StopReason
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import finite_number, read_config, read_run
 
 _IGNORED_SECTIONS = ("evaluation.", "logging.", "stop.", "tuning.", "visualizer.")
 IGNORED = ("run.seed", "run.name", "run.runs_dir", "env.import_module", *_IGNORED_SECTIONS)
 """Settings, or prefixes of settings, that do not distinguish experiments."""
-FINAL_EVALUATIONS = 10
 LONG_ENOUGH = "without runs less than half as long as the longest of their group, unless a target return ended them"
-HELD = 5
-"""A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
-WORST_OF = 20  # number of latest evaluations, whose worst one shows how far a policy falls back
 TIMES = {
     "first at target": ("first_s", "one evaluation"),
     "held": ("held_s", f"the mean of {HELD} evaluations in a row"),
@@ -203,42 +200,6 @@ class Report:
         return {env: standing for env in tasks if (standing := _standing(self, env)) is not None}
 
 
-def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
-    """Mean return over the episodes of the latest ``policies`` evaluations, at each evaluation; fewer at first."""
-    return [_mean_return(curve[max(0, i + 1 - policies) : i + 1]) for i in range(len(curve))]
-
-
-def final_metric(
-    curve: Sequence[EvaluationRow], policies: int = FINAL_EVALUATIONS, limit_s: float = math.inf
-) -> float | None:
-    """Mean return over all episodes of the last policies published up to ``limit_s``; None if there are none."""
-    known = [record for record in curve if record.t <= limit_s][-policies:]
-    return _mean_return(known) if known else None
-
-
-def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = FINAL_EVALUATIONS) -> float | None:
-    """Wall time [s] at which the running mean over the latest ``policies``, not fewer, first reaches ``target``."""
-    row = reached(curve, target, policies)
-    return None if row is None else row.t
-
-
-def reached(curve: Sequence[EvaluationRow], target: float, policies: int = FINAL_EVALUATIONS) -> EvaluationRow | None:
-    """The evaluation at which the running mean over the latest ``policies`` first reaches ``target``."""
-    means = running_mean(curve, policies)[policies - 1 :]
-    return next((row for row, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
-
-
-def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """Returns evaluations with at least half of the usual episodes: shorter ones may be luck."""
-    usual = max((record.episodes for record in curve), default=0)
-    return [record for record in curve if 2 * record.episodes >= usual]
-
-
-def worst_of_last(curve: Sequence[EvaluationRow]) -> float | None:
-    """The lowest of the latest ``WORST_OF`` whole evaluations; None if there are none."""
-    return min((record.return_mean for record in whole(curve)[-WORST_OF:]), default=None)
-
-
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
     """Centre and bootstrap interval of the values, one a seed; None if there are none."""
     if not values:
@@ -328,14 +289,6 @@ def report(curves: Sequence[Curve], rules: Rules) -> Report:
         groups=[_group(group, members, rules) for group, members in groups.items()],
         pairs=[pair for pair in pairs if pair is not None],
     )
-
-
-def _mean_return(records: Sequence[EvaluationRow]) -> float:
-    """Mean over episodes; an evaluation cut short by time counts with the episodes that it has."""
-    weights = [record.episodes for record in records]
-    if not any(weights):
-        weights = [1] * len(records)
-    return sum(record.return_mean * weight for record, weight in zip(records, weights, strict=True)) / sum(weights)
 
 
 def _run(curve: Curve, rules: Rules, limit_s: float, longest_s: float) -> RunReport:

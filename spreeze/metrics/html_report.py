@@ -22,7 +22,7 @@ from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import DEFAULT
 from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
-from spreeze.metrics import comparison, tuning_record
+from spreeze.metrics import comparison, return_curve, tuning_record
 from spreeze.metrics.comparison import LONG_ENOUGH, Curve, Line, Rules, sources_in
 from spreeze.metrics.evidence import RESAMPLES
 from spreeze.metrics.health import Health, judgements
@@ -223,7 +223,7 @@ def _curves(runs: Sequence[_Run], targets: Mapping[str, float], robust: bool, al
             "the band is the 95 % bootstrap interval over them, and one run has none."
         )
     metrics = (
-        f"Metrics of the HTS-RL paper: mean over the episodes of the last {comparison.FINAL_EVALUATIONS} evaluated "
+        f"Metrics of the HTS-RL paper: mean over the episodes of the last {return_curve.FINAL_EVALUATIONS} evaluated "
         f"policies, at the end ({LONG_ENOUGH}), and up to the wall time that all runs of a task reached; the {centre} "
         f"over seeds [95 % bootstrap interval, {RESAMPLES:,} resamples]."
     )

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean
 from spreeze.metrics.html_report import ticks
-from spreeze.metrics.progress import SOURCE, Published, published
+from spreeze.metrics.published_returns import SOURCE, Published, published
 from spreeze.run_directory import read_run
 
 CLIP = "replay.mp4"  # the hub plays a file of this name beside the model's page

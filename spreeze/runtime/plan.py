@@ -19,7 +19,7 @@ from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.envs.families import engine_of, refusal_on_device
 from spreeze.errors import ConfigError, first_true
-from spreeze.metrics.progress import Ending, ending_of
+from spreeze.metrics.stop_conditions import Ending, ending_of
 from spreeze.transport.demonstrations import find_demonstrations
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.replay_ring import RingSpec

@@ -16,10 +16,10 @@ from spreeze.formatting import is_power_of_ten, size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.utilisation import Utilisation
-from spreeze.metrics.comparison import FINAL_EVALUATIONS, HELD, final_metric, worst_of_last
 from spreeze.metrics.info_means import InfoMeans
+from spreeze.metrics.return_curve import FINAL_EVALUATIONS, HELD, final_metric, worst_of_last
 from spreeze.metrics.snapshot import Snapshot, bottleneck, snapshot_of
-from spreeze.metrics.stop_reasons import StopReason
+from spreeze.metrics.stop_conditions import Reached, StopReason, stop_reason_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import EVALUATION, TABLE
 from spreeze.metrics.writer import MetricsWriter
@@ -467,25 +467,22 @@ class Recorder:
         return dataclasses.replace(bare, bottleneck=bottleneck(bare))
 
     def stop_reason(self) -> StopReason | None:
-        """The stop condition that is met, or None."""
+        """The stop condition that is met, or None; updates and env steps of rollouts are counted by their learner."""
         stop, reading = self._plan.config.stop, self.reading
-        if self._run_dir.requested("stop"):
-            return StopReason.REQUEST
-        if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
-            return StopReason.TARGET_RETURN
-        trained_s = self.session_s - self.starting_s
-        if stop.seconds and trained_s >= stop.seconds:
-            return StopReason.SECONDS
-        if self._ending is not None:
-            return self._ending.reason(self.curve, trained_s, first=self._evaluations_before)
-        if reading is None:
-            return None
         if self._plan.config.on_policy is not None:
-            return None  # its learner stops it at a swap
-        if stop.updates is not None and all(group.learner["updates"] >= stop.updates for group in reading.groups):
-            return StopReason.UPDATES
-        steps = reading.env_steps + self._plan.earlier.env_steps
-        return StopReason.ENV_STEPS if stop.env_steps is not None and steps >= stop.env_steps else None
+            reading = None
+        at_first = stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None
+        reached = Reached(
+            stop_requested=self._run_dir.requested("stop"),
+            target_reached=self._target_reached or at_first,
+            trained_s=self.session_s - self.starting_s,
+            curve=self.curve[self._evaluations_before :],
+            updates=None
+            if reading is None
+            else min((group.learner["updates"] for group in reading.groups), default=None),
+            env_steps=None if reading is None else reading.env_steps + self._plan.earlier.env_steps,
+        )
+        return stop_reason_of(stop, self._ending, reached)
 
     def finish(self, restarts: int = 0) -> None:
         """Fills the outcome from the last sample."""

@@ -22,8 +22,8 @@ from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper, ending, oom_kills
 from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, unkillable_message
 from spreeze.machine.watcher import OrphanWatch
-from spreeze.metrics.progress import MAX_ROLLBACKS, FallWatch
-from spreeze.metrics.stop_reasons import StopReason, stop_reason
+from spreeze.metrics.return_curve import MAX_ROLLBACKS, FallWatch
+from spreeze.metrics.stop_conditions import StopReason, stop_reason
 from spreeze.run_directory import TIMELINE, RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callback_process import EnvironmentArguments

@@ -16,7 +16,7 @@ from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.config.schema import StopConfig
 from spreeze.errors import CheckpointError, ResourceError, WeightsError, WorkerError
 from spreeze.formatting import in_a_row, is_power_of_ten
-from spreeze.metrics.stop_reasons import StopReason
+from spreeze.metrics.stop_conditions import StopReason
 from spreeze.metrics.table import TABLE
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore, load

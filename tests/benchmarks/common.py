@@ -30,7 +30,7 @@ from whole_runs import OUTSIDE_S, Document, in_turn
 from spreeze.cli.runs import report
 from spreeze.envs.small_tasks import SYNTHETIC_ID
 from spreeze.machine.hardware import read_machine
-from spreeze.metrics.comparison import reached
+from spreeze.metrics.return_curve import reached
 from spreeze.metrics.store import MetricsReader
 
 Part = Callable[[argparse.Namespace], list[Row]]

@@ -22,18 +22,8 @@ from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
 from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_of
 from spreeze.errors import RunError, SpreezeError, UsageError
-from spreeze.metrics.comparison import (
-    HELD,
-    WORST_OF,
-    Curve,
-    RunGroup,
-    final_metric,
-    reached,
-    read_curve,
-    split_by_settings,
-    whole,
-    worst_of_last,
-)
+from spreeze.metrics.comparison import Curve, RunGroup, read_curve, split_by_settings
+from spreeze.metrics.return_curve import HELD, WORST_OF, final_metric, reached, whole, worst_of_last
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.types import EnvSpec

@@ -25,7 +25,7 @@ from spreeze.envs.probe import Probe
 from spreeze.errors import RunError
 from spreeze.machine.hardware import read_machine
 from spreeze.metrics import tuning_record
-from spreeze.metrics.progress import Level
+from spreeze.metrics.return_curve import Level
 from spreeze.metrics.store import EvaluationRow
 from spreeze.types import Box, Choices, EnvSpec
 

@@ -23,7 +23,7 @@ from spreeze.config.layers import Layer, resolve, to_toml
 from spreeze.envs.make import describe
 from spreeze.files import write_json
 from spreeze.metrics import model_card
-from spreeze.metrics.progress import published
+from spreeze.metrics.published_returns import published
 from spreeze.run_directory import RunDir, read_config, read_run
 from spreeze.transport.weights import encode, read_weights
 from spreeze.workers.evaluator import COLUMNS

@@ -14,20 +14,16 @@ from spreeze.metrics.comparison import (
     RunGroup,
     curve_of,
     differing,
-    final_metric,
     group_cells,
     read_curve,
     report,
-    required_time,
-    running_mean,
     split_by_settings,
     spread,
     spread_text,
     text,
     verdicts,
-    whole,
-    worst_of_last,
 )
+from spreeze.metrics.return_curve import final_metric, required_time, running_mean, whole, worst_of_last
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.writer import MetricsWriter
 

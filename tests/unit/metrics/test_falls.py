@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spreeze.metrics.progress import FallWatch
+from spreeze.metrics.return_curve import FallWatch
 from spreeze.metrics.store import EvaluationRow
 
 

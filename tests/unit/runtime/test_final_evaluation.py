@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from spreeze.machine.logs import LogKeeper
-from spreeze.metrics.stop_reasons import StopReason
+from spreeze.metrics.stop_conditions import StopReason
 from spreeze.runtime import launcher, supervisor
 from spreeze.workers.evaluator import COLUMNS, append_row
 

@@ -25,7 +25,9 @@ def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path: SimpleNamespace(**quiet, reports=list, rows_dropped=0))
-    stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None, at_return=True)
+    stop = SimpleNamespace(
+        target_return=5.0, target_evaluations=3, seconds=None, at_return=True, updates=None, env_steps=None
+    )
     config = SimpleNamespace(
         evaluation=SimpleNamespace(episodes=10),
         stop=stop,
@@ -33,6 +35,7 @@ def made(tmp_path, monkeypatch):
         callback=SimpleNamespace(classes=()),
         env=SimpleNamespace(import_module=None),
         data_flow=SimpleNamespace(balanced=False),
+        on_policy=None,
     )
     earlier = EarlierSessions()
     plan = SimpleNamespace(

@@ -1,101 +1,75 @@
-"""Falls and plateaus of a run's return, returns that others have published, and the end of a run without a condition.
+"""Levels, falls and trends of a run's return.
 
 A level is a mean of ten evaluations. The gain of a run is its highest level minus that of its first evaluations, so
 negative returns are judged like others. It has fallen once ten levels in a row are below half of its gain.
-
-A run without a stop condition ends at a published return, once returns have stopped rising, or at its budget. They
-have stopped if in the last third of its time their slope is not above 0 by its 95 % interval, and the mean of ten
-evaluations is not above the best one before. A run that has never risen, or has fallen, goes on to its budget.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.config.schema import Config
 from spreeze.formatting import duration, number
 from spreeze.metrics import student_quantile
-from spreeze.metrics.comparison import FINAL_EVALUATIONS, running_mean
-from spreeze.metrics.stop_reasons import StopReason
 from spreeze.metrics.store import EvaluationRow
 
-ZOO = "RL Baselines3 Zoo"
-SOURCE = (
-    f"{ZOO}, benchmark.md (github.com/DLR-RM/rl-baselines3-zoo): mean return of its trained agent over "
-    "150,000 env steps; one training run each, tuned settings"
-)
-
-
-class Published(NamedTuple):
-    """The best return of a task in ``SOURCE``, over all of its algorithms."""
-
-    value: float
-    algo: str
-    env_steps: int
-    env_id: str
-
-    @property
-    def label(self) -> str:
-        """Legend of its line."""
-        steps = f"{self.env_steps // 1_000_000} M" if self.env_steps >= 1_000_000 else f"{self.env_steps // 1000}k"
-        return f"{ZOO}, {self.algo.upper()} on {self.env_id} after {steps} env steps: {self.value:g}"
-
-
-PUBLISHED = {
-    found.env_id: found
-    for found in (
-        Published(-69.1, "qrdqn", 100_000, "Acrobot-v1"),
-        Published(5813.3, "td3", 1_000_000, "Ant-v3"),
-        Published(3456.7, "tqc", 1_000_000, "AntBulletEnv-v0"),
-        Published(329.8, "tqc", 500_000, "BipedalWalker-v3"),
-        Published(235.2, "tqc", 2_000_000, "BipedalWalkerHardcore-v3"),
-        Published(500.0, "dqn", 50_000, "CartPole-v1"),
-        Published(-9.3, "tqc", 1_000_000, "FetchPickAndPlace-v1"),
-        Published(-8.8, "tqc", 1_000_000, "FetchPush-v1"),
-        Published(-1.66, "tqc", 20_000, "FetchReach-v1"),
-        Published(-29.2, "tqc", 3_000_000, "FetchSlide-v1"),
-        Published(12089.9, "tqc", 1_000_000, "HalfCheetah-v3"),
-        Published(3675.3, "tqc", 1_000_000, "HalfCheetahBulletEnv-v0"),
-        Published(3754.2, "tqc", 1_000_000, "Hopper-v3"),
-        Published(2681.6, "td3", 1_000_000, "HopperBulletEnv-v0"),
-        Published(7239.3, "tqc", 2_000_000, "Humanoid-v3"),
-        Published(242.1, "ppo", 1_000_000, "LunarLander-v2"),
-        Published(278.0, "tqc", 500_000, "LunarLanderContinuous-v2"),
-        Published(-100.8, "dqn", 120_000, "MountainCar-v0"),
-        Published(96.7, "ars", 500_000, "MountainCarContinuous-v0"),
-        Published(-36.6, "tqc", 1_000_000, "PandaPickAndPlace-v2"),
-        Published(-8.7, "tqc", 1_000_000, "PandaPush-v2"),
-        Published(-1.73, "tqc", 20_000, "PandaReach-v2"),
-        Published(-36.8, "tqc", 3_000_000, "PandaSlide-v2"),
-        Published(-151.9, "td3", 20_000, "Pendulum-v1"),
-        Published(18.3, "tqc", 300_000, "ReacherBulletEnv-v0"),
-        Published(365.7, "trpo", 1_000_000, "Swimmer-v3"),
-        Published(2508.9, "tqc", 1_000_000, "Walker2DBulletEnv-v0"),
-        Published(4933.1, "trpo", 1_000_000, "Walker2d-v3"),
-        Published(-6.8, "tqc", 100_000, "parking-v0"),
-    )
-}
-"""Task -> its best return in ``SOURCE``, less games of Atari, whose rules here are others (sticky actions)."""
-
-
-def published(env_id: str | None) -> Published | None:
-    """The best return of a task in ``SOURCE``, where an older version of the task stands for a newer one."""
-    name, _, version = (env_id or "").rpartition("-v")
-    older = range(int(version), -1, -1) if version.isascii() and version.isdigit() and len(version) < 3 else ()
-    return next((PUBLISHED[key] for number in older if (key := f"{name}-v{number}") in PUBLISHED), None)
-
-
+FINAL_EVALUATIONS = 10
+HELD = 5
+"""A return counts as held if the mean of this many consecutive evaluations reaches it, not one lucky evaluation."""
+WORST_OF = 20  # number of latest evaluations, whose worst one shows how far a policy falls back
 FIRST = 5  # number of first evaluations, whose mean is the level at which a run starts
 _LOW_LEVELS = 10  # Consecutive low levels that count as a fall.
-_FALLEN_SHARE = 0.5  # Share of the gain below which the return has fallen; the latest returns are then no plateau.
+FALLEN_SHARE = 0.5  # Share of the gain below which the return has fallen; the latest returns are then no plateau.
 _CLEARLY = 3.0  # Standard errors that a gain has to exceed.
 MAX_ROLLBACKS = 5
 """Times that a session may go back to its best checkpoint: learning rates are then a 32nd of the settings."""
+
+
+def _mean_return(records: Sequence[EvaluationRow]) -> float:
+    """Mean over episodes; an evaluation cut short by time counts with the episodes that it has."""
+    weights = [record.episodes for record in records]
+    if not any(weights):
+        weights = [1] * len(records)
+    return sum(record.return_mean * weight for record, weight in zip(records, weights, strict=True)) / sum(weights)
+
+
+def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
+    """Mean return over the episodes of the latest ``policies`` evaluations, at each evaluation; fewer at first."""
+    return [_mean_return(curve[max(0, i + 1 - policies) : i + 1]) for i in range(len(curve))]
+
+
+def final_metric(
+    curve: Sequence[EvaluationRow], policies: int = FINAL_EVALUATIONS, limit_s: float = math.inf
+) -> float | None:
+    """Mean return over all episodes of the last policies published up to ``limit_s``; None if there are none."""
+    known = [record for record in curve if record.t <= limit_s][-policies:]
+    return _mean_return(known) if known else None
+
+
+def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = FINAL_EVALUATIONS) -> float | None:
+    """Wall time [s] at which the running mean over the latest ``policies``, not fewer, first reaches ``target``."""
+    row = reached(curve, target, policies)
+    return None if row is None else row.t
+
+
+def reached(curve: Sequence[EvaluationRow], target: float, policies: int = FINAL_EVALUATIONS) -> EvaluationRow | None:
+    """The evaluation at which the running mean over the latest ``policies`` first reaches ``target``."""
+    means = running_mean(curve, policies)[policies - 1 :]
+    return next((row for row, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+
+
+def whole(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """Returns evaluations with at least half of the usual episodes: shorter ones may be luck."""
+    usual = max((record.episodes for record in curve), default=0)
+    return [record for record in curve if 2 * record.episodes >= usual]
+
+
+def worst_of_last(curve: Sequence[EvaluationRow]) -> float | None:
+    """The lowest of the latest ``WORST_OF`` whole evaluations; None if there are none."""
+    return min((record.return_mean for record in whole(curve)[-WORST_OF:]), default=None)
 
 
 class Level(NamedTuple):
@@ -139,7 +113,7 @@ class FallWatch:
             level = level_of(curve[self._seen - FINAL_EVALUATIONS : self._seen])
             if self._top is None or level.mean > self._top.mean:
                 self._top = level
-            if level.mean >= first.mean + _FALLEN_SHARE * (self._top.mean - first.mean):
+            if level.mean >= first.mean + FALLEN_SHARE * (self._top.mean - first.mean):
                 self._low_since, self._reported = None, False
             elif self._low_since is None:
                 self._low_since = self._seen - 1
@@ -165,9 +139,6 @@ def level_of(rows: Sequence[EvaluationRow]) -> Level:
     return Level(float(returns.mean()), float(returns.std(ddof=1)) / math.sqrt(len(rows)), rows[-1].t)
 
 
-_MIN_S = 600.0  # Training time below which no plateau counts.
-_MIN = 30  # Evaluations in the last third of the time below which no plateau counts.
-_GAIN = 0.02  # Share of the gain so far by which the best mean has to rise in the last third.
 _Z_95 = 1.96
 _MIN_TREND_POINTS = 6
 _MAX_TREND_POINTS = 200  # Points through which a trend is drawn; more of them are averaged in turn.
@@ -191,28 +162,6 @@ def is_stuck(curve: Sequence[EvaluationRow], trend: Trend | None) -> bool:
     if trend is None or curve[-1].t - curve[0].t < _MIN_STUCK_S or len(curve) < _MIN_STUCK:
         return False
     return trend.low <= 0.0 and not has_risen(curve)
-
-
-def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
-    """True if the returns of a run have risen, and have not risen further in the last third of its time."""
-    if not curve or curve[-1].t - curve[0].t < _MIN_S:
-        return False
-    since = curve[-1].t - (curve[-1].t - curve[0].t) / 3.0
-    begin = next(index for index, record in enumerate(curve) if record.t >= since)
-    latest = curve[begin:]
-    if len(latest) < _MIN or begin < max(FIRST, FINAL_EVALUATIONS):
-        return False
-    first, last = level_of(curve[:FIRST]), level_of(latest)
-    if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
-        return False
-    times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
-    slope, half = slope_of(times, returns)
-    if slope > half:
-        return False
-    means = running_mean(curve, FINAL_EVALUATIONS)
-    before, now = max(means[FINAL_EVALUATIONS - 1 : begin], default=-math.inf), max(means[begin:])
-    gained = max(before, now) - first.mean
-    return now - before <= _GAIN * gained and last.mean - first.mean >= _FALLEN_SHARE * gained
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -281,38 +230,3 @@ def trend_of(curve: Sequence[EvaluationRow]) -> Trend | None:
     slope, low, high = (round(value, 12) + 0.0 for value in robust_slope(times, returns))  # equal returns: not 1e-17
     level = float(np.median(returns - slope * (times - times[-1])))
     return Trend(slope, low, high, float(times[-1] - times[0]), level)
-
-
-@dataclass
-class Ending:
-    """Decides whether a run ends by itself."""
-
-    target: Published | None
-    budget_s: float
-    _judged: int = field(default=0, init=False)  # number of evaluations judged so far
-
-    @property
-    def sentence(self) -> str:
-        """A sentence on when it ends."""
-        target = (
-            "" if self.target is None else f"a return of {self.target.value:g} on fresh starts (the best of {ZOO}); "
-        )
-        plateau = f"returns that have stopped rising (not before {_MIN_S / 60.0:g} min)"
-        return f"ends by itself at the first of: {target}{plateau}; {self.budget_s / 60.0:g} min"
-
-    def reason(self, curve: Sequence[EvaluationRow], session_s: float, *, first: int = 0) -> StopReason | None:
-        """Budget or plateau, or None; ``curve`` holds the evaluations, those of this session from ``first``."""
-        if session_s >= self.budget_s:
-            return StopReason.BUDGET
-        if len(curve) == self._judged:
-            return None
-        self._judged = len(curve)
-        return StopReason.PLATEAU if has_stopped_rising(curve[first:]) else None
-
-
-def ending_of(config: Config, env_id: str) -> Ending | None:
-    """How a run with these settings ends by itself; None if it has a stop condition."""
-    if not config.stop.by_itself:
-        return None
-    target = published(env_id) if config.evaluation.enabled else None
-    return Ending(target, config.stop.budget_s)

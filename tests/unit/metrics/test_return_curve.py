@@ -4,19 +4,9 @@ import numpy as np
 import pytest
 
 from spreeze.config.layers import Layer, resolve
-from spreeze.metrics.progress import (
-    Ending,
-    Published,
-    Trend,
-    ending_of,
-    has_risen,
-    has_stopped_rising,
-    is_stuck,
-    published,
-    robust_slope,
-    slope_of,
-    trend_of,
-)
+from spreeze.metrics.published_returns import Published, published
+from spreeze.metrics.return_curve import Trend, has_risen, is_stuck, robust_slope, slope_of, trend_of
+from spreeze.metrics.stop_conditions import Ending, ending_of, has_stopped_rising
 from spreeze.metrics.store import EvaluationRow
 
 
