@@ -22,7 +22,7 @@ from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.jobs import BridgeJob, HostJob, ReplayLearnerJob, ReplaySamplerJob
+from spreeze.workers.jobs import HostJob, ReplayLearnerJob, ReplaySamplerJob, RowBridgeJob
 from spreeze.workers.roles import Address
 
 _HOST_LEAD_ROWS = 2048
@@ -148,7 +148,7 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
     run.host_rows = run.rows(plan.hosts)
     run.add(
         Address("bridge"),
-        BridgeJob(
+        RowBridgeJob(
             host_rows=tuple(run.host_rows),
             address=config.cluster.address,
             run_dir=str(run.run_dir),

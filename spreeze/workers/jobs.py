@@ -242,8 +242,8 @@ class HostJob(Jsonable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BridgeJob(Job):
-    entry_point = "spreeze.runtime.cluster.bridge:run_bridge"
+class RowBridgeJob(Job):
+    entry_point = "spreeze.runtime.cluster.row_bridge:run_row_bridge"
 
     address: str
     run_dir: str

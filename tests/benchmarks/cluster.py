@@ -32,15 +32,15 @@ from sampler_cost import publish_policy, task_plan
 from whole_runs import ratio_row, time_row
 
 from spreeze.envs.task import make_task
-from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, joined
+from spreeze.runtime.cluster.row_bridge import RowBridge
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import BridgeJob, HostJob
+from spreeze.workers.jobs import HostJob, RowBridgeJob
 from spreeze.workers.roles import Address
 
 STEP_S, ENVS = 0.004, 4
@@ -72,9 +72,9 @@ class Driver:
             spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1, envs_per_sampler=envs
         )
         self.ring.begin_learning()
-        self.bridge = Bridge(
+        self.bridge = RowBridge(
             self.context,
-            BridgeJob(
+            RowBridgeJob(
                 address="",
                 run_dir=str(folder),
                 first_shard=1,

@@ -2,10 +2,10 @@
 
 In mode spreeze they have samplers; where learners mix they have whole runs, whose learners join those of this one.
 
-``bridge`` (driver)  worker process with the connection to Ray: asks each host for chunks of rows, writes them into the
-                     run's replay, and sends weights. A crash of Ray ends this process alone.
+``bridge``           (driver) base of the worker process that has the connection to Ray. A crash of Ray ends it alone.
+``row_bridge``       asks each host for chunks of rows, writes them into the run's replay, and sends weights.
+``learner_bridge``   in place of that where learners mix: carries messages between hosts.
 ``host``             the Ray actor, one on every other host: answers the bridge, has that host's samplers or its run.
-``learner_bridge``   (driver) in place of the bridge where learners mix: carries messages between hosts.
 ``ray_nodes``        all calls of Ray; a survey of what a cluster has, for ``spreeze doctor``.
 
 *Flow.* At most two pulls are in progress to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4

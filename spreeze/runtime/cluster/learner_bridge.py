@@ -9,42 +9,22 @@ silent for ``SILENT_S`` is left out of the graph.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import time
 from typing import Any
 
 from spreeze import __version__
 from spreeze.errors import TransportError
 from spreeze.formatting import clean
+from spreeze.runtime.cluster.bridge import AGAIN_S, Bridge
 from spreeze.runtime.cluster.host import HostRunJob
-from spreeze.runtime.cluster.ray_nodes import (
-    GatewayDied,
-    Node,
-    Nodes,
-    RemoteGateway,
-    connected,
-    end_gateways,
-    parse_address,
-    report_joined,
-)
-from spreeze.transport.chunks import sign_json, verify_json
+from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, Nodes, RemoteGateway
+from spreeze.transport.chunks import verify_json
 from spreeze.transport.gossip import in_neighbours, seal_messages, unseal_messages
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerBridgeJob
-from spreeze.workers.roles import Phase
 
-_TURN_S, _NODES_S, _PING_S, _END_S = 0.01, 1.0, 0.25, 4.0
-_AGAIN_S = 0.5  # Between two calls of a host that is not available.
+_TURN_S, _PING_S = 0.01, 0.25
 _WINDOW_S = 120.0  # Before a host that has failed gets a learner again.
-
-
-def run_learner_bridge(context: WorkerContext, job: LearnerBridgeJob) -> None:
-    """Joins the cluster and keeps a learner on each other host until asked to stop."""
-    address = parse_address(job.address)
-    with connected(address) as nodes, contextlib.closing(LearnerBridge(context, job, nodes)) as bridge:
-        while not context.stopping:
-            bridge.turn()
 
 
 class _Host:
@@ -68,28 +48,22 @@ class _Host:
         return f"host {self.node.name or self.node.address}"
 
 
-class LearnerBridge:
+class LearnerBridge(Bridge):
     """All other hosts that have a learner."""
 
+    end_s = 4.0
+
     def __init__(self, context: WorkerContext, job: LearnerBridgeJob, nodes: Nodes) -> None:
-        self._context, self._event, self._job, self._nodes = context, context.event, job, nodes
-        self._secret, self._memory = secrets.token_bytes(32), job.messages.attach()
+        super().__init__(context, job, nodes)
+        self._job, self._memory = job, job.messages.attach()
         self._size: int | None = None  # Parameters in a message; None before the first of this host's.
         self._hosts: dict[str, _Host] = {}
         self._failed_s: dict[str, float] = {}
-        self._nodes_s = 0.0
-        report_joined(nodes, self._event)
 
-    def turn(self) -> None:
-        """Gives new nodes a learner, calls all hosts, and waits a little for answers."""
-        self._context.heartbeat(Phase.WAIT)
-        now = time.monotonic()
-        if now - self._nodes_s >= _NODES_S:
-            self._nodes_s = now
-            self._update_hosts(now)
+    def _exchange(self, now: float) -> None:
         for host in self._hosts.values():
             if now >= host.resume_s:
-                self._call(host, now)
+                self._call_host(host, now)
         ready = set(self._nodes.ready([call for host in self._hosts.values() for call in host.calls.values()], _TURN_S))
         for host in list(self._hosts.values()):
             for method in [method for method, call in host.calls.items() if call in ready]:
@@ -97,8 +71,7 @@ class LearnerBridge:
 
     # --- hosts come and go ---
 
-    def _update_hosts(self, now: float) -> None:
-        living = {node.id: node for node in self._nodes.others()}
+    def _update_hosts(self, living: dict[str, Node], now: float) -> None:
         for host in [host for host in self._hosts.values() if host.node.id not in living]:
             self._event("warning", f"{host.name} died; its learner is removed from the ring")
             self._drop(host)
@@ -113,8 +86,7 @@ class LearnerBridge:
         job = HostRunJob(
             arguments=self._job.arguments, number=number, learners=self._job.messages.learners, version=__version__
         )
-        gateway = self._nodes.place(node, self._secret, sign_json(self._secret, b"job", job.to_json()))
-        host = self._hosts[node.id] = _Host(node, gateway, number)
+        host = self._hosts[node.id] = _Host(node, self._place(node, job.to_json()), number)
         self._event("info", f"{host.name} starts a learner")
 
     def _fail(self, host: _Host, why: str) -> None:
@@ -129,16 +101,16 @@ class LearnerBridge:
 
     # --- messages ---
 
-    def _call(self, host: _Host, now: float) -> None:
+    def _call_host(self, host: _Host, now: float) -> None:
         living = self._memory.living()
         if "ping" not in host.calls and now - host.ping_s >= _PING_S:
             host.ping_s = now
-            host.calls["ping"] = host.gateway.call("ping", sign_json(self._secret, b"ping", {"living": living}))
+            host.calls["ping"] = self._call(host.gateway, "ping", {"living": living})
         if not host.start:
             return
         if "listen" not in host.calls:
             request = {"start": host.start, "after": host.received}
-            host.calls["listen"] = host.gateway.call("listen", sign_json(self._secret, b"listen", request))
+            host.calls["listen"] = self._call(host.gateway, "listen", request)
         if "give" in host.calls:
             return
         peers = in_neighbours(self._job.topology, host.number, living)
@@ -160,7 +132,7 @@ class LearnerBridge:
         except GatewayDied as error:
             self._fail(host, str(error))
         except TransportError as error:
-            host.resume_s = time.monotonic() + _AGAIN_S
+            host.resume_s = time.monotonic() + AGAIN_S
             host.sent.clear()
             if not host.silent:
                 self._event("warning", f"{host.name} is not available; waiting for it: {error}")
@@ -189,8 +161,7 @@ class LearnerBridge:
         return self._size
 
     def _take_facts(self, host: _Host, method: str, facts: dict[str, Any]) -> None:
-        for text in list(facts.get("events") or ())[:10]:
-            self._event("warning", f"{host.name}: {clean(text, 300)}")
+        self._relay_events(host.name, facts)
         if method == "give":
             if facts.get("failure"):
                 host.sent.clear()
@@ -208,7 +179,9 @@ class LearnerBridge:
 
     def close(self) -> None:
         """Ends the runs of all hosts."""
-        working = [host.gateway for host in self._hosts.values()]
-        end_gateways(self._nodes, working, self._secret, _END_S, lambda: self._context.heartbeat(Phase.WAIT))
+        self._end(host.gateway for host in self._hosts.values())
         self._hosts.clear()
         self._memory.close()
+
+
+run_learner_bridge = LearnerBridge.run

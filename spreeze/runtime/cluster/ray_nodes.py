@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ from spreeze.transport.chunks import sign_json, verify_json
 LOCAL = "local"
 _MAX_LOCAL = 64
 _KNOCK_S = 3.0
-_END_TURN_S = 0.1  # Between two beats while gateways end.
 _TOKENS_SINCE = (2, 52)  # Version of Ray from which on a token can be requested; earlier ones ignore the variable.
 _HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 """How a client of gRPC starts, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
@@ -197,28 +196,6 @@ class Nodes:
             raise GatewayDied(f"{type(error).__name__}: {clean(error, 400)}") from None
         except self._ray.exceptions.RayError as error:
             raise TransportError(f"{type(error).__name__}: {clean(error, 200)}") from None
-
-
-def report_joined(nodes: Nodes, event: Callable[[str, str], object]) -> None:
-    """Reports that this process has joined a cluster, and whether anybody else can."""
-    if not nodes.is_authenticated:
-        text = f"the Ray cluster at {nodes.address} has no authentication: whoever reaches it can run code on its hosts"
-        event("warning", f"{text}; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)")
-    event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
-
-
-def end_gateways(
-    nodes: Nodes, gateways: Sequence[RemoteGateway], secret: bytes, timeout_s: float, beat: Callable[[], None]
-) -> None:
-    """Asks gateways to end, waits for them up to ``timeout_s``, calling ``beat``, and drops them."""
-    requests = [gateway.call("end", sign_json(secret, b"end", {})) for gateway in gateways]
-    end = time.monotonic() + timeout_s
-    while requests and time.monotonic() < end:
-        beat()
-        done = set(nodes.ready(requests, _END_TURN_S))
-        requests = [reference for reference in requests if reference not in done]
-    for gateway in gateways:
-        nodes.drop(gateway)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def without_runs(monkeypatch):
     """Learners of other hosts are in this process."""
     monkeypatch.setattr(host.HostRun, "start", lambda run: None)
     monkeypatch.setattr(host.HostRun, "end", lambda run, within_s: run.memory.close())
-    monkeypatch.setattr(learner_bridge, "_NODES_S", 0.0)
+    monkeypatch.setattr("spreeze.runtime.cluster.bridge._NODES_S", 0.0)
     monkeypatch.setattr(learner_bridge, "_PING_S", 0.0)
 
 

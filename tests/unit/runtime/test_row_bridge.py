@@ -19,9 +19,9 @@ from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, TransportError
 from spreeze.machine.hardware import core_facts
 from spreeze.metrics.table import SLOTS
-from spreeze.runtime.cluster.bridge import Bridge
 from spreeze.runtime.cluster.host import GatewayActor, HostSamplers, sum_counters
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
+from spreeze.runtime.cluster.row_bridge import RowBridge
 from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify_chunk, verify_json
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
@@ -29,7 +29,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import BridgeJob, HostJob
+from spreeze.workers.jobs import HostJob, RowBridgeJob
 from spreeze.workers.roles import Address
 
 SECRET = bytes(32)
@@ -304,7 +304,7 @@ class Scene:
         context = WorkerContext(Address("bridge"), self.status, hosts, None)
         context.send = lambda kind, **fields: self.sent.append(fields.get("text", ""))
         host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=3, envs_per_sampler=2)
-        self.job = BridgeJob(address="local:2", run_dir=str(folder), replay=self.ring.handle,
+        self.job = RowBridgeJob(address="local:2", run_dir=str(folder), replay=self.ring.handle,
                              first_shard=1, limiter=limiter, host=host, host_rows=tuple(range(hosts)))  # fmt: skip
         self.context = context
         self.bridge = self.open()
@@ -312,7 +312,7 @@ class Scene:
     def open(self):
         self.fd = os.dup(self.ring.fd)  # the bridge owns its descriptor
         replay = RingHandle(fds=(self.fd,), spec=self.ring.spec)
-        return Bridge(self.context, dataclasses.replace(self.job, replay=replay), self.nodes)
+        return RowBridge(self.context, dataclasses.replace(self.job, replay=replay), self.nodes)
 
     def join(self, *names):
         self.nodes.living += [Node(name, "127.0.0.1", name) for name in names]
