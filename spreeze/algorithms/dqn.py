@@ -31,7 +31,7 @@ from spreeze.algorithms.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
 from spreeze.config.algorithm_bases import ActionValueConfig, RecurrentReplayConfig, ReturnRange, average_setting
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
-from spreeze.config.section import setting
+from spreeze.config.section import NO_LIMIT, setting
 from spreeze.errors import ConfigError
 from spreeze.inference.convolution import CNNS, TrunkInputs
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -72,7 +72,7 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
         "critics = mean: threshold of the Huber loss, with normalize_returns in standard deviations of the return; "
         "0: squared error",
         low=0.0,
-        high=1e9,
+        high=NO_LIMIT,
     )
 
     def check_task(self, spec: EnvSpec) -> None:

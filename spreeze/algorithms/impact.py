@@ -33,7 +33,7 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.recurrent_networks import Sequences
 from spreeze.config.algorithm_bases import AsyncOnPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.section import setting
+from spreeze.config.section import NO_LIMIT, setting
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, RolloutBatch
 
@@ -84,7 +84,7 @@ class ImpactConfig(AppoConfig):
         "updates between target network updates (t_target); 0: one pass through the buffer, slots x uses x minibatches",
         unit="updates",
         low=0,
-        high=10**9,
+        high=NO_LIMIT,
     )
     kl_coef: float = setting(
         0.0, "initial weight of the KL divergence from the target policy; 0: no such term", low=0.0, high=1e6

@@ -34,7 +34,7 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
 from spreeze.config.algorithm_bases import DistributionalConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import AlgorithmRow
-from spreeze.config.section import setting
+from spreeze.config.section import NO_LIMIT, setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
 from spreeze.types import EnvSpec, TransitionBatch
@@ -57,7 +57,7 @@ class SoftActorCriticConfig(DistributionalConfig):
         "upper bound of the entropy coefficient with discrete actions, in the same unit: without it, alpha "
         "grows without bound where ending an episode is a loss",
         low=1e-8,
-        high=1e9,
+        high=NO_LIMIT,
     )
     tune_alpha: bool = setting(True, "learn the entropy coefficient")
     target_entropy_per_action: float = setting(

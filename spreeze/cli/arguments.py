@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from spreeze.config.algorithms import ALGORITHMS, rows
 from spreeze.config.layers import OTHER_NAMES, SAMPLES_PER_INSERT_BOUNDS, Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, SECTIONS, SamplingConfig, field_of, kind_of
+from spreeze.config.section import NO_LIMIT
 from spreeze.errors import ConfigError, ResourceError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import emit, print_error, say
 
@@ -374,7 +375,7 @@ def parse_band(text: str) -> tuple[float, float]:
     """Parses ``MIN:MAX``, either of which may be left out (0, no upper bound); a ConfigError for other texts."""
     try:
         low, high = text.split(":", 1)
-        return float(low or 0.0), float(high or 1e9)
+        return float(low or 0.0), float(high or NO_LIMIT)
     except ValueError:
         raise ConfigError(f"--samples-per-insert {text!r}: expected MIN:MAX, for example 8:512") from None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from spreeze.config.modes import DataFlow
-from spreeze.config.section import Section, setting
+from spreeze.config.section import NO_LIMIT, Section, setting
 from spreeze.errors import ConfigError, first_true
 from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS
@@ -126,7 +126,7 @@ class ActorCriticConfig(AlgorithmConfig):
         "wait meanwhile. For --demonstrations",
         unit="updates",
         low=0,
-        high=10**9,
+        high=NO_LIMIT,
     )
 
     def check_task(self, spec: EnvSpec) -> None:
@@ -198,11 +198,13 @@ class ReturnRange(Section):
     v_min: float = setting(
         -10.0,
         "critics = categorical: lowest atom; with normalize_returns in standard deviations of the return",
-        low=-1e9,
-        high=1e9,
+        low=-NO_LIMIT,
+        high=NO_LIMIT,
         fixed=True,
     )
-    v_max: float = setting(10.0, "critics = categorical: highest atom, in that unit", low=-1e9, high=1e9, fixed=True)
+    v_max: float = setting(
+        10.0, "critics = categorical: highest atom, in that unit", low=-NO_LIMIT, high=NO_LIMIT, fixed=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,8 +254,10 @@ class ActionValueConfig(AlgorithmConfig):
     hidden_sizes: tuple[int, ...] = setting((128, 128), "units of each hidden layer", low=1, high=4096, fixed=True)
     lr: float = setting(1e-3, "learning rate (Adam)", low=0.0, high=1.0)
     n_step: int = setting(3, "n of n-step returns", unit="env steps", low=1, high=64)
-    max_grad_norm: float = setting(10.0, "clip gradients to this norm", low=1e-6, high=1e9)
-    target_interval: int = setting(1, "updates per target update (tau = 1: a copy)", unit="updates", low=1, high=10**9)
+    max_grad_norm: float = setting(10.0, "clip gradients to this norm", low=1e-6, high=NO_LIMIT)
+    target_interval: int = setting(
+        1, "updates per target update (tau = 1: a copy)", unit="updates", low=1, high=NO_LIMIT
+    )
     double: bool = setting(True, "double Q-learning (arXiv 1509.06461)")
     epsilon_start: float = setting(1.0, "initial probability of a random action", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "final probability of a random action", low=0.0, high=1.0)
@@ -310,7 +314,9 @@ class OnPolicyConfig(Section):
     lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0.0, high=1e3)
-    max_grad_norm: float = setting(0.5, "clip gradients to this norm (see separate_grad_norms)", low=1e-6, high=1e9)
+    max_grad_norm: float = setting(
+        0.5, "clip gradients to this norm (see separate_grad_norms)", low=1e-6, high=NO_LIMIT
+    )
     separate_grad_norms: bool = setting(
         True, "clip the gradients of policy and value network separately (with images they are one network)"
     )
@@ -382,7 +388,7 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
     rho_bar: float = setting(1.0, "V-trace: bound of the importance weight of a temporal difference", low=0.0, high=1e6)
     c_bar: float = setting(1.0, "V-trace: bound of the importance weights of the trace", low=0.0, high=1e6)
     broadcast_updates: int = setting(
-        4, "updates between publications of the weights to samplers (t_frequency)", unit="updates", low=1, high=10**9
+        4, "updates between publications of the weights to samplers (t_frequency)", unit="updates", low=1, high=NO_LIMIT
     )
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
 
@@ -424,7 +430,7 @@ class ReplayConfig(Section):
         1_000_000, "capacity of replay", unit="transitions", low=2, high=10**10, flag="--replay-capacity", machine=True
     )
     learning_starts: int = setting(
-        5_000, "env steps with random actions before the first update", unit="env steps", low=0, high=10**9
+        5_000, "env steps with random actions before the first update", unit="env steps", low=0, high=NO_LIMIT
     )
     samples_per_insert_min: float = setting(
         8.0,
@@ -434,7 +440,7 @@ class ReplayConfig(Section):
         high=1e6,
     )
     samples_per_insert_max: float = setting(
-        512.0, "upper bound of samples per insert: above it the learner waits", unit="ratio", low=0.0, high=1e9
+        512.0, "upper bound of samples per insert: above it the learner waits", unit="ratio", low=0.0, high=NO_LIMIT
     )
     save: bool = setting(False, "save the replay buffer with every checkpoint", flag="--save-replay")
     demonstrations: str = setting(

@@ -17,13 +17,15 @@ from spreeze.config.algorithm_bases import AlgorithmConfig, AsyncOnPolicyConfig,
 from spreeze.config.algorithm_bases import uses_replay as _replay
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
-from spreeze.config.section import Condition, Section, always, set_type, setting, unoffered
+from spreeze.config.section import NO_LIMIT, Condition, Section, always, set_type, setting, unoffered
 from spreeze.errors import ConfigError
 from spreeze.types import type_hints
 
 SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
 MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
+MAX_SAMPLERS, MAX_HOST_SAMPLERS = 512, 64  # on this machine; on each other host
+MAX_LEARNERS = 16  # on this machine
 MAX_DEFAULT_SAMPLERS = 16
 """Maximum of samplers by default; more are seldom worth a core each."""
 _RESERVED = ("con", "prn", "aux", "nul", "latest")
@@ -79,7 +81,7 @@ class RunConfig(Section):
         "number of learners, each with its own samplers, data and seed (modes spreeze, tianji and gala)",
         unit="learners",
         low=1,
-        high=16,
+        high=MAX_LEARNERS,
         flag="--learners",
         fixed=True,
         machine=True,
@@ -137,7 +139,7 @@ class ImageConfig(Section):
     noop_max: int = setting(30, "Atari: maximum of random no-op frames after a reset", unit="frames", low=0, high=1000)
     fire_reset: bool = setting(False, "Atari: press FIRE after a reset, in games that have this action")
     max_episode_frames: int = setting(
-        108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=10**9
+        108_000, "Atari: emulator frames after which an episode is truncated", unit="frames", low=100, high=NO_LIMIT
     )
 
 
@@ -147,7 +149,7 @@ class SamplingConfig(Section):
         None,
         "number of sampler processes; default: from the usable cores",
         low=1,
-        high=512,
+        high=MAX_SAMPLERS,
         flag="--samplers",
         machine=True,
         read=lambda data_flow: _replay(data_flow) and _processes(data_flow),
@@ -192,7 +194,7 @@ class RolloutConfig(Section):
         None,
         "number of sampler processes; default: one per usable core, at most 16 (mode serial: 1, in the main process)",
         low=1,
-        high=512,
+        high=MAX_SAMPLERS,
         flag="--samplers",
         machine=True,
     )
@@ -204,7 +206,7 @@ class RolloutConfig(Section):
         "modes hts and tianji, one learner: processes that run the policy for all samplers in batches; 0: "
         "each sampler runs it. The results are identical",
         low=0,
-        high=512,
+        high=MAX_SAMPLERS,
         flag="--inference-workers",
         machine=True,
         read=lambda data_flow: data_flow.inference_workers,
@@ -262,7 +264,7 @@ class GalaConfig(Section):
         "maximum rollouts without a message from a neighbour before a learner blocks; 0: lockstep",
         unit="rollouts",
         low=0,
-        high=10**9,
+        high=NO_LIMIT,
         flag="--max-staleness",
     )
     mixing: str = setting(
@@ -326,7 +328,7 @@ class LearnerConfig(Section):
         "mode tianji: updates between averagings of the learners' parameters",
         unit="updates",
         low=1,
-        high=10**9,
+        high=NO_LIMIT,
         read=lambda data_flow: data_flow.averages_parameters,
     )
     publish_interval_s: float = setting(
@@ -349,7 +351,11 @@ class ClusterConfig(Section):
         command_line_only=True,
     )
     samplers: int | None = setting(
-        None, "sampler processes on each other host; default: chosen there", low=1, high=64, flag="--host-samplers"
+        None,
+        "sampler processes on each other host; default: chosen there",
+        low=1,
+        high=MAX_HOST_SAMPLERS,
+        flag="--host-samplers",
     )
     learners: int | None = setting(
         None,
@@ -379,7 +385,7 @@ class EvaluationConfig(Section):
         "time, see cpu_share",
         unit="updates",
         low=1,
-        high=10**9,
+        high=NO_LIMIT,
     )
     keep_episodes: int = setting(
         60, "evaluations whose best, median and worst episodes the dashboard can show; 0: none", low=0, high=10_000
@@ -518,7 +524,7 @@ class StopConfig(Section):
         "evaluations in a row that must reach target_return; 0: only report it",
         unit="evaluations",
         low=0,
-        high=10**9,
+        high=NO_LIMIT,
     )
 
     budget_s: float = setting(

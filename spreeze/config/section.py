@@ -20,6 +20,9 @@ from typing import Any, ClassVar
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import type_hints
 
+NO_LIMIT = 10**9
+"""Upper bound of settings that have none of their own: counts, norms, samples per insert."""
+
 Condition = Callable[[Any], bool]
 """True if a run reads a setting, given the data flow of its mode and algorithm (``modes.DataFlow``)."""
 

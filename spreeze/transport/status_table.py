@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spreeze.config.schema import MAX_LEARNERS
 from spreeze.metrics.table import TABLE
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
 
-MAX_GROUPS = 16  # a group is a learner with its own samplers
 _GROUP_WORDS, _CONTROL_WORDS = 24, 16
 MAX_EVENTS = 1007
 _LINE_WORDS = 8
@@ -59,7 +59,7 @@ class StatusHandle(Handle):
 
     def fields(self) -> tuple[ArraySpec, ...]:
         return (
-            ArraySpec("header", (MAX_GROUPS * _GROUP_WORDS,), "int64"),
+            ArraySpec("header", (MAX_LEARNERS * _GROUP_WORDS,), "int64"),
             ArraySpec("control", (self.rows, _CONTROL_WORDS), "int64"),
             ArraySpec("slots", (self.rows, self.slots), "float64"),
             ArraySpec("events", (self.rows, 1 + MAX_EVENTS), "int64"),
@@ -82,7 +82,7 @@ class StatusTable:
         handle = StatusHandle(fds=(), rows=num_rows, slots=lines * _LINE_WORDS)
         arrays = SharedArrays.create("spreeze-status", handle.fields())
         status = cls(dataclasses.replace(handle, fds=(arrays.fd,)), arrays)
-        for group in range(MAX_GROUPS):
+        for group in range(MAX_LEARNERS):
             status.group(group)[[ACTIVE_SAMPLERS, SAMPLERS]] = 2**31
         return status
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from spreeze.config.schema import Config
+from spreeze.config.section import NO_LIMIT
 from spreeze.errors import SpreezeError
 from spreeze.machine.awake import AWAKE
 from spreeze.runtime.assembly import Assembly
@@ -54,7 +55,6 @@ from spreeze.tuner.trials import REPLAY, Stopping, TrialFailed, Windows
 _CHANGEABLE = {BATCH, THREADS, SAMPLERS, RATIO, RATIO_MAX}
 _DECIDED_BEFORE = {DEVICE, PRECISION, ENVS, CAPACITY}
 """Knobs that running workers can change, and those whose value follows from facts."""
-_NO_LIMIT = 1e9  # Samples per insert up to which the learner of a candidate never waits.
 _UPDATES_S, _FIRST_STEPS_S = 10.0, 25.0
 """Longest time to a candidate's second update, and to the first env step of every sampler."""
 _WATCH_S, _PAUSE_S = 0.002, 0.2
@@ -109,7 +109,7 @@ class _RunWindows(Windows):
     def _pid(self) -> int:
         return int(self.run.status.control(self._learner)[status_table.PID])
 
-    def apply(self, setting: Setting, max_ratio: float = _NO_LIMIT, *, keeps_all: bool = False) -> None:
+    def apply(self, setting: Setting, max_ratio: float = NO_LIMIT, *, keeps_all: bool = False) -> None:
         """Applies a setting, with at most ``max_ratio`` samples per insert; all samplers rest if it names none.
 
         With samplers the rate limiter counts anew: what they inserted before earns no updates. Unless it ``keeps_all``,

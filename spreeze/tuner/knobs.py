@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from spreeze.config.algorithm_bases import serial_ratio
 from spreeze.config.modes import DataFlow
-from spreeze.config.schema import SECTIONS, Config
+from spreeze.config.schema import MAX_HOST_SAMPLERS, MAX_LEARNERS, MAX_SAMPLERS, SECTIONS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import size
 from spreeze.inference.user_modules import extended
@@ -179,9 +179,6 @@ _SMALLEST_BATCH = 64
 _INFERENCE_US, _INFERENCE_SHARE = 15.0, 0.04
 """Time of one batched inference of a sampler, and the share of the env steps it may take."""
 _SLOW_STEP_US = 5000.0
-_MAX_SAMPLERS = 512
-MAX_LEARNERS = 16
-_MAX_HOST_SAMPLERS = 64
 
 
 def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
@@ -212,7 +209,7 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
             f"after {starts}, {count * envs.value} environments); free some memory or shared memory, or set fewer"
         )
     fitting = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
-    samplers = problem.pin(SAMPLERS) or max(1, min(fitting, _MAX_SAMPLERS))
+    samplers = problem.pin(SAMPLERS) or max(1, min(fitting, MAX_SAMPLERS))
     return MemoryPlan(
         capacity=choice,
         envs_per_sampler=envs,
@@ -534,7 +531,7 @@ def ordered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
 def _host_sampler_counts(problem: TuningProblem, current: Setting) -> Iterable[int]:
     cores = _whole_cores(problem)
     counts = [cores, cores - 1, cores + 1, cores // 2, *_shared(problem, cores, 2, 4, 8)]
-    return [count for count in counts if 1 <= count <= _MAX_HOST_SAMPLERS]
+    return [count for count in counts if 1 <= count <= MAX_HOST_SAMPLERS]
 
 
 def fit_host(problem: TuningProblem, setting: Setting) -> Setting | None:

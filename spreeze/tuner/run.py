@@ -20,7 +20,7 @@ import psutil
 
 from spreeze.config.layers import RESUMED, USER, Layer, Settings
 from spreeze.config.modes import DECLARED
-from spreeze.config.schema import Config, LearnerConfig
+from spreeze.config.schema import MAX_LEARNERS, Config, LearnerConfig
 from spreeze.envs.families import engine_of
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError
@@ -31,7 +31,7 @@ from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import take_lock, versions
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.knobs import MAX_LEARNERS, host_knobs, knob_names, knobs_of, ordered
+from spreeze.tuner.knobs import host_knobs, knob_names, knobs_of, ordered
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import formula, observer_cores
 from spreeze.tuner.problem import (

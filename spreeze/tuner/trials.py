@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 
 from spreeze.config.layers import Layer, Values
+from spreeze.config.section import NO_LIMIT
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper
@@ -340,7 +341,7 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
     needed = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth) * plan.layout.env_steps_per_row)
     rows = max(min(ROWS, ROWS_BYTES // row_bytes), needed)
     rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
-    replay = _REPLAY | {"capacity": max(rows, 2), "samples_per_insert_max": 1e9}
+    replay = _REPLAY | {"capacity": max(rows, 2), "samples_per_insert_max": NO_LIMIT}
     return _trial_plan(plan, setting, {"replay": replay, "stop": {"updates": None}}, samplers)
 
 

@@ -16,6 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
+from spreeze.config.section import NO_LIMIT
 from spreeze.envs.action_spaces import RandomActions
 from spreeze.envs.task import TaskSource, vector_maker
 from spreeze.inference.policy import Policy, exploring_arrays
@@ -148,7 +149,7 @@ class SamplerLoop:
             self._retuned = retuned
             tuned = self._context.status.retuned_settings()
             self._limiter = self._limiter.within(tuned.samples_per_insert_min, tuned.samples_per_insert_max)
-            self._keep_limiter = self._limiter.within(tuned.kept_per_insert, 1e9)
+            self._keep_limiter = self._limiter.within(tuned.kept_per_insert, NO_LIMIT)
         self._ring_counts = counts = self._writer.counts()
         rows = self._collector.num_envs * self._collector.rows_per_step
         self._collector.keeps_rows = self._keep_limiter.may_insert(*counts, rows)

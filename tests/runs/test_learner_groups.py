@@ -9,6 +9,7 @@ import pytest
 from harness import FAULT, PENDULUM, TINY, Run, refused, train
 
 from spreeze.config.layers import Layer, resolve
+from spreeze.config.schema import MAX_LEARNERS
 from spreeze.envs.probe import probe_env
 from spreeze.machine.utilisation import CpuContention
 from spreeze.metrics.table import SLOTS
@@ -18,7 +19,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.status_table import MAX_GROUPS, StatusTable
+from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import ROLES, Address, role_of
@@ -118,13 +119,13 @@ def test_a_name_has_the_group_unless_it_is_the_first_and_the_index_where_there_a
 
 @pytest.fixture
 def status():
-    made = StatusTable.create(MAX_GROUPS)
+    made = StatusTable.create(MAX_LEARNERS)
     yield made
     made.close()
 
 
 def test_a_published_policy_is_told_to_its_own_group_only(status):
-    learners = [WorkerContext(Address("learner", group), status, group, None) for group in range(MAX_GROUPS)]
+    learners = [WorkerContext(Address("learner", group), status, group, None) for group in range(MAX_LEARNERS)]
     learners[1].weights_published()
     learners[15].weights_published()
     assert [learner.weights_counter for learner in learners] == [0, 1, *13 * [0], 1]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import __version__
+from spreeze.config.schema import MAX_HOST_SAMPLERS
 from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError, described
 from spreeze.files import tail_text
@@ -60,7 +61,6 @@ from spreeze.workers.jobs import HostJob, ReplaySamplerJob
 from spreeze.workers.roles import Address
 
 _LOOK_S = 0.05
-_MAX_SAMPLERS = 64
 _MAX_EVENTS = 20
 _TUNER = ("-m", "spreeze", "tune", "--json", "--no-learner")
 _TUNE_S = 180.0
@@ -180,7 +180,7 @@ class HostSamplers(HostThread):
                 return int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"])
             except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self._note("warning", f"not tuned here: {clean(error, 200)}")
-        return max(1, min(int(core_facts().usable), _MAX_SAMPLERS)), job.envs_per_sampler
+        return max(1, min(int(core_facts().usable), MAX_HOST_SAMPLERS)), job.envs_per_sampler
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         process = start_process(
