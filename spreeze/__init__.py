@@ -20,14 +20,14 @@ an observation       envs/obs_flattening.py, envs/make.py        what becomes of
 an end of a run      metrics/stop_conditions.py                  its ``StopReason`` with its sentence, and its place
                                                                  among the conditions
 a bottleneck         metrics/snapshot.py                         its sentence, and the facts behind it
-a kind of policy     inference/heads.py, inference/export.py     its head; its operations in exported files
-an export format     inference/export.py, types.py               its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
+a kind of policy     inference/heads.py, policy_formats.py       its head; its operations in exported files
+an export format     inference/policy_formats.py, types.py       its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
 ===================  ==========================================  =====================================================
 
 What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime/worker_pool.py`` (restarts);
 which episodes are kept, in ``workers/episodes/episode_recorder.py``; how samplers of other hosts deliver rows, in
-``runtime/cluster`` (``host``, ``bridge``).
+``runtime/cluster`` (``host``, ``row_bridge``).
 
 With a knob of replay that is not in ``tuner/in_run.py``, a run is tuned before it trains instead of meanwhile.
 

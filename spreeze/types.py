@@ -596,7 +596,7 @@ class Reasoned(NamedTuple):
 
 
 class PolicyFormat(NamedTuple):
-    """A file format of exported policies; ``inference.export`` writes it."""
+    """A file format of exported policies; ``inference.policy_formats`` writes it."""
 
     name: str
     suffix: str

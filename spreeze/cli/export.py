@@ -26,7 +26,7 @@ from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.obs_flattening import flags_of, options_of
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
-from spreeze.inference import agreement, c_source, export
+from spreeze.inference import agreement, c_source, policy_formats
 from spreeze.inference.policy import Policy
 from spreeze.inference.user_modules import is_script, is_within
 from spreeze.metrics.store import EvaluationRow, MetricsReader
@@ -79,16 +79,16 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
-    steps = export.operations(weights.arrays, weights.meta, spec)
-    state_dim = export.state_dim(steps)
+    steps = policy_formats.operations(weights.arrays, weights.meta, spec)
+    state_dim = policy_formats.state_dim(steps)
     code = c_example(spec, out.name, state_dim) if in_c else example(spec, row, out.name, state_dim)
     about = _about(weights, spec, name) | ({"name": out.stem} if in_c else {})
-    data = export.encode(row.name, steps, spec, about)
+    data = policy_formats.encode(row.name, steps, spec, about)
     with _replaced_at_end([out, program]) as (temporary, temporary_program):
         files.write_bytes(temporary, data)
         check = None
         if not in_c or c_source.compiler() is not None:
-            check = _compared(export.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
+            check = _compared(policy_formats.open_policy(row.name, temporary), steps, weights, spec, exact=row.exact)
         files.write_bytes(temporary_program, code.encode())
     checked = dict.fromkeys(agreement.Agreement._fields) if check is None else check._asdict()
     document: dict[str, Any] = {"file": str(out), "example": str(program), "format": row.name}
@@ -101,9 +101,12 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
 
 
 def _compared(
-    act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec, *, exact: bool
+    act: policy_formats.Act, steps: list[policy_formats.Operation], weights: Weights, spec: EnvSpec, *, exact: bool
 ) -> agreement.Agreement:
-    obs, state = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0), export.draw_state(steps, OBSERVATIONS, 1)
+    obs, state = (
+        policy_formats.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0),
+        policy_formats.draw_state(steps, OBSERVATIONS, 1),
+    )
     drawn, after = Policy.from_weights(weights.arrays, weights.meta).act(obs, state)
     actions = ActionScaling(spec)(drawn)
     if isinstance(spec.action, Choices):
@@ -200,7 +203,7 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str, state_dim: int = 0
     lines += _module_lines(spec, plain_id)
     if family is not None and not family.team:
         lines.append(f"# Trained in vector environments of {prefix!r}; here one plain environment of the same id.")
-    runner = export.runner_source(with_state=state_dim > 0).splitlines()
+    runner = policy_formats.runner_source(with_state=state_dim > 0).splitlines()
     lines += [
         "",
         *(["", *runner, "", ""] if row.name == "numpy" else []),
@@ -291,7 +294,7 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
     if spec.mask_dim and spec.action_parts and spec.choices is not None:
         parts = [(part.path, options) for part, options in options_of(spec.choices, spec.action_parts)]
         lines = [
-            "", "", *export.plain_source(flags_of).splitlines(), "", "", "def flat_mask(mask):",
+            "", "", *policy_formats.plain_source(flags_of).splitlines(), "", "", "def flat_mask(mask):",
             f"    parts = {parts!r}",
             "    nested = isinstance(mask, (dict, tuple))",
             "    return np.concatenate([flags_of(mask, *part) for part in parts]) if nested else mask",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.errors import WeightsError
-from spreeze.inference import export
+from spreeze.inference import policy_formats
 from spreeze.inference.policy import State
 from spreeze.types import Choices, EnvSpec
 
@@ -25,8 +25,8 @@ class Agreement(NamedTuple):
 
 
 def check(
-    act: export.Act,
-    steps: list[export.Operation],
+    act: policy_formats.Act,
+    steps: list[policy_formats.Operation],
     expected: np.ndarray,
     obs: np.ndarray,
     spec: EnvSpec,
@@ -39,7 +39,7 @@ def check(
 
     A WeightsError if they differ, and the file is ``exact``.
     """
-    obs = export.file_input(spec, obs)
+    obs = policy_formats.file_input(spec, obs)
     actual, next_state = act(obs, state)
     count = len(obs)
     for wanted, received in zip(expected_state, next_state, strict=True):
@@ -76,11 +76,11 @@ def check(
     return Agreement(count, wrong if spec.box is None else difference, ties, wrong)
 
 
-def _is_clear(steps: list[export.Operation], obs: np.ndarray, state: State) -> np.ndarray:
+def _is_clear(steps: list[policy_formats.Operation], obs: np.ndarray, state: State) -> np.ndarray:
     """True [N, ...] for each choice whose best option exceeds the second best by more than rounding."""
     last = next(index for index, step in enumerate(steps) if step.kind in ("choose", "argmax"))
-    arrays = export.numpy_arrays(steps[:last])
-    values = export.run_with_state(arrays, obs, *state)[0] if state else export.run(arrays, obs)
+    arrays = policy_formats.numpy_arrays(steps[:last])
+    values = policy_formats.run_with_state(arrays, obs, *state)[0] if state else policy_formats.run(arrays, obs)
     if steps[last].kind == "choose":
         _, columns, unused = steps[last].values
         values = values[:, columns] + unused

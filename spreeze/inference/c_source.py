@@ -27,7 +27,7 @@ from spreeze.errors import ConfigError
 from spreeze.inference.recurrence import CELLS
 
 if TYPE_CHECKING:
-    from spreeze.inference.export import Operation
+    from spreeze.inference.policy_formats import Operation
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O3", "-Wall", "-Wextra", "-Werror")

@@ -15,8 +15,8 @@ from spreeze.config.modes import modes
 MAX_TOP_ENTRIES = 22
 MAX_FILES_A_FOLDER = 20
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
-SAME_FILE_NAMES = {"export.py", "gpu.py", "runs.py", "train.py", "impact.py", "learner.py", "main.py"}
-"""A verb, page or bench of the same thing, a registry for each table, what begins a program."""
+SAME_FILE_NAMES = {"runs.py", "train.py"}
+"""A verb and a page of the same thing; a verb and its module of Python."""
 
 
 def _classes():

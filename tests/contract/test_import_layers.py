@@ -39,7 +39,7 @@ PAGE_IMPORTS = {
     "run_directory",
     "types",
 }
-TORCH = ("inference/lazy_torch.py", "inference/export.py", "inference/user_modules.py", "workers/learner.py",
+TORCH = ("inference/lazy_torch.py", "inference/policy_formats.py", "inference/user_modules.py", "workers/learner.py",
          "workers/replay_trainer.py", "workers/replay_batches.py", "workers/device_learner.py",
          "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py",
          "runtime/metric_sinks.py", "cli/bench.py")  # fmt: skip

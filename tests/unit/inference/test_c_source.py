@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 from harness import PATIENCE_S
-from test_export import (
+from test_policy_formats import (
     BITS,
     DISCRETE,
     HYBRID,
@@ -27,11 +27,11 @@ from test_export import (
     made,
     normalized,
 )
-from test_export import pendulum as pendulum  # a fixture
+from test_policy_formats import pendulum as pendulum  # a fixture
 
 from spreeze.cli.export import c_example
 from spreeze.errors import ConfigError
-from spreeze.inference import agreement, c_source, export
+from spreeze.inference import agreement, c_source, policy_formats
 from spreeze.inference.policy import ACTIVATIONS
 from spreeze.inference.recurrence import CELLS
 from spreeze.types import POLICY_FORMATS
@@ -47,10 +47,10 @@ KINDS = {  # one algorithm of each head on each kind of task
 
 
 def compared(arrays, meta, spec, folder, row="c", count=1000):
-    steps, obs = export.operations(arrays, meta, spec), export.draw_obs(spec, arrays, count, seed=1)
+    steps, obs = policy_formats.operations(arrays, meta, spec), policy_formats.draw_obs(spec, arrays, count, seed=1)
     path = folder / "policy.h"
-    path.write_bytes(export.encode(row, steps, spec, {"name": "walker-2"}))
-    act = export.open_policy(row, path)
+    path.write_bytes(policy_formats.encode(row, steps, spec, {"name": "walker-2"}))
+    act = policy_formats.open_policy(row, path)
     return agreement.check(
         act, steps, actions_of(arrays, meta, spec, obs), obs, spec, exact=row == "c"
     ), path.read_text()
@@ -100,8 +100,8 @@ def test_two_policies_fit_into_one_program(tmp_path):
     calls = []
     for name in ("left", "right"):
         arrays, meta = made("sac", VECTOR)
-        steps = export.operations(arrays, meta, VECTOR)
-        (tmp_path / f"{name}.h").write_bytes(export.encode("c", steps, VECTOR, {"name": name}))
+        steps = policy_formats.operations(arrays, meta, VECTOR)
+        (tmp_path / f"{name}.h").write_bytes(policy_formats.encode("c", steps, VECTOR, {"name": name}))
         calls.append(f"{name}_act(obs, action);")
     program = tmp_path / "both.c"
     program.write_text(
@@ -140,10 +140,10 @@ def test_the_command_writes_a_checked_header_and_a_program_that_compiles(pendulu
 def test_the_program_of_a_policy_with_memory_keeps_its_state(tmp_path):
     arrays, meta = made("ppo", VECTOR, recurrent="gru", recurrent_size=7)
     arrays |= {"head_w": 100.0 * arrays["head_w"], "cell_x_bias": np.ones_like(arrays["cell_x_bias"])}
-    steps = export.operations(arrays, meta, VECTOR)
-    (tmp_path / "memory.h").write_bytes(export.encode("c", steps, VECTOR, {"name": "memory"}))
+    steps = policy_formats.operations(arrays, meta, VECTOR)
+    (tmp_path / "memory.h").write_bytes(policy_formats.encode("c", steps, VECTOR, {"name": "memory"}))
     program = tmp_path / "memory.c"
-    program.write_text(c_example(VECTOR, "memory.h", export.state_dim(steps)))
+    program.write_text(c_example(VECTOR, "memory.h", policy_formats.state_dim(steps)))
     assert len(set(built([program], tmp_path / "memory").splitlines())) == 3, "an action depends on those before it"
 
 
@@ -163,19 +163,19 @@ def test_names_are_those_of_c_and_no_text_ends_a_comment():
         "walker_2", "policy_2walk", "policy_int", "lauf__", "policy__x"]  # fmt: skip
     arrays, meta = made("sac", VECTOR)
     spec = dataclasses.replace(VECTOR, env_id="x*/ int y; /*\n*\\\n/ ??/")
-    steps = export.operations(arrays, meta, spec)
-    text = export.encode("c", steps, spec, {"name": "x", "env": spec.env_id}).decode()
+    steps = policy_formats.operations(arrays, meta, spec)
+    text = policy_formats.encode("c", steps, spec, {"name": "x", "env": spec.env_id}).decode()
     assert text.count("*/") == 1
     assert "\\" not in text
 
 
 def test_every_operation_has_its_c():
-    named = re.findall(r'^ {8}"(\w+)": ', inspect.getsource(export.run), re.MULTILINE)
+    named = re.findall(r'^ {8}"(\w+)": ', inspect.getsource(policy_formats.run), re.MULTILINE)
     assert set(ACTIVATIONS) <= {*named}
     kinds = {kind for kind in (*named, *CELLS) if not hasattr(c_source._Source, f"_{kind}")}
     assert kinds <= c_source._FUNCTIONS.keys()
     with pytest.raises(ConfigError, match="'fourier', which has no C yet"):
-        c_source.header([export.Operation("fourier")], np.zeros(1, np.float32), 0, {}, "x")
+        c_source.header([policy_formats.Operation("fourier")], np.zeros(1, np.float32), 0, {}, "x")
 
 
 def test_every_c_format_is_a_header():

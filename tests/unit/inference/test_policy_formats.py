@@ -24,7 +24,7 @@ from spreeze.config.schema import SECTIONS
 from spreeze.dashboard import control
 from spreeze.envs.task import ActionScaling, make_task
 from spreeze.errors import ConfigError, WeightsError
-from spreeze.inference import agreement, c_source, export, heads
+from spreeze.inference import agreement, c_source, heads, policy_formats
 from spreeze.inference.normalizer import OBS_CLIP
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow
@@ -116,19 +116,19 @@ def actions_of(arrays, meta, spec, obs):
 
 
 def compare(arrays, meta, spec, tmp_path, formats=FORMATS, count=300):
-    steps, obs = export.operations(arrays, meta, spec), export.draw_obs(spec, arrays, count, seed=1)
+    steps, obs = policy_formats.operations(arrays, meta, spec), policy_formats.draw_obs(spec, arrays, count, seed=1)
     expected, found = actions_of(arrays, meta, spec, obs), []
     for row in POLICY_FORMATS:
         if row.name in formats:
             path = tmp_path / f"policy{row.suffix}"
-            path.write_bytes(export.encode(row.name, steps, spec, {"env": spec.env_id}))
-            found.append(agreement.check(export.open_policy(row.name, path), steps, expected, obs, spec))
+            path.write_bytes(policy_formats.encode(row.name, steps, spec, {"env": spec.env_id}))
+            found.append(agreement.check(policy_formats.open_policy(row.name, path), steps, expected, obs, spec))
     return found, expected, obs
 
 
 def test_every_kind_of_policy_has_its_operations():
-    assert export._HEADS.keys() == heads._HEADS.keys()
-    assert export._CODECS.keys() == {row.name for row in POLICY_FORMATS}
+    assert policy_formats._HEADS.keys() == heads._HEADS.keys()
+    assert policy_formats._CODECS.keys() == {row.name for row in POLICY_FORMATS}
 
 
 RAINBOW = {"critics": "categorical", "noisy": True, "dueling": True}
@@ -187,25 +187,25 @@ def test_a_saturated_action_stays_within_bounds_that_no_float32_has(tmp_path):
     )
     meta = {"policy": "deterministic", "hidden_sizes": [], "obs_dim": 1, "action_dim": 1}
     arrays = {"head_w": np.full((1, 1), 100.0, np.float32), "head_b": np.zeros(1, np.float32)}
-    steps = export.operations(arrays, meta, spec)
+    steps = policy_formats.operations(arrays, meta, spec)
     path = tmp_path / "policy.npz"
-    path.write_bytes(export.encode("numpy", steps, spec, {"env": spec.env_id}))
-    actions, _ = export.open_policy("numpy", path)(np.array([[1.0], [-1.0]], np.float32), ())
+    path.write_bytes(policy_formats.encode("numpy", steps, spec, {"env": spec.env_id}))
+    actions, _ = policy_formats.open_policy("numpy", path)(np.array([[1.0], [-1.0]], np.float32), ())
     assert np.abs(np.asarray(actions, np.float64)).max() <= 0.4
 
 
 def test_observations_of_the_check_lead_beyond_the_clips_of_the_normalizer():
     arrays, meta = made("td3", VECTOR)
     arrays = normalized(arrays, 5)
-    obs = export.draw_obs(VECTOR, arrays, 300, seed=1)
+    obs = policy_formats.draw_obs(VECTOR, arrays, 300, seed=1)
     scaled = np.abs(obs - arrays["obs_mean"]) / arrays["obs_std"]
     assert 0.05 < (scaled > OBS_CLIP).mean() < 0.6
-    steps = export.operations(arrays, meta, VECTOR)
+    steps = policy_formats.operations(arrays, meta, VECTOR)
     first = next(place for place, step in enumerate(steps) if step.kind == "clip")
     without = steps[:first] + steps[first + 1 :]
     with pytest.raises(WeightsError, match="differ by up to"):
         agreement.check(
-            lambda x, state: (export.run(export.numpy_arrays(without), x), state),
+            lambda x, state: (policy_formats.run(policy_formats.numpy_arrays(without), x), state),
             without,
             actions_of(arrays, meta, VECTOR, obs),
             obs,
@@ -215,7 +215,10 @@ def test_observations_of_the_check_lead_beyond_the_clips_of_the_normalizer():
 
 def test_another_discrete_action_is_found_and_a_tie_is_left_out():
     arrays, meta = made("dqn", DISCRETE)
-    steps, obs = export.operations(arrays, meta, DISCRETE), export.draw_obs(DISCRETE, arrays, 50, seed=1)
+    steps, obs = (
+        policy_formats.operations(arrays, meta, DISCRETE),
+        policy_formats.draw_obs(DISCRETE, arrays, 50, seed=1),
+    )
     expected = actions_of(arrays, meta, DISCRETE, obs)
     with pytest.raises(WeightsError, match="another action for 1 of 50"):
         agreement.check(
@@ -227,7 +230,11 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
         )
     arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
     equal = agreement.check(
-        lambda x, state: (expected + 1, state), export.operations(arrays, meta, DISCRETE), expected, obs, DISCRETE
+        lambda x, state: (expected + 1, state),
+        policy_formats.operations(arrays, meta, DISCRETE),
+        expected,
+        obs,
+        DISCRETE,
     )
     assert equal == agreement.Agreement(50, 0.0, 50)
 
@@ -237,16 +244,16 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
 def test_a_policy_with_memory_takes_its_state_and_gives_the_next_in_each_format(kind, spec, tmp_path):
     arrays, meta = made("ppo", spec, recurrent=kind, recurrent_size=7)
     arrays = normalized(arrays, spec.obs_dim) | {"head_w": 100.0 * arrays["head_w"]}
-    steps, obs = export.operations(arrays, meta, spec), export.draw_obs(spec, arrays, 1000, seed=1)
-    state = export.draw_state(steps, 1000, seed=2)
+    steps, obs = policy_formats.operations(arrays, meta, spec), policy_formats.draw_obs(spec, arrays, 1000, seed=1)
+    state = policy_formats.draw_state(steps, 1000, seed=2)
     drawn, after = Policy.from_weights(arrays, meta).act(obs, state)
     expected = ActionScaling(spec)(drawn) if spec.choices is None else spec.choices.to_env(drawn)
     for row in POLICY_FORMATS:
         if row.suffix == ".h" and (c_source.compiler() is None or not row.exact):
             continue
         path = tmp_path / f"policy{row.suffix}"
-        path.write_bytes(export.encode(row.name, steps, spec, {"env": spec.env_id}))
-        act = export.open_policy(row.name, path)
+        path.write_bytes(policy_formats.encode(row.name, steps, spec, {"env": spec.env_id}))
+        act = policy_formats.open_policy(row.name, path)
         found = agreement.check(act, steps, expected, obs, spec, state, after)
         assert found.difference < agreement.TOLERANCE
         with pytest.raises(WeightsError, match="next states differ by up to"):
@@ -261,7 +268,7 @@ def test_a_policy_with_memory_takes_its_state_and_gives_the_next_in_each_format(
 def test_a_network_of_ones_own_is_refused_with_the_reason():
     spec = dataclasses.replace(VECTOR, import_module="my_nets")
     with pytest.raises(ConfigError, match=r"custom network 'residual' of my_nets.*torch\.export"):
-        export.operations({}, {"policy": "deterministic", "network": "residual"}, spec)
+        policy_formats.operations({}, {"policy": "deterministic", "network": "residual"}, spec)
 
 
 # --- the command ---
@@ -447,7 +454,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(pendulum, tmp_pat
 
 def test_a_file_that_acts_otherwise_is_never_put_in_place(pendulum, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        export, "open_policy", lambda *_: lambda obs, state: (np.zeros((len(obs), 1), np.float32), state)
+        policy_formats, "open_policy", lambda *_: lambda obs, state: (np.zeros((len(obs), 1), np.float32), state)
     )
     assert exported(pendulum, "--format", "numpy", "--out", tmp_path / "x.npz") == 1
     assert "no file was written" in capsys.readouterr().err
