@@ -424,7 +424,7 @@ def uses_replay(data_flow: DataFlow) -> bool:
 class ReplayConfig(Section):
     """Shared-memory replay and the balance between its two sides."""
 
-    read = uses_replay
+    when = uses_replay
 
     capacity: int = setting(
         1_000_000, "capacity of replay", unit="transitions", low=2, high=10**10, flag="--replay-capacity", machine=True

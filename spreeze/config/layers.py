@@ -34,7 +34,7 @@ from spreeze.config.schema import (
     condition_of,
     marked,
 )
-from spreeze.config.section import Section, literal, unoffered
+from spreeze.config.section import Section, literal, not_offered
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
@@ -334,7 +334,7 @@ def without_effect(settings: Settings) -> list[str]:
     names = (
         FLAG_OF.get(key, key)
         for key in unread
-        if (key not in FLAG_OF or FLAG_OF[key] not in flags) and condition_of(key, config) is not unoffered
+        if (key not in FLAG_OF or FLAG_OF[key] not in flags) and condition_of(key, config) is not not_offered
     )
     return list(dict.fromkeys(names))
 

@@ -17,7 +17,7 @@ from spreeze.config.algorithm_bases import AlgorithmConfig, AsyncOnPolicyConfig,
 from spreeze.config.algorithm_bases import uses_replay as _replay
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
-from spreeze.config.section import NO_LIMIT, Condition, Section, always, set_type, setting, unoffered
+from spreeze.config.section import NO_LIMIT, Condition, Section, always, not_offered, set_type, setting
 from spreeze.errors import ConfigError
 from spreeze.types import type_hints
 
@@ -53,7 +53,7 @@ def _governed(data_flow: DataFlow) -> bool:
 class RunConfig(Section):
     """Algorithm, mode and seed of a run, and where its files go."""
 
-    read, personal = unoffered, True
+    when, personal = not_offered, True
 
     algo: str = setting(
         "sac",
@@ -96,7 +96,7 @@ class RunConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Section):
-    read, personal = unoffered, True
+    when, personal = not_offered, True
 
     id: str = setting(
         "Walker2DBulletEnv-v0",
@@ -114,13 +114,13 @@ class EnvConfig(Section):
         (), "key=value arguments of the environment (command line only)", fixed=True, command_line_only=True
     )
     normalize_obs: bool = setting(
-        False, "normalize observations by running mean and standard deviation", read=always, fixed=True, shared=True
+        False, "normalize observations by running mean and standard deviation", when=always, fixed=True, shared=True
     )
     image: bool | None = setting(
         None,
         "treat observations as images for a CNN (true) or as vectors (false); default: those parts as images that "
         "are bytes (0 to 255) of at least 36 x 36 pixels",
-        read=always,
+        when=always,
     )
 
 
@@ -152,10 +152,10 @@ class SamplingConfig(Section):
         high=MAX_SAMPLERS,
         flag="--samplers",
         machine=True,
-        read=lambda data_flow: _replay(data_flow) and _processes(data_flow),
+        when=lambda data_flow: _replay(data_flow) and _processes(data_flow),
     )
     envs_per_sampler: int = setting(
-        8, "environments per sampler process", low=1, high=65536, flag="--envs-per-sampler", machine=True, read=_replay
+        8, "environments per sampler process", low=1, high=65536, flag="--envs-per-sampler", machine=True, when=_replay
     )
     nan_policy: str = setting(
         "drop",
@@ -180,7 +180,7 @@ class SamplingConfig(Section):
         unit="bytes",
         low=10_000_000,
         high=2**50,
-        read=_processes,
+        when=_processes,
     )
 
 
@@ -188,7 +188,7 @@ class SamplingConfig(Section):
 class RolloutConfig(Section):
     """Collection of rollouts, in all modes in which learners use them."""
 
-    read = _rollouts
+    when = _rollouts
 
     samplers: int | None = setting(
         None,
@@ -209,7 +209,7 @@ class RolloutConfig(Section):
         high=MAX_SAMPLERS,
         flag="--inference-workers",
         machine=True,
-        read=lambda data_flow: data_flow.inference_workers,
+        when=lambda data_flow: data_flow.inference_workers,
     )
     size: int = setting(
         2048,
@@ -235,14 +235,14 @@ class RolloutConfig(Section):
         "(ppo: none by default)",
         choices=("delayed", "none", "truncated-is"),
         flag="--correction",
-        read=lambda data_flow: bool(data_flow.lag) and not data_flow.asynchronous,
+        when=lambda data_flow: bool(data_flow.lag) and not data_flow.asynchronous,
     )
     synchrony: str = setting(
         "batch",
         "mode serial: environments wait for each other after every step, or after every rollout (batch)",
         choices=("step", "batch"),
         flag="--synchrony",
-        read=lambda data_flow: data_flow.lag == 0,
+        when=lambda data_flow: data_flow.lag == 0,
     )
 
 
@@ -250,7 +250,7 @@ class RolloutConfig(Section):
 class GalaConfig(Section):
     """Parameter mixing of the learners in mode gala."""
 
-    read = _mixes
+    when = _mixes
 
     topology: str = setting(
         "ring",
@@ -289,7 +289,7 @@ class LearnerConfig(Section):
         low=1,
         high=2**24,
         flag="--batch-size",
-        read=_replay,
+        when=_replay,
     )
     threads: int = setting(
         1,
@@ -313,26 +313,26 @@ class LearnerConfig(Section):
         "and accumulation stay in float32",
         choices=("float32", "tf32", "bfloat16"),
         machine=True,
-        read=_replay,
+        when=_replay,
     )
     overlap: bool = setting(
-        False, "update the actor with the previous critics, so that both train in parallel on two devices", read=_replay
+        False, "update the actor with the previous critics, so that both train in parallel on two devices", when=_replay
     )
-    gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as much as fits", read=_replay)
+    gpu_replay: bool = setting(True, "keep a copy of replay in the learner's GPU memory, as much as fits", when=_replay)
     updates_per_launch: int = setting(
-        1, "with gpu_replay: updates in one CUDA graph; 0: no CUDA graphs", unit="updates", low=0, high=64, read=_replay
+        1, "with gpu_replay: updates in one CUDA graph; 0: no CUDA graphs", unit="updates", low=0, high=64, when=_replay
     )
-    compile: bool = setting(False, "fuse kernels by torch.compile, in up to a minute; a GPU needs Triton", read=_replay)
+    compile: bool = setting(False, "fuse kernels by torch.compile, in up to a minute; a GPU needs Triton", when=_replay)
     average_interval: int = setting(
         100,
         "mode tianji: updates between averagings of the learners' parameters",
         unit="updates",
         low=1,
         high=NO_LIMIT,
-        read=lambda data_flow: data_flow.averages_parameters,
+        when=lambda data_flow: data_flow.averages_parameters,
     )
     publish_interval_s: float = setting(
-        0.25, "time between publications of the weights", unit="s", low=0.01, high=3600, read=_processes
+        0.25, "time between publications of the weights", unit="s", low=0.01, high=3600, when=_processes
     )
     checkpoint_interval_s: float = setting(30.0, "time between checkpoints", unit="s", low=0.5, high=1e6)
 
@@ -341,7 +341,7 @@ class LearnerConfig(Section):
 class ClusterConfig(Section):
     """Samplers and learners on other hosts, through Ray."""
 
-    read, personal = unoffered, True
+    when, personal = not_offered, True
 
     address: str | None = setting(
         None,
@@ -420,11 +420,11 @@ class TuningConfig(Section):
         "steps/s) or updates (updates/s)",
         choices=("return", "paper", "sampling", "updates"),
         flag="--objective",
-        read=_replay,
+        when=_replay,
         tuner=True,
     )
     cpu_target: float = setting(
-        0.75, "objective paper: share of cores used", low=0.05, high=1.0, flag="--cpu-target", read=_replay, tuner=True
+        0.75, "objective paper: share of cores used", low=0.05, high=1.0, flag="--cpu-target", when=_replay, tuner=True
     )
     gpu_target: float = setting(
         0.85,
@@ -432,7 +432,7 @@ class TuningConfig(Section):
         low=0.05,
         high=0.99,
         flag="--gpu-target",
-        read=_replay,
+        when=_replay,
         tuner=True,
     )
     budget_s: float = setting(60.0, "longest time that the tuner measures", unit="s", low=5.0, high=600.0, tuner=True)
@@ -457,14 +457,14 @@ class TuningConfig(Section):
         "minute",
         flag="--tune-first",
         inverse="tune before training starts (up to a minute) instead of during it",
-        read=_processes,
+        when=_processes,
         tuner=True,
     )
     govern: bool = setting(
-        True, "pause samplers to keep cores free (see leave_free, give_way)", flag="--no-governor", read=_governed
+        True, "pause samplers to keep cores free (see leave_free, give_way)", flag="--no-governor", when=_governed
     )
     leave_free: float = setting(
-        0.0, "share of cores to leave free for other programs", low=0.0, high=0.9, flag="--leave-free", read=_processes
+        0.0, "share of cores to leave free for other programs", low=0.0, high=0.9, flag="--leave-free", when=_processes
     )
     give_way: bool = setting(
         False,
@@ -490,7 +490,7 @@ class LoggingConfig(Section):
 class CallbackConfig(Section):
     """Code of the user that follows and steers the run (``spreeze.BaseCallback``)."""
 
-    read, personal = unoffered, True
+    when, personal = not_offered, True
 
     classes: tuple[str, ...] = setting((), "MODULE:CLASS of each callback (--callback)", command_line_only=True)
     deadline_s: float = setting(
@@ -502,7 +502,7 @@ class CallbackConfig(Section):
 class StopConfig(Section):
     """When training ends. Without a condition: at the published return, at a plateau, or after ``budget_s``."""
 
-    read, personal = unoffered, True
+    when, personal = not_offered, True
     CONDITIONS: ClassVar = ("seconds", "env_steps", "updates", "target_return")
     """The settings of which any one may end the run."""
 

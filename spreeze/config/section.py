@@ -38,7 +38,7 @@ def setting(
     flag: str = "",
     inverse: str = "",
     default_text: str = "",
-    read: Condition | None = None,
+    when: Condition | None = None,
     fixed: bool = False,
     machine: bool = False,
     shared: bool = False,
@@ -51,7 +51,7 @@ def setting(
     inverts its default (``--no-...`` if the default is on); ``inverse`` describes that, where "do not DOC" would not.
     ``default_text`` describes on the command line a default that other settings decide.
 
-    ``read`` is the condition for a run to read the setting, where it differs from that of its section. A ``fixed``
+    ``when`` is the condition for a run to use the setting, where it differs from that of its section. A ``fixed``
     setting cannot change on resume, because the stored state depends on it; that holds in derived sections, too. The
     value of a ``machine`` setting applies only to the machine that it was chosen on. A ``shared`` setting is part of
     exported profiles although its section is ``personal``. No profile may set a ``command_line_only`` setting, which
@@ -66,7 +66,7 @@ def always(data_flow: Any) -> bool:
     return True
 
 
-def unoffered(data_flow: Any) -> bool:
+def not_offered(data_flow: Any) -> bool:
     """The condition of settings that neither the tuner nor the page offers: they name the run, its task or its end."""
     return False
 
@@ -75,7 +75,7 @@ def unoffered(data_flow: Any) -> bool:
 class Section:
     """Base of all sections: checks type and range of every field when built."""
 
-    read: ClassVar[Condition] = always
+    when: ClassVar[Condition] = always
     """The runs in which its settings make a difference."""
     personal: ClassVar[bool] = False
     """Its settings are the user's own: an exported profile has only the ``shared`` ones."""
@@ -90,7 +90,7 @@ class Section:
     @classmethod
     def condition_of(cls, name: str) -> Condition:
         """The runs in which one of its settings makes a difference."""
-        return cls.__dataclass_fields__[name].metadata.get("read") or cls.read
+        return cls.__dataclass_fields__[name].metadata.get("when") or cls.when
 
     def __post_init__(self) -> None:
         hints = type_hints(type(self))

@@ -23,7 +23,7 @@ from spreeze.config.algorithms import ALGORITHMS, ON_POLICY
 from spreeze.config.layers import DEFAULT, USER, sources_of
 from spreeze.config.modes import data_flow_of
 from spreeze.config.schema import SHARED_SECTIONS
-from spreeze.config.section import unoffered
+from spreeze.config.section import not_offered
 from spreeze.errors import ConfigError, RunError, did_you_mean
 from spreeze.files import read_json
 from spreeze.formatting import DASH, aligned, clean, duration, number, percent
@@ -412,7 +412,7 @@ def _settings(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, st
         if section is None or data_flow is None or name not in section.__dataclass_fields__:
             return True
         condition = section.condition_of(name)
-        return condition is unoffered or condition(data_flow)
+        return condition is not_offered or condition(data_flow)
 
     return {
         f"{part}.{name}": clean(value, 80) if has_effect(part, name) else DASH

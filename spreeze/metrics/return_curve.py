@@ -25,7 +25,7 @@ _LOW_LEVELS = 10  # Consecutive low levels that count as a fall.
 FALLEN_SHARE = 0.5  # Share of the gain below which the return has fallen; the latest returns are then no plateau.
 _CLEARLY = 3.0  # Standard errors that a gain has to exceed.
 MAX_ROLLBACKS = 5
-"""Times that a session may go back to its best checkpoint: learning rates are then a 32nd of the settings."""
+"""Times that a session may roll back to its best checkpoint: learning rates are then a 32nd of the settings."""
 
 
 def _mean_return(records: Sequence[EvaluationRow]) -> float:
@@ -99,7 +99,7 @@ class FallWatch:
         self._start(len(curve))
 
     def rolled_back(self, curve: Sequence[EvaluationRow]) -> None:
-        """The learner goes back to its best checkpoint: only evaluations after this show whether that helped."""
+        """The learner rolls back to its best checkpoint: only evaluations after this show whether that helped."""
         self._judged, self._reported = len(curve), False
 
     def fallen(self, curve: Sequence[EvaluationRow]) -> str | None:

@@ -39,11 +39,11 @@ class ReplayData(GroupData):
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         ring, rows, steps = self.ring, self._rows_per_step, self.ring.spec.layout.env_steps_per_row
-        baseline = ring.inserted_at_learning_start
+        at_start = ring.inserted_at_learning_start
         return dataclasses.replace(
             posted,
             inserted=ring.total_committed() * steps // rows,
-            inserted_at_learning_start=baseline if baseline < 0 else baseline * steps // rows,
+            inserted_at_learning_start=at_start if at_start < 0 else at_start * steps // rows,
             sampled=ring.rows_drawn * steps,
         )
 

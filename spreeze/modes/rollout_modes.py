@@ -192,7 +192,7 @@ def _mixing(
         mixing="average" if averages else gala.mixing,
         topology=gala.topology,
         max_staleness=None if averages else gala.max_staleness,
-        interval=-(-plan.config.learner.average_interval // updates_in_rollout),
+        average_interval=-(-plan.config.learner.average_interval // updates_in_rollout),
         rows=tuple(range(plan.learners)),
         memory=memory.handle,
         policies=tuple(part.memory.policies.handle for part in data) if means else (),

@@ -108,7 +108,7 @@ class RunPlan:
 
     @property
     def rollback_enabled(self) -> bool:
-        """True if the learner goes back to its best checkpoint once the return has fallen."""
+        """True if the learner rolls back to its best checkpoint once the return has fallen."""
         flow = self.config.data_flow
         single_learner = self.learners == 1 and self.joins is None and not self.spans_hosts
         from_replay = self.config.on_policy is None and not (flow.serial or flow.averages_parameters)

@@ -1,8 +1,8 @@
 """Chunks: rows of another host on their way to this one, sealed, numbered, and stored exactly once.
 
 Samplers of the other host write into a ring of their own, out of which a ``RowReader`` takes chunks of up to 4 MB. Rows
-are numbered since that ring was made; its random ``epoch`` distinguishes it from its predecessors. On the learner's
-side a ``SequenceTracker`` admits each row at most once, by (host, epoch, number), and counts the rows lost in gaps.
+are numbered since that ring was made; its random ``ring_id`` distinguishes it from its predecessors. On the learner's
+side a ``SequenceTracker`` admits each row at most once, by (host, ring_id, number), and counts the rows lost in gaps.
 
 *Back-pressure.* The outlet gives the samplers' rate limiter as "sampled" the number of the last row that they may
 write: as far as the learner's side allows, and never so far that a row not taken yet could be overwritten.
@@ -31,7 +31,7 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 1 << 22
 """A chunk is sent at the first size, or after a while; it never exceeds the second."""
 _PROOF_BYTES = 32
 _MAX_FACTS_BYTES = 1 << 16
-_HEAD = struct.Struct("<8sqqII")  # magic, epoch, number of the first row, rows, bytes of facts
+_HEAD = struct.Struct("<8sqqII")  # magic, ring_id, number of the first row, rows, bytes of facts
 _MAGIC = b"SPCHUNK\x01"
 _ALIGNMENT = 16  # Rows start at a multiple of it in a message, since facts end in as many blanks as that takes.
 
@@ -76,20 +76,20 @@ def _object(data: memoryview) -> dict[str, Any]:
 class RowChunk(NamedTuple):
     """Rows of one host, in the order in which they were taken, and the facts sent with them."""
 
-    epoch: int
+    ring_id: int
     first: int  # number of the first row
     rows: np.ndarray  # [n, W] float32
     segments: tuple[tuple[int, int], ...]  # (rows, policy version) of each part from one sampler
     facts: dict[str, Any]
 
 
-def sign_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[str, Any]) -> bytes:
+def sign_chunk(secret: bytes, ring_id: int, first: int, taken: Taken, facts: dict[str, Any]) -> bytes:
     """A chunk as one message; a TransportError if the facts are too long."""
     facts_json = json.dumps({**facts, "segments": taken.segments}).encode()
     facts_json += b" " * (-len(facts_json) % _ALIGNMENT)
     if len(facts_json) > _MAX_FACTS_BYTES:
         raise TransportError(f"the facts of a chunk have {len(facts_json)} bytes")
-    head = _HEAD.pack(_MAGIC, epoch, first, sum(rows for rows, _ in taken.segments), len(facts_json))
+    head = _HEAD.pack(_MAGIC, ring_id, first, sum(rows for rows, _ in taken.segments), len(facts_json))
     return sign(secret, b"chunk", head, facts_json, *taken.data)
 
 
@@ -98,7 +98,7 @@ def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
     body = verify(secret, b"chunk", message)
     if len(body) < _HEAD.size:
         raise TransportError(f"a chunk of {len(body)} bytes is too short: it was cut on its way")
-    magic, epoch, first, rows, facts_bytes = _HEAD.unpack_from(body)
+    magic, ring_id, first, rows, facts_bytes = _HEAD.unpack_from(body)
     begins = _HEAD.size + facts_bytes
     if magic != _MAGIC or first < 0 or facts_bytes > _MAX_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
         raise TransportError(
@@ -113,7 +113,7 @@ def verify_chunk(secret: bytes, layout: RowLayout, message: bytes) -> RowChunk:
     if min((count for count, _ in segments), default=1) < 1 or sum(count for count, _ in segments) != rows:
         raise TransportError(f"segments of {sum(count for count, _ in segments)} rows in a chunk of {rows}")
     data = np.frombuffer(body[begins:], np.float32).reshape(rows, layout.width)
-    return RowChunk(epoch, first, data, segments, facts)
+    return RowChunk(ring_id, first, data, segments, facts)
 
 
 class Taken(NamedTuple):
@@ -139,7 +139,7 @@ class RowReader:
 
     def __init__(self, ring: ReplayRing) -> None:
         """The ring must be one of ``outlet_spec``, and no sampler may have started."""
-        self.epoch = secrets.randbits(62) or 1
+        self.ring_id = secrets.randbits(62) or 1
         self.taken = 0
         """Rows taken so far: the number of the next one."""
         self._ring, self._heads = ring, [0] * ring.spec.num_shards
@@ -195,27 +195,27 @@ class SequenceTracker:
     """Tracks which rows of a host have arrived, so that each counts once."""
 
     def __init__(self) -> None:
-        self.epoch = 0
-        """Epoch of the host's ring that rows come from now; 0 before the first chunk."""
+        self.ring_id = 0
+        """Id of the host's ring that rows come from now; 0 before the first chunk."""
         self.next_row = 0
         self.rows = 0
-        """Rows admitted, over all epochs."""
+        """Rows admitted, over all rings."""
         self.chunks, self.lost_rows = 0, 0
         self.lost_chunks = 0
         """Chunks that never arrived, as the caller counts; the number of the next one tells their rows."""
         self.refused_rows = 0
-        """Rows that arrived twice, or after the end of their epoch."""
+        """Rows that arrived twice, or after the end of their ring."""
         self._closed: set[int] = set()
 
     def admit(self, chunk: RowChunk) -> int:
         """Notes a chunk; returns the number of its first rows that must not be stored: all of them if it is stale."""
         count = len(chunk.rows)
-        if chunk.epoch in self._closed:
+        if chunk.ring_id in self._closed:
             self.refused_rows += count
             return count
-        if chunk.epoch != self.epoch:
+        if chunk.ring_id != self.ring_id:
             self.close()
-            self.epoch = chunk.epoch
+            self.ring_id = chunk.ring_id
         known = min(count, max(0, self.next_row - chunk.first))
         self.lost_rows += max(0, chunk.first - self.next_row)
         self.next_row = max(self.next_row, chunk.first + count)
@@ -225,10 +225,10 @@ class SequenceTracker:
         return known
 
     def close(self) -> None:
-        """Ends the epoch: its later rows do not count."""
-        if self.epoch:
-            self._closed.add(self.epoch)
-        self.epoch = self.next_row = 0
+        """Ends the ring: its later rows do not count."""
+        if self.ring_id:
+            self._closed.add(self.ring_id)
+        self.ring_id = self.next_row = 0
 
 
 def quotas(allowed: int | None, outstanding: Sequence[int], max_outstanding: int) -> list[int]:

@@ -62,7 +62,7 @@ class MixSpec(Jsonable):
     mixing: str
     topology: str
     max_staleness: int | None
-    interval: int  # mixes between two averagings (average)
+    average_interval: int  # mixes between two averagings (average)
     rows: tuple[int, ...]  # rows of the learners in the status table
     memory: MixHandle
     policies: tuple[ParametersHandle, ...] = ()
@@ -248,7 +248,9 @@ class Mixer:
         mixed = after if newest is None else self._mean_of([newest])  # the others get that, too: its own are old
         hosts = self.spec.hosts
         is_new = newest is not None and hosts is not None and hosts.joined  # no learner takes its parameters
-        due = self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0)
+        due = self.spec.mixing == "gossip" or (
+            self.spec.mixing == "average" and number % self.spec.average_interval == 0
+        )
         if due and not is_new:
             mixed = self._gossiped(mixed, number)
         elif self._shared is not None:

@@ -17,9 +17,9 @@ from spreeze.errors import ConfigError
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Keeps ``sampled / (inserted - baseline)`` between ``minimum`` and ``maximum``.
+    """Keeps samples per insert between ``minimum`` and ``maximum``.
 
-    With i = inserted - baseline, s = sampled, b = batch_size and w = rows_per_write:
+    With i = inserted - inserted_at_learning_start, s = sampled, b = batch_size and w = rows_per_write:
 
     * insert r <= w rows iff (i + r - w) * minimum <= s
     * sample b rows iff s <= i * maximum
@@ -30,7 +30,7 @@ class RateLimiter:
     s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio lies within 5 % of the band once i >= 20 w
     and i >= 20 b / maximum.
 
-    Before learning starts (baseline < 0), up to w - 1 rows more than ``learning_starts`` may be inserted. The baseline
+    Before learning starts (-1), up to w - 1 rows more than ``learning_starts`` may be inserted. The count
     is taken when learning starts and after every restart: rows inserted before earn no updates, so there is no burst.
     """
 
@@ -41,7 +41,7 @@ class RateLimiter:
     rows_per_write: int  # w: rows that all samplers together may insert between two reads of the counters
     in_turn: bool = False
     """Samplers and learner take turns: each batch is drawn as soon as its rows are there. Once learning has started,
-    inserting waits for nothing, and ``sampled`` never exceeds (inserted - baseline) * ``maximum``."""
+    inserting waits for nothing, and ``sampled`` never exceeds i * ``maximum``."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.minimum <= self.maximum < math.inf and self.maximum > 0.0):
@@ -59,26 +59,32 @@ class RateLimiter:
         """Returns this limiter with other bounds."""
         return dataclasses.replace(self, minimum=minimum, maximum=maximum)
 
-    def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
+    def may_insert(self, inserted: int, inserted_at_learning_start: int, sampled: int, rows: int) -> bool:
         """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""
         if self.in_turn:
-            return baseline >= 0 or inserted < max(self.learning_starts, 1)
+            return inserted_at_learning_start >= 0 or inserted < max(self.learning_starts, 1)
         if self.minimum == 0:
             return True
-        if baseline < 0:
+        if inserted_at_learning_start < 0:
             return inserted + rows <= max(self.learning_starts, 1) + self.rows_per_write - 1
-        return (inserted - baseline + rows - self.rows_per_write) * self.minimum <= sampled
+        return (inserted - inserted_at_learning_start + rows - self.rows_per_write) * self.minimum <= sampled
 
-    def rows_allowed(self, inserted: int, baseline: int, sampled: int) -> int | None:
+    def rows_allowed(self, inserted: int, inserted_at_learning_start: int, sampled: int) -> int | None:
         """Rows that may be inserted now, all writers together; None without a limit."""
         if self.minimum == 0:
             return None
-        limit = max(self.learning_starts, 1) - 1 if baseline < 0 else baseline + int(sampled / self.minimum)
+        limit = (
+            max(self.learning_starts, 1) - 1
+            if inserted_at_learning_start < 0
+            else inserted_at_learning_start + int(sampled / self.minimum)
+        )
         return max(0, limit + self.rows_per_write - inserted)
 
-    def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
-        """True if the learner may draw a batch now, or, with a negative ``baseline``, start to learn."""
+    def may_sample(self, inserted: int, inserted_at_learning_start: int, sampled: int) -> bool:
+        """True if the learner may draw a batch now, or, with -1 for ``inserted_at_learning_start``, start to learn."""
         if inserted < max(self.learning_starts, 1):
             return False
         ahead = self.batch_size if self.in_turn else 0
-        return baseline < 0 or sampled + ahead <= (inserted - baseline) * self.maximum
+        return (
+            inserted_at_learning_start < 0 or sampled + ahead <= (inserted - inserted_at_learning_start) * self.maximum
+        )

@@ -201,7 +201,7 @@ class ReplayCounts(NamedTuple):
     """Inputs of a sampler's rate limiter."""
 
     inserted: int  # rows inserted into replay so far
-    baseline: int  # ``inserted`` when learning started, -1 before
+    inserted_at_learning_start: int  # ``inserted`` when learning started, -1 before
     sampled: int  # rows drawn since learning started
 
 

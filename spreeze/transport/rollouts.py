@@ -89,7 +89,7 @@ class RolloutSpec(Jsonable):
         log, obs = (count, self.log_steps, self.action_dim), (*slots, *self.obs_shape)
         counters = ("steps", "start", "episode", "next_start", "next_episode")
         return (
-            ArraySpec("interval", (1,), "int64"),
+            ArraySpec("current", (1,), "int64"),
             ArraySpec("began", (3,), "int64"),
             *(ArraySpec(name, (count,), "int64") for name in counters),
             ArraySpec("log", log, "float32"),
@@ -131,7 +131,7 @@ class Rollouts:
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
         self.spec, self.fields = spec, fields
         self.steps = fields["steps"]
-        self._current, self._slots = fields["interval"], spec.num_slots
+        self._current, self._slots = fields["current"], spec.num_slots
         self._began = fields["began"]
         """The rollout that was restored, the run's env steps before it, and the first rollout whose rows are here."""
 

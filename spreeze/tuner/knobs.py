@@ -23,7 +23,6 @@ from spreeze.tuner.problem import (
     ENVS,
     FACTS,
     INFERENCE_WORKERS,
-    INTERVAL,
     JOINT,
     LEARNER,
     LEARNERS,
@@ -35,6 +34,7 @@ from spreeze.tuner.problem import (
     ROLLOUT_SAMPLERS,
     SAMPLERS,
     SLOTS,
+    SYNC_INTERVAL,
     THREADS,
     USES,
     Choice,
@@ -49,7 +49,7 @@ HEADROOM = 0.9  # share of free memory that a plan may use: memory use grows aft
 MIN_BATCH = 128
 """Smallest batch for objective ``return``, unless the user or profile sets a smaller one (``assets/figures.md``)."""
 _MIN_FITTED_BATCH = 32
-SHORTEST_INTERVAL = 16  # env steps of a rollout at least: shorter ones cut returns short and swap too often
+SHORTEST_ROLLOUT = 16  # env steps of a rollout at least: shorter ones cut returns short and swap too often
 _RATIO_STEP = 4.0
 _LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _MAX_MEASURED = 8  # Numbers of samplers measured on one machine.
@@ -286,7 +286,7 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
 
 def rollout_rows(setting: Setting) -> int:
     """Transitions in a rollout: over all samplers of a learner, or over one sampler if each fills its own."""
-    return _rollout_envs(setting) * int(setting[INTERVAL])
+    return _rollout_envs(setting) * int(setting[SYNC_INTERVAL])
 
 
 def _rollout_envs(setting: Setting) -> int:
@@ -306,12 +306,12 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         return None
     configured, name = problem.configured, problem.full_name(MINIBATCHES)  # A2C has none
     rows, envs = rollout_rows(configured), _rollout_envs(setting)
-    interval, minibatches = configured[INTERVAL], configured[name] if name else 1
+    interval, minibatches = configured[SYNC_INTERVAL], configured[name] if name else 1
     if envs * interval != rows:
-        if INTERVAL not in problem.pins:
+        if SYNC_INTERVAL not in problem.pins:
             step = minibatches // math.gcd(envs, minibatches)
             interval = step * max(1, round(rows / envs / step))
-        if interval < SHORTEST_INTERVAL or abs(interval * envs / rows - 1.0) > _ROWS_OFF:
+        if interval < SHORTEST_ROLLOUT or abs(interval * envs / rows - 1.0) > _ROWS_OFF:
             return None
     if (envs * interval) % minibatches:
         if name in problem.pins:
@@ -320,7 +320,7 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
     used_bytes = _group_bytes(problem, samplers, setting[ROLLOUT_ENVS]) + problem.learner_bytes * learners
     if used_bytes > HEADROOM * problem.memory_bytes:
         return None
-    values = {**setting, INTERVAL: interval, **({name: minibatches} if name else {})}
+    values = {**setting, SYNC_INTERVAL: interval, **({name: minibatches} if name else {})}
     return Setting(values if workers is None else {**values, INFERENCE_WORKERS: workers})
 
 
@@ -478,7 +478,7 @@ KNOBS = (
         remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves",
     ),
     Knob(
-        name=INTERVAL,
+        name=SYNC_INTERVAL,
         trial=FACTS,
         text_format="sync interval {}",
         label="interval",

@@ -15,7 +15,6 @@ from spreeze.metrics import median
 from spreeze.tuner.problem import (
     BATCH,
     DEVICE,
-    INTERVAL,
     LEARNER,
     MINIBATCHES,
     PRECISION,
@@ -24,6 +23,7 @@ from spreeze.tuner.problem import (
     ROLLOUT,
     ROLLOUT_ENVS,
     SAMPLERS,
+    SYNC_INTERVAL,
     THREADS,
     USES,
     Setting,
@@ -142,7 +142,7 @@ def worth(
         score = env_steps_per_s
         if problem.full_name(USES) is not None:
             minibatches = problem.full_name(MINIBATCHES)
-            rows = setting[ROLLOUT_ENVS] * setting[INTERVAL] / (setting[minibatches] if minibatches else 1)
+            rows = setting[ROLLOUT_ENVS] * setting[SYNC_INTERVAL] / (setting[minibatches] if minibatches else 1)
             score = min(updates_per_s * rows, MAX_USES * env_steps_per_s)
         return Scored(setting, score, updates_per_s, env_steps_per_s, in_a_run)
     batch = setting[BATCH]

@@ -20,7 +20,7 @@ SAMPLERS, ENVS = "sampling.samplers", "sampling.envs_per_sampler"
 CAPACITY, RATIO, RATIO_MAX = "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max"
 ROLLOUT_SAMPLERS, ROLLOUT_ENVS = "rollout.samplers", "rollout.envs_per_sampler"
 INFERENCE_WORKERS, LEARNERS = "rollout.inference_workers", "run.learners"
-INTERVAL, MINIBATCHES = "rollout.sync_interval", "algorithm.minibatches"
+SYNC_INTERVAL, MINIBATCHES = "rollout.sync_interval", "algorithm.minibatches"
 SLOTS, USES = "algorithm.slots", "algorithm.uses"
 """Knobs by their names; ``algorithm.FIELD`` stands for a field of the chosen algorithm."""
 

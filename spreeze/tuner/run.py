@@ -36,7 +36,6 @@ from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import formula, observer_cores
 from spreeze.tuner.problem import (
     DEVICE,
-    INTERVAL,
     JOINT,
     LEARNERS,
     PRECISION,
@@ -45,6 +44,7 @@ from spreeze.tuner.problem import (
     ROLLOUT_SAMPLERS,
     SAMPLERS,
     SCHEMA,
+    SYNC_INTERVAL,
     Device,
     OnResult,
     Setting,
@@ -299,9 +299,9 @@ def problem_of(
         pins.discard(DEVICE)
     if LEARNERS in values:
         values = _with_learners(values, pins, config.rollout_cores(machine.cores.usable))
-    if INTERVAL in values and values[INTERVAL] is None:
+    if SYNC_INTERVAL in values and values[SYNC_INTERVAL] is None:
         samplers = values[ROLLOUT_SAMPLERS] // values.get(LEARNERS, config.run.learners)
-        values[INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
+        values[SYNC_INTERVAL] = config.rollout_interval(samplers * values[ROLLOUT_ENVS])
     on_policy, paired = config.on_policy is not None, probe.spec.choices is None
     engine = engine_of(probe.spec.env_id) is not None
     row_bytes = 1 if on_policy else config.algorithm.row_layout(probe.spec).step_bytes

@@ -41,7 +41,7 @@ from spreeze.inference.normalizer import OBS_CLIP, REWARD_CLIP, DiscountedReturn
 from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.workers.buffer_learner import CheckpointedRolloutTrainer
-from spreeze.workers.collectors.collector import Collector, OnError, OnProgress
+from spreeze.workers.collectors.collector import Collector, Heartbeat, OnError
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows
 from spreeze.workers.jobs import DeviceReplayJob, DeviceRolloutJob
@@ -170,10 +170,10 @@ class DeviceCollector(Collector):
         seed: int,
         nan_policy: str,
         on_error: OnError,
-        on_progress: OnProgress,
+        heartbeat: Heartbeat,
     ) -> None:
         """``make_env`` makes all environments from a seed; their rewards are added to ``returns``."""
-        super().__init__(_no_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        super().__init__(_no_task, num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
         self._make_env, self._sink, self._actor, self._discounted = make_env, sink, actor, returns
         device = actor.device
         self._reward_log = torch.zeros((BLOCK, num_envs), device=device)
@@ -268,7 +268,7 @@ class DeviceCollector(Collector):
 
     def _make_envs(self) -> None:
         while True:
-            self._on_progress(Phase.INIT)
+            self._heartbeat(Phase.INIT)
             try:
                 self._env = self._make_env(self._next_seed)
                 with torch.no_grad():
@@ -324,7 +324,7 @@ class Sampling:
             lambda seed: DeviceTask(vector_env(spec, num_envs, seed), spec, actor.device),
             num_envs, sink, actor, returns,
             seed=job.envs.seed + seed_offset, nan_policy=job.envs.nan_policy, on_error=context.env_error,
-            on_progress=context.heartbeat,
+            heartbeat=context.heartbeat,
         )  # fmt: skip
         stack.callback(self.collector.close)
         self.collector.on_episode = context.episode

@@ -161,7 +161,7 @@ class Learner:
         self._checkpoint_requests = context.header_word(status_table.CHECKPOINT_REQUESTS)
         self._rollbacks = context.header_word(status_table.ROLLBACKS)
 
-    def _progress(self) -> dict[str, Any]:
+    def _counters(self) -> dict[str, Any]:
         return {"env_steps": self._loop.env_steps(), "wall_s": self._job.previous_wall_s + self._loop.session_s()}
 
     @property
@@ -249,8 +249,8 @@ class Learner:
         rates = self._loop.roll_back(checkpoint)
         context.event(
             "warning",
-            f"went back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest to "
-            f"the best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
+            f"rolled back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest "
+            f"to the best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
         )
         self._publish()
         self._checkpoint()  # a learner that dies now starts from here
@@ -272,7 +272,7 @@ class Learner:
         publishes_values = self._job.publishes_values and self._trainer.updates > 0  # else nothing was learned
         if publishes_values and perf_counter() - self._valued_s >= _VALUES_S:
             values, self._valued_s = self._trainer.value_snapshot(), perf_counter()
-        self._publisher.submit(arrays, meta | self._progress(), self._epoch, self._last_published_updates, values)
+        self._publisher.submit(arrays, meta | self._counters(), self._epoch, self._last_published_updates, values)
         if self._job.publish_updates is not None:  # each is to be evaluated
             self._publisher.flush(_LAST_WEIGHTS_S)
         self._published_s = perf_counter()
@@ -297,7 +297,7 @@ class Learner:
 
     def _save(self) -> None:
         tensors, state = self._trainer.state()
-        state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._progress()
+        state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._counters()
         updates = int(state["updates"])
         ring = self._loop.saved_ring  # a further copy of replay would take gigabytes
         best = best_updates(Path(self._job.group_dir)) if self._loop.rollback_enabled and ring is None else None

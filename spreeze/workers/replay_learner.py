@@ -140,7 +140,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         if self.trainer.updates < self._updates_before_sampling:  # there are only demonstrations to learn from
             return self._update_before_sampling(inserted)
         if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
-            # A new baseline at every start, so that rows collected before never cause a burst of updates.
+            # Counted anew at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             if not self._updates_in_turn:
                 self._update_statistics()

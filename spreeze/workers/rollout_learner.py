@@ -272,7 +272,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
                 self._learn_and_mix(self.mixer, self._rollouts.batch(source), progress)
             self._average.advance()
             self.learn_s += perf_counter() - start - (self.waited_s - waited_s)
-            self._check_progress()
+            self._check_skipped()
         self._hand_over(current + 1)
         self._learned = current
         return True
@@ -292,7 +292,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         """Time spent waiting for other learners."""
         return 0.0 if self.mixer is None else self.mixer.waited_s
 
-    def _check_progress(self) -> None:
+    def _check_skipped(self) -> None:
         algorithm = self.algorithm
         skipped, self._skipped = algorithm.updates_skipped() - self._skipped, algorithm.updates_skipped()
         self._skipped_rollouts = self._skipped_rollouts + 1 if 0 < skipped == algorithm.updates - self.updates else 0

@@ -59,7 +59,7 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
         seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy,
         make_vector=vector_maker(job.spec),
-        on_progress=context.heartbeat,
+        heartbeat=context.heartbeat,
         on_error=context.env_error,
     )
     collector.on_episode = context.episode
@@ -165,7 +165,7 @@ class SamplerLoop:
     def _actions(self) -> np.ndarray:
         """Uniform actions until learning has started or trained weights are there, then the policy's."""
         policy = self._policy.current()
-        if policy is None or (self._policy.version == 0 and self._ring_counts.baseline < 0):
+        if policy is None or (self._policy.version == 0 and self._ring_counts.inserted_at_learning_start < 0):
             if policy is not None and policy.state_dim:  # its state also follows random actions
                 _, self._collector.state = policy.act(self._collector.obs, self._collector.state)
             return self._random.draw(self._collector.num_envs, self._collector.obs)
@@ -196,7 +196,7 @@ def _collector(
         first=job.index * job.num_envs,
         num_envs=job.num_envs,
         seed=job.seed,
-        on_progress=context.heartbeat,
+        heartbeat=context.heartbeat,
         nan_policy=job.nan_policy,
         on_error=context.env_error,
         **options,

@@ -39,7 +39,7 @@ class DevicePath:
         self.layout, self.gamma = layout, config.gamma
         self.collector = DeviceCollector(
             make, args.envs, DeviceRows(self.replay, config.n_step, config.gamma, args.envs),
-            DeviceActor(self.algorithm, 1), None, seed=0, nan_policy="drop", on_error=print, on_progress=lambda _: None,
+            DeviceActor(self.algorithm, 1), None, seed=0, nan_policy="drop", on_error=print, heartbeat=lambda _: None,
         )  # fmt: skip
         self.replay.begin_learning()
         graph = (lambda: CudaGraph(device)) if device.type == "cuda" else None

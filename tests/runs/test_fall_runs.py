@@ -1,4 +1,4 @@
-"""A run whose return falls: it says so, and its learner goes back to the best checkpoint."""
+"""A run whose return falls: it says so, and its learner rolls back to the best checkpoint."""
 
 import re
 
@@ -12,18 +12,18 @@ FALLING = ("--env", "fault_envs:FallingEnv", "--import", "fault_envs", "--set", 
            "--set", "learner.publish_interval_s=0.05", "--set", "learner.checkpoint_interval_s=0.5")  # fmt: skip
 
 
-@pytest.mark.parametrize("goes_back", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_run_that_falls_says_so_and_goes_back_to_its_best_checkpoint(tmp_path, goes_back):
-    said = "went back at update" if goes_back else "the return has fallen"
+@pytest.mark.parametrize("rolls_back", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_run_that_falls_says_so_and_rolls_back_to_its_best_checkpoint(tmp_path, rolls_back):
+    said = "rolled back at update" if rolls_back else "the return has fallen"
     run, code, document = train_until(
         tmp_path, lambda run: any(said in event for event in run.events()), *FALLING,
-        "--set", f"replay.go_back={str(goes_back).lower()}",
+        "--set", f"replay.go_back={str(rolls_back).lower()}",
     )  # fmt: skip
     assert (code, document["error"], document["restarts"]) == (0, None, 0)
     (fallen,) = (event for event in run.events() if "the return has fallen" in event)
     assert "of what was gained from 0.0 to 50.0" in fallen, "five steps of 10"
     state = CheckpointStore(run.path / "checkpoints").load_latest().state
-    if not goes_back:
+    if not rolls_back:
         assert state["times_back"] == 0
         return
     assert state["times_back"] == 1

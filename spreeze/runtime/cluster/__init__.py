@@ -12,9 +12,9 @@ In mode spreeze they have samplers; where learners mix they have whole runs, who
 MB, or sooner with what there is. It carries how far the host may continue by the run's rate limiter: so back-pressure
 reaches the samplers. Each version of the weights is one object in Ray's store, which every host fetches once.
 
-*Faults.* A restarted gateway starts a new epoch of row numbers; what was in progress is lost, and counted. A host that
-does not answer is waited for; one that Ray counts as dead is dropped, and taken in again when it comes back. When the
-bridge ends, Ray ends its actors, and samplers end with the process that started them.
+*Faults.* A restarted gateway has a new ring and numbers its rows anew; what was in progress is lost, and counted. A
+host that does not answer is waited for; one that Ray counts as dead is dropped, and taken in again when it comes back.
+When the bridge ends, Ray ends its actors, and samplers end with the process that started them.
 
 *Trust.* Ray runs any code that a member of its cluster sends, so its token authentication (``RAY_AUTH_MODE=token``) is
 on in clusters that are made here. This package sends ``bytes`` alone, which Ray does not pickle; of our code Ray

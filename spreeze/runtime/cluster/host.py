@@ -416,7 +416,7 @@ class GatewayActor:
         outlet = samplers.outlet
         if outlet is None:
             return self._no_rows(samplers.facts())
-        if request.get("epoch") == outlet.epoch:
+        if request.get("ring_id") == outlet.ring_id:
             outlet.allow(int(request["allowed"]))
         end = time.monotonic() + min(_MAX_LINGER_S, max(0.0, float(request.get("linger_s", LINGER_S))))
         while not outlet.fills_a_chunk and time.monotonic() < end:
@@ -424,7 +424,7 @@ class GatewayActor:
                 break
             time.sleep(_POLL_S)
         first, taken = outlet.taken, outlet.take()
-        return sign_chunk(self._secret, outlet.epoch, first, taken, samplers.facts())
+        return sign_chunk(self._secret, outlet.ring_id, first, taken, samplers.facts())
 
     def _no_rows(self, facts: dict[str, Any]) -> bytes:
         """A chunk of no rows, after a pause: the driver asks again at once."""

@@ -45,14 +45,14 @@ class Host:
         self.pulls: deque[tuple[Any, float]] = deque()
         """(reference, time of the request), oldest first; answers are taken in this order."""
         self.allowed = 0
-        """Number of the row up to which the host may write, in the ledger's epoch."""
+        """Number of the row up to which the host may write, of the ledger's ring."""
         self.calls: dict[str, tuple[Any, float]] = {}
         self.sent: tuple[int, int] = (-1, -1)
         """(epoch, version) of the weights that were last sent to it."""
         self.sent_s = 0.0
         self.resume_s = self.ping_s = self.requested_s = 0.0
         self.silent = False
-        self.before = slots.copy()  # counters of earlier epochs, and of an earlier bridge
+        self.before = slots.copy()  # counters of earlier rings, and of an earlier bridge
         self._latest = np.zeros(len(_SAMPLER))
 
     @property
@@ -67,8 +67,8 @@ class Host:
             self._latest = np.array([float(slots.get(name, 0.0)) for name in _SAMPLER])
             self.slots[: len(_SAMPLER)] = self._latest + np.where(_CUMULATIVE, self.before[: len(_SAMPLER)], 0.0)
 
-    def begin_epoch(self) -> None:
-        """Keeps the counters of the epoch that is over."""
+    def begin_ring(self) -> None:
+        """Keeps the counters of the ring that is gone."""
         self.before[: len(_SAMPLER)] += np.where(_CUMULATIVE, self._latest, 0.0)
         self._latest[_CUMULATIVE] = 0.0
         self.allowed, self.sent = 0, (-1, -1)
@@ -164,7 +164,7 @@ class RowBridge(Bridge):
         if host.gateway is not None:
             self._nodes.drop(host.gateway)
         host.ledger.close()
-        host.begin_epoch()
+        host.begin_ring()
         self._report(host)
         host.node = host.gateway = None
 
@@ -172,7 +172,7 @@ class RowBridge(Bridge):
 
     def _allow(self, hosts: list[Host]) -> None:
         """Divides the rows that the run's limiter allows among the hosts."""
-        known = [host for host in hosts if host.ledger.epoch]
+        known = [host for host in hosts if host.ledger.ring_id]
         free_rows = self._job.limiter.rows_allowed(*self._sinks[0].counts())
         max_rows = 2 * MAX_CHUNK_BYTES // self._layout.row_bytes
         on_the_way = [max(0, host.allowed - host.ledger.next_row) for host in known]
@@ -185,15 +185,15 @@ class RowBridge(Bridge):
             return
         if len(host.pulls) < _MAX_PULLS and now - host.requested_s >= _PACE * self._linger_s:
             host.requested_s = now
-            request = {"epoch": host.ledger.epoch, "allowed": host.allowed, "linger_s": self._linger_s}
+            request = {"ring_id": host.ledger.ring_id, "allowed": host.allowed, "linger_s": self._linger_s}
             host.pulls.append((self._call(host.gateway, "pull", request), now))
-        if host.ledger.epoch and self._order is not None and host.sent < self._order and "weights" not in host.calls:
+        if host.ledger.ring_id and self._order is not None and host.sent < self._order and "weights" not in host.calls:
             host.sent, host.sent_s = self._order, self._published_s
             host.calls["weights"] = (host.gateway.call("weights", self._shared), time.time())
         if now - host.ping_s >= _PING_S and "ping" not in host.calls:
             host.ping_s = now
             host.calls["ping"] = (self._call(host.gateway, "ping", {}), time.time())
-        if not host.silent and host.ledger.epoch and host.pulls and now - host.pulls[0][1] > _SILENT_S:
+        if not host.silent and host.ledger.ring_id and host.pulls and now - host.pulls[0][1] > _SILENT_S:
             host.silent = True
             self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; waiting for it")
 
@@ -215,12 +215,12 @@ class RowBridge(Bridge):
                 self._event("warning", f"{host.name} is not available, 1 chunk lost; waiting for it: {error}")
             return
         self._take_facts(host, chunk.facts)
-        if chunk.epoch == 0:
+        if chunk.ring_id == 0:
             return
-        before, known = host.ledger.epoch, host.ledger.admit(chunk)
-        if host.ledger.epoch != before:
-            host.begin_epoch()
-        if chunk.epoch == host.ledger.epoch:
+        before, known = host.ledger.ring_id, host.ledger.admit(chunk)
+        if host.ledger.ring_id != before:
+            host.begin_ring()
+        if chunk.ring_id == host.ledger.ring_id:
             host.count(chunk.facts)
         self._store(chunk, known)
 
@@ -296,7 +296,7 @@ class RowBridge(Bridge):
             rows_again=host.total("rows_again", ledger.refused_rows),
             rows_arrived=host.total("rows_arrived", ledger.rows),
             pulls=float(len(host.pulls)),
-            alive=float(ledger.epoch > 0 and not host.silent),
+            alive=float(ledger.ring_id > 0 and not host.silent),
             seen=1.0,
             lag=max(0.0, float(self._order[1]) - version) if self._order is not None and ledger.rows else 0.0,
         )

@@ -33,7 +33,7 @@ SLOW_S = 1.0  # time of a step of all environments [s] above which each environm
 
 OnError = Callable[[str, Exception, int], None]
 """Called to report an error: where it happened, the error, and the number of errors so far."""
-OnProgress = Callable[[Phase], None]  # called before something that may take long, as a heartbeat
+Heartbeat = Callable[[Phase], None]  # called before something that may take long, as a heartbeat
 
 
 def ignored(*_: object) -> None:
@@ -80,13 +80,7 @@ class Collector:
     """The environments of one process; counts their episodes and errors, and replaces broken ones."""
 
     def __init__(
-        self,
-        make_task: Callable[[], Task],
-        num_envs: int,
-        *,
-        nan_policy: str,
-        on_error: OnError,
-        on_progress: OnProgress,
+        self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, on_error: OnError, heartbeat: Heartbeat
     ) -> None:
         """With ``nan_policy`` "fail" the first bad transition ends the process."""
         self.num_envs = num_envs
@@ -94,7 +88,7 @@ class Collector:
         self._new_task, self._nan_policy = make_task, nan_policy
         self.info = InfoNumbers()
         """Sums of the numbers in ``info``; engines that step several environments at once give none."""
-        self._on_error, self._on_progress = on_error, on_progress
+        self._on_error, self._heartbeat = on_error, heartbeat
         self._error_steps: deque[int] = deque(maxlen=_MAX_ERRORS)
         self._errors = 0
         self._tasks: list[Task] = []
@@ -143,7 +137,7 @@ class Collector:
 
     def _renew(self, index: int) -> None:
         """Replaces an environment by one with the new arguments; keeps it if the new one cannot be made."""
-        self._on_progress(Phase.INIT)
+        self._heartbeat(Phase.INIT)
         self._versions[index], task = self._version, None
         try:
             task = self._make_task()
@@ -176,7 +170,7 @@ class Collector:
             ) from error
 
     def _replace(self, index: int) -> None:
-        self._on_progress(Phase.INIT)
+        self._heartbeat(Phase.INIT)
         try:
             self._tasks[index].close()
         except Exception:

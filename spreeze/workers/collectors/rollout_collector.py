@@ -14,7 +14,7 @@ from spreeze.inference.policy import Policy, State, begin_episode, exploring_arr
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
+from spreeze.workers.collectors.collector import SLOW_S, Collector, Heartbeat, OnError, ignored
 from spreeze.workers.roles import Phase
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RolloutCollector(Collector):
         step_synchronous: bool = False,
         replays: bool = True,
         nan_policy: str = "drop",
-        on_progress: OnProgress = ignored,
+        heartbeat: Heartbeat = ignored,
         on_error: OnError = ignored,
     ) -> None:
         """Makes the environments and brings each to its state in the rollout slots.
@@ -67,7 +67,7 @@ class RolloutCollector(Collector):
         Without ``replays`` each starts a new episode instead; the one before is truncated. So does an environment that
         the same seed and actions do not reproduce, or whose episode is longer than the log.
         """
-        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
         # If the arguments have changed, the current episode may have begun with the old ones.
         self._step_synchronous, self._replays = step_synchronous, replays and not self._version
@@ -84,7 +84,7 @@ class RolloutCollector(Collector):
         """The policy's state before the next step of each environment."""
         try:
             for index in range(num_envs):
-                on_progress(Phase.INIT)
+                heartbeat(Phase.INIT)
                 self._versions.append(self._version)
                 self._tasks.append(self._make_task())
                 self._restore(index)
@@ -132,7 +132,7 @@ class RolloutCollector(Collector):
         try:
             self._begin(index)
             for action in self._tasks[index].to_env_units(actions):
-                self._on_progress(Phase.RESET)
+                self._heartbeat(Phase.RESET)
                 obs, reward, terminated, truncated = self._tasks[index].step(action)
                 self._take(index, obs, reward)
                 if terminated or truncated:
@@ -144,7 +144,7 @@ class RolloutCollector(Collector):
 
     def _reset(self, index: int) -> None:
         while True:
-            self._on_progress(Phase.RESET)
+            self._heartbeat(Phase.RESET)
             try:
                 self._begin(index)
                 return
@@ -203,7 +203,7 @@ class RolloutCollector(Collector):
         failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):
             if self._is_slow:
-                self._on_progress(Phase.STEP)
+                self._heartbeat(Phase.STEP)
             try:
                 step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(env_actions[row])
             except Exception as error:

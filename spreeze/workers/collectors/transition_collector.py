@@ -34,7 +34,7 @@ from spreeze.machine.processes import close_in_time
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.collectors.collector import SLOW_S, Collector, OnError, OnProgress, ignored
+from spreeze.workers.collectors.collector import SLOW_S, Collector, Heartbeat, OnError, ignored
 from spreeze.workers.roles import Phase
 
 
@@ -146,11 +146,11 @@ class TransitionCollector(Collector):
         gamma: float,
         seeds: list[int],
         nan_policy: str = "drop",
-        on_progress: OnProgress = ignored,
+        heartbeat: Heartbeat = ignored,
         on_error: OnError = ignored,
         make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
-        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
         self._to_env_units = ActionScaling(spec, bounded=True)
         self._row_writer = self._new_row_writer(spec, num_envs, writer, n_step, gamma)
         self.state = State()
@@ -168,7 +168,7 @@ class TransitionCollector(Collector):
         if make_vector is not None:
             self._renew_vector()
         for index in range(num_envs if make_vector is None else 0):
-            on_progress(Phase.INIT)
+            heartbeat(Phase.INIT)
             self._versions.append(self._version)
             self._tasks.append(self._make_task())
             self._reset(index, seeds[index])
@@ -234,7 +234,7 @@ class TransitionCollector(Collector):
         set_next_obs, reward, terminated = self._row_writer.set_next_obs, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
             if self._is_slow:
-                self._on_progress(Phase.STEP)
+                self._heartbeat(Phase.STEP)
             try:
                 step_obs, step_reward, step_terminated, step_truncated = task.step(env_actions[index])
             except Exception as error:
@@ -272,7 +272,7 @@ class TransitionCollector(Collector):
     def _renew_vector(self) -> None:
         assert self._make_vector is not None
         while True:
-            self._on_progress(Phase.INIT)
+            self._heartbeat(Phase.INIT)
             try:
                 self._vector = self._make_vector(self.num_envs, self._seed)
                 self._row_writer.start(_ALL, self._vector.reset(self._seed))
@@ -285,7 +285,7 @@ class TransitionCollector(Collector):
     def _reset(self, index: int, seed: int | None) -> None:
         """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
         while self._make_vector is None:
-            self._on_progress(Phase.RESET)
+            self._heartbeat(Phase.RESET)
             try:
                 self._row_writer.start(index, self._tasks[index].reset(seed))
                 break

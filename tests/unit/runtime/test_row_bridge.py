@@ -67,15 +67,15 @@ class Stream:
     """What a driver takes from one gateway: its chunks, and how far it lets it go on."""
 
     def __init__(self, gateway, layout):
-        self.gateway, self.layout, self.epoch, self.rows, self.events = gateway, layout, 0, [], []
+        self.gateway, self.layout, self.ring_id, self.rows, self.events = gateway, layout, 0, [], []
 
     def pull(self, allowed=None):
         allowed = len(self.rows) + 1000 if allowed is None else allowed
-        request = {"epoch": self.epoch, "allowed": allowed}
+        request = {"ring_id": self.ring_id, "allowed": allowed}
         chunk = verify_chunk(SECRET, self.layout, self.gateway.pull(sign_json(SECRET, b"pull", request)))
         self.events += chunk.facts["events"]
-        if chunk.epoch:
-            self.epoch = chunk.epoch
+        if chunk.ring_id:
+            self.ring_id = chunk.ring_id
             assert chunk.first == len(self.rows)
             self.rows += list(chunk.rows)
         return chunk
@@ -123,7 +123,7 @@ def test_a_host_gives_the_rows_with_other_goals_and_counts_only_the_env_steps():
 def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
     with gateway(job) as there:
         stream = Stream(there, job.layout)
-        poll(lambda: stream.pull(allowed=0).epoch)
+        poll(lambda: stream.pull(allowed=0).ring_id)
         slack = 2 * 2 * 2  # what two samplers may write before and between two looks
         for allowed, most in ((0, 0), (0, 0), (100, 100), (100, 100), (0, 100)):
             stream.pull(allowed)
@@ -131,16 +131,16 @@ def test_samplers_of_a_host_do_not_go_on_further_than_the_driver_allows(job):
         poll(lambda: (stream.pull(allowed=0), len(stream.rows) >= 100)[1])
         assert len(stream.rows) <= 100 + slack
         before = len(stream.rows)
-        request = {"epoch": stream.epoch + 1, "allowed": 10**6}  # meant for another epoch: it does not count
+        request = {"ring_id": stream.ring_id + 1, "allowed": 10**6}  # meant for another ring: it does not count
         chunk = verify_chunk(SECRET, job.layout, there.pull(sign_json(SECRET, b"pull", request)))
         assert before + len(chunk.rows) <= 100 + slack
 
 
 def test_a_gateway_does_nothing_for_who_does_not_know_the_secret(job):
     with gateway(job) as there:
-        stranger = sign_json(bytes(range(32)), b"pull", {"epoch": 0, "allowed": 10**6})
+        stranger = sign_json(bytes(range(32)), b"pull", {"ring_id": 0, "allowed": 10**6})
         chunk = verify_chunk(SECRET, job.layout, there.pull(stranger))
-        assert (chunk.epoch, len(chunk.rows)) == (0, 0)
+        assert (chunk.ring_id, len(chunk.rows)) == (0, 0)
         assert "signed" in chunk.facts["failure"]
         for method in ("weights", "ping", "check", "end"):
             assert "signed" in told(getattr(there, method)(stranger))["failure"]
@@ -179,7 +179,7 @@ def test_samplers_that_nobody_asks_for_rows_end_and_begin_again_when_somebody_do
         assert first.failure is None
         again = Stream(there, job.layout)
         rows = again.until(50)
-        assert again.epoch != stream.epoch
+        assert again.ring_id != stream.ring_id
         assert count_numbered(rows, job.layout) == (0, 0)
 
 
@@ -252,21 +252,21 @@ class NodesDouble:
 class GatewayDouble:
     """A gateway with rows of its own making."""
 
-    epochs = itertools.count(1)
+    rings = itertools.count(1)
 
     def __init__(self, nodes, secret, job):
         self.nodes, self.secret, self.job = nodes, secret, job
-        self.epoch, self.first, self.allowed, self.weights = next(self.epochs), 0, 0, []
+        self.ring_id, self.first, self.allowed, self.weights = next(self.rings), 0, 0, []
         self.error, self.dropped, self.facts, self.rate = None, False, {}, 10
         self.requests = []
 
     def restart(self):
-        self.epoch, self.first, self.allowed, self.error = next(self.epochs), 0, 0, None
+        self.ring_id, self.first, self.allowed, self.error = next(self.rings), 0, 0, None
 
     def pull(self, request):
         asked = verify_json(self.secret, b"pull", request)
         self.requests.append(asked)
-        if asked["epoch"] == self.epoch:
+        if asked["ring_id"] == self.ring_id:
             self.allowed = asked["allowed"]
         return next(self.nodes._numbers), self, self._chunk
 
@@ -274,11 +274,11 @@ class GatewayDouble:
         layout = RowLayout(obs_dim=3, action_dim=1)
         count = min(self.rate, max(2 if self.first == 0 else 0, self.allowed - self.first))
         rows = np.zeros((count, layout.width), np.float32)
-        rows[:, layout.reward], rows[:, 0] = np.arange(self.first, self.first + count), self.epoch
+        rows[:, layout.reward], rows[:, 0] = np.arange(self.first, self.first + count), self.ring_id
         slots = dict.fromkeys(SLOTS["sampler"], 0.0) | {"env_steps": float(self.first + count)}
         first, self.first = self.first, self.first + count
         taken = Taken([rows.reshape(-1).view(np.uint8).data] if count else [], [(count, 0)] if count else [])
-        return sign_chunk(self.secret, self.epoch, first, taken, {"events": [], "slots": slots, **self.facts})
+        return sign_chunk(self.secret, self.ring_id, first, taken, {"events": [], "slots": slots, **self.facts})
 
     def call(self, method, request):
         if method == "pull":
@@ -337,7 +337,7 @@ class Scene:
                     self.bridge._request(host, time.monotonic())
 
     def stored(self):
-        """(epoch, number) of every row in the ring."""
+        """(ring, number) of every row in the ring."""
         spec, found = self.ring.spec, []
         for shard, (_, committed) in enumerate(self.ring.counters()):
             rows = self.ring.rows[shard * spec.stride_rows :][:committed]
@@ -403,13 +403,13 @@ def test_a_dead_node_is_named_its_chunks_count_as_lost_and_it_comes_back_under_i
     scene.join("c")
     scene.turns(10)
     assert scene.bridge._hosts[0].node.id == "c"
-    assert scene.numbers(0)["env_steps"] > steps, "counters go on over epochs"
+    assert scene.numbers(0)["env_steps"] > steps, "counters go on over rings"
     assert scene.numbers(0)["alive"] == 1.0
     stored = scene.stored()
     assert len(stored) == len(set(stored))
 
 
-def test_a_gateway_that_is_not_available_is_waited_for_and_begins_a_new_epoch(scene):
+def test_a_gateway_that_is_not_available_is_waited_for_and_begins_a_new_ring(scene):
     scene.join("a")
     scene.turns(10)
     there = scene.nodes.gateways["a"]
@@ -422,7 +422,7 @@ def test_a_gateway_that_is_not_available_is_waited_for_and_begins_a_new_epoch(sc
     assert any("host-0 (a) is back" in text for text in scene.sent)
     stored = scene.stored()
     assert len(stored) == len(set(stored))
-    assert len({epoch for epoch, _ in stored}) == 2
+    assert len({ring for ring, _ in stored}) == 2
     assert scene.numbers(0)["rows_again"] == 0.0
 
 

@@ -58,7 +58,7 @@ class HostDouble:
         if allowed is not None:
             self.outlet.allow(allowed)
         first = self.outlet.taken
-        return sign_chunk(SECRET, self.outlet.epoch, first, self.outlet.take(), {"told": first})
+        return sign_chunk(SECRET, self.outlet.ring_id, first, self.outlet.take(), {"told": first})
 
     def close(self):
         self.ring.close()
@@ -118,26 +118,26 @@ def test_samplers_stop_where_the_driver_says_and_before_a_row_would_be_overwritt
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["sample", "arrive", "lose", "twice", "late", "restart"]), max_size=60))
 def test_no_row_counts_twice_none_is_invented_and_what_a_gap_shows_is_counted(events):
-    ledger, stored, sent, on_the_way, epoch, lost = SequenceTracker(), [], {}, [], 0, 0
+    ledger, stored, sent, on_the_way, ring, lost = SequenceTracker(), [], {}, [], 0, 0
     next_row, late = 0, []
 
     def deliver(message):
         chunk = verify_chunk(SECRET, LAYOUT, message)
         known = ledger.admit(chunk)
-        stored.extend((chunk.epoch, row) for row in chunk.rows[known:, LAYOUT.reward].astype(int).tolist())
+        stored.extend((chunk.ring_id, row) for row in chunk.rows[known:, LAYOUT.reward].astype(int).tolist())
 
     for event in events:
-        if event == "sample" or epoch == 0:
-            epoch = epoch or 1
+        if event == "sample" or ring == 0:
+            ring = ring or 1
             rows = np.zeros((2, LAYOUT.width), np.float32)
             rows[:, LAYOUT.reward] = next_row, next_row + 1
-            sent.update({(epoch, next_row): 1, (epoch, next_row + 1): 1})
+            sent.update({(ring, next_row): 1, (ring, next_row + 1): 1})
             taken = Taken([rows.reshape(-1).view(np.uint8).data], [(2, 0)])
-            on_the_way.append(sign_chunk(SECRET, epoch, next_row, taken, {}))
+            on_the_way.append(sign_chunk(SECRET, ring, next_row, taken, {}))
             next_row += 2
         elif event == "restart":
             late += on_the_way[:1]
-            epoch, next_row, on_the_way = epoch + 1, 0, []
+            ring, next_row, on_the_way = ring + 1, 0, []
         elif event == "late" and late:
             deliver(late.pop())
         elif on_the_way:
@@ -155,7 +155,7 @@ def test_no_row_counts_twice_none_is_invented_and_what_a_gap_shows_is_counted(ev
     assert ledger.lost_chunks == lost
 
 
-def test_a_chunk_that_is_lost_leaves_a_gap_and_one_of_a_closed_epoch_is_refused():
+def test_a_chunk_that_is_lost_leaves_a_gap_and_one_of_a_closed_ring_is_refused():
     with host() as there, host() as again:
         ledger, chunks = SequenceTracker(), []
         for _ in range(3):
@@ -167,7 +167,7 @@ def test_a_chunk_that_is_lost_leaves_a_gap_and_one_of_a_closed_epoch_is_refused(
         assert ledger.admit(verify_chunk(SECRET, LAYOUT, again.pull())) == 0
         there.sample(1)
         assert ledger.admit(verify_chunk(SECRET, LAYOUT, there.pull())) == ENVS
-        assert (ledger.epoch, ledger.rows) == (again.outlet.epoch, 3 * ENVS)
+        assert (ledger.ring_id, ledger.rows) == (again.outlet.ring_id, 3 * ENVS)
 
 
 def test_what_is_not_signed_with_the_run_s_secret_is_not_read():

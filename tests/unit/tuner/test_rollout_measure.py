@@ -21,11 +21,11 @@ from spreeze.tuner.knobs import fit_rollout
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
-    INTERVAL,
     LEARNERS,
     ROLLOUT,
     ROLLOUT_ENVS,
     ROLLOUT_SAMPLERS,
+    SYNC_INTERVAL,
     Setting,
     TrialResult,
 )
@@ -35,7 +35,7 @@ from spreeze.types import Choices, EnvSpec
 
 pytestmark = pytest.mark.warm
 
-SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INTERVAL: 16})
+SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, SYNC_INTERVAL: 16})
 
 
 SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action=Choices((2,)),
@@ -139,7 +139,7 @@ def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, pa
 def test_several_learners_that_mix_are_measured_with_their_samplers_and_nobody_is_left(patient):
     settings = settings_of(run={"mode": "gala", "algo": "a2c"})
     plan = RunPlan(settings=settings, spec=probe_env("CartPole-v1", steps=0).spec, samplers=1, free_core=False)
-    wanted = [Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: count, ROLLOUT_ENVS: 2, INTERVAL: 16}) for count in (2, 4)]
+    wanted = [Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: count, ROLLOUT_ENVS: 2, SYNC_INTERVAL: 16}) for count in (2, 4)]
     found = measuring(plan).joint(wanted, within_s=60.0, on_result=lambda rate: None)
     assert {rate.setting: rate.failure for rate in found} == dict.fromkeys(wanted)
     for rate in found:
@@ -163,14 +163,14 @@ def problem(settings, cores=6.0):
 
 def test_facts_come_from_settings_and_machine():
     found = problem(settings_of(rollout={"samplers": 3, "sync_interval": 32}))
-    assert dict(found.configured) == {ROLLOUT_SAMPLERS: 3, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 0, INTERVAL: 32}
-    assert (found.cores, found.pins) == (6.0, {ROLLOUT_SAMPLERS, INTERVAL})
+    assert dict(found.configured) == {ROLLOUT_SAMPLERS: 3, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 0, SYNC_INTERVAL: 32}
+    assert (found.cores, found.pins) == (6.0, {ROLLOUT_SAMPLERS, SYNC_INTERVAL})
     assert problem(settings_of()).configured[ROLLOUT_SAMPLERS] == 6
 
 
 @pytest.mark.parametrize(("cores", "interval"), [(1.0, 256), (2.0, 128), (8.0, 32), (64.0, 16)])
 def test_a_rollout_has_as_many_env_steps_on_any_number_of_cores(cores, interval):
-    assert problem(settings_of(), cores).configured[INTERVAL] == interval
+    assert problem(settings_of(), cores).configured[SYNC_INTERVAL] == interval
 
 
 @pytest.mark.parametrize(("asked", "learners", "samplers"), [
@@ -191,7 +191,7 @@ def test_learners_that_mix_begin_with_a_core_each_and_share_the_samplers_evenly(
 def test_a_resumed_run_keeps_its_environments_and_may_change_its_inference_workers():
     values = {"env": {"id": "CartPole-v1"}, "run": {"mode": "hts", "algo": "ppo"},
               "rollout": {"samplers": 2, "inference_workers": 1, "sync_interval": 64}}  # fmt: skip
-    assert problem(resolve([Layer("resumed run", values)])).pins == {ROLLOUT_SAMPLERS, INTERVAL}
+    assert problem(resolve([Layer("resumed run", values)])).pins == {ROLLOUT_SAMPLERS, SYNC_INTERVAL}
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])

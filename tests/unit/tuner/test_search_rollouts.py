@@ -8,16 +8,16 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, knob_names, knobs_of, ordered, rollout_rows
+from spreeze.tuner.knobs import KNOBS, SHORTEST_ROLLOUT, fit_rollout, knob_names, knobs_of, ordered, rollout_rows
 from spreeze.tuner.model import Scored, pick, worth
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
-    INTERVAL,
     LEARNERS,
     MINIBATCHES,
     ROLLOUT,
     ROLLOUT_ENVS,
     ROLLOUT_SAMPLERS,
+    SYNC_INTERVAL,
     Knob,
     Setting,
     TrialResult,
@@ -28,12 +28,12 @@ from spreeze.tuner.search import Search, tune
 
 ROWS = ordered(KNOBS)
 TABLE = {knob.name: knob for knob in ROWS if knob.name in (*knob_names(find_mode("hts").on_policy), MINIBATCHES)}
-DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, INTERVAL: 64, MINIBATCHES: 4})
+DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, SYNC_INTERVAL: 64, MINIBATCHES: 4})
 
 
 def changed(**values):
     names = {"samplers": ROLLOUT_SAMPLERS, "envs": ROLLOUT_ENVS, "inference_workers": INFERENCE_WORKERS,
-             "interval": INTERVAL,
+             "interval": SYNC_INTERVAL,
              "minibatches": MINIBATCHES}  # fmt: skip
     return Setting({**DEFAULT, **{names[name]: value for name, value in values.items()}})
 
@@ -185,7 +185,7 @@ def test_samplers_infer_for_themselves_where_an_actor_costs_a_core():
 
 def test_more_environments_of_a_sampler_shorten_the_interval_and_keep_the_rows():
     found = chosen(tuned(Machine(lambda one: float(min(one[ROLLOUT_ENVS], 16)))))
-    assert (found[ROLLOUT_ENVS], found[INTERVAL], rollout_rows(found)) == (16, 32, rollout_rows(DEFAULT))
+    assert (found[ROLLOUT_ENVS], found[SYNC_INTERVAL], rollout_rows(found)) == (16, 32, rollout_rows(DEFAULT))
     assert found[MINIBATCHES] == 4
 
 
@@ -195,11 +195,12 @@ def test_a_machine_that_does_not_care_keeps_what_is_configured():
 
 def test_what_the_user_has_set_stays():
     tuning = tuned(
-        Machine(lambda one: float(one[ROLLOUT_ENVS] * one[ROLLOUT_SAMPLERS] ** 2)), pins=(ROLLOUT_SAMPLERS, INTERVAL)
+        Machine(lambda one: float(one[ROLLOUT_ENVS] * one[ROLLOUT_SAMPLERS] ** 2)),
+        pins=(ROLLOUT_SAMPLERS, SYNC_INTERVAL),
     )
-    assert (chosen(tuning)[ROLLOUT_SAMPLERS], chosen(tuning)[INTERVAL]) == (2, 64)
+    assert (chosen(tuning)[ROLLOUT_SAMPLERS], chosen(tuning)[SYNC_INTERVAL]) == (2, 64)
     assert tuning.choices[ROLLOUT_SAMPLERS].pinned
-    assert "set by you" in tuning.choices[INTERVAL].reason
+    assert "set by you" in tuning.choices[SYNC_INTERVAL].reason
 
 
 def test_a_candidate_that_fails_is_not_taken_and_the_next_one_is():
@@ -261,7 +262,7 @@ def test_every_variation_divides_and_fits(cores, name):
         for one in found:
             assert rollout_rows(one) % one[MINIBATCHES] == 0
             assert one[INFERENCE_WORKERS] <= one[ROLLOUT_SAMPLERS]
-            assert one[INTERVAL] >= SHORTEST_INTERVAL
+            assert one[SYNC_INTERVAL] >= SHORTEST_ROLLOUT
             assert rollout_rows(one) == pytest.approx(rollout_rows(configured), rel=0.25)
 
 
@@ -272,11 +273,13 @@ def test_many_samplers_get_fewer_environments_each_before_an_interval_is_too_sho
 
 
 def test_a_pinned_interval_keeps_the_rows_of_a_rollout_too():
-    facts = problem(8.0, pins=(INTERVAL,))
+    facts = problem(8.0, pins=(SYNC_INTERVAL,))
     assert fit_rollout(facts, changed(envs=16)) is None
     for knob in (TABLE[ROLLOUT_SAMPLERS], TABLE[ROLLOUT_ENVS]):
         found = knob.neighbours(facts, DEFAULT)
-        assert all(one[INTERVAL] == 64 and 768 <= rollout_rows(one) <= 1280 for one in found), "1024, within a quarter"
+        assert all(one[SYNC_INTERVAL] == 64 and 768 <= rollout_rows(one) <= 1280 for one in found), (
+            "1024, within a quarter"
+        )
     assert changed(samplers=8, envs=2) in TABLE[ROLLOUT_SAMPLERS].neighbours(facts, DEFAULT)
 
 
@@ -328,7 +331,7 @@ def test_another_module_s_knob_is_varied_around_the_choice():
     )
 
 
-TEAM = Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 32})
+TEAM = Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, SYNC_INTERVAL: 32})
 
 
 def team(cores=2.0, pins=(), **facts):
@@ -343,7 +346,9 @@ def test_as_many_learners_are_taken_as_pay_each_with_rollouts_of_the_configured_
     assert {one[LEARNERS] for one in machine.asked} >= {2, 4, 8}
     for one in machine.asked:
         assert one[ROLLOUT_SAMPLERS] % one[LEARNERS] == 0
-        assert rollout_rows(one) == one[ROLLOUT_SAMPLERS] // one[LEARNERS] * one[ROLLOUT_ENVS] * one[INTERVAL] == 256
+        assert (
+            rollout_rows(one) == one[ROLLOUT_SAMPLERS] // one[LEARNERS] * one[ROLLOUT_ENVS] * one[SYNC_INTERVAL] == 256
+        )
 
 
 def test_learners_that_are_set_stay_and_their_samplers_are_shared_evenly():
@@ -359,7 +364,7 @@ def test_learners_whose_environments_wait_are_tried_beyond_the_cores():
     assert set(knob.candidates(team(step_cpu_share=0.1), TEAM)) == {2, 4, 8, 16}
 
 
-BUFFER = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 16, "impact.minibatches": 1, "impact.slots": 4,
+BUFFER = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, SYNC_INTERVAL: 16, "impact.minibatches": 1, "impact.slots": 4,
                   "impact.uses": 20})  # fmt: skip
 
 
@@ -396,7 +401,7 @@ def test_of_rollouts_of_any_age_updates_count_up_to_the_uses_that_are_worth_the_
 
 
 def test_updates_of_minibatches_count_by_their_rows_and_a_rollout_of_one_sampler_stays_divisible():
-    several = BUFFER.replace("impact.minibatches", 8).replace(INTERVAL, 64)
+    several = BUFFER.replace("impact.minibatches", 8).replace(SYNC_INTERVAL, 64)
     asked = set()
 
     def rate(one):
@@ -432,9 +437,9 @@ def test_the_reason_for_slots_and_uses_tells_their_total_and_what_more_uses_need
 
 
 def test_where_samplers_wait_for_nobody_the_rows_of_one_sampler_stay():
-    configured = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 32})
+    configured = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, SYNC_INTERVAL: 32})
     facts = problem(configured=configured)
     assert rollout_rows(configured) == 256
     assert fit_rollout(facts, configured.replace(ROLLOUT_SAMPLERS, 4)) == configured.replace(ROLLOUT_SAMPLERS, 4)
-    assert fit_rollout(facts, configured.replace(ROLLOUT_ENVS, 4))[INTERVAL] == 64
+    assert fit_rollout(facts, configured.replace(ROLLOUT_ENVS, 4))[SYNC_INTERVAL] == 64
     assert fit_rollout(facts, configured.replace(ROLLOUT_ENVS, 32)) is None, "the interval would be too short"

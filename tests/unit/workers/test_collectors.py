@@ -54,11 +54,11 @@ class Plan:
             raise error
 
 
-def _sampling(plan, num_envs=2, *, n_step=1, nan_policy="drop", on_progress=lambda phase: None):
+def _sampling(plan, num_envs=2, *, n_step=1, nan_policy="drop", heartbeat=lambda phase: None):
     rows = Rows()
     made = TransitionCollector(
         lambda: Script(plan), num_envs, SPEC, rows, n_step=n_step, gamma=0.5, seeds=list(range(num_envs)),
-        nan_policy=nan_policy, on_progress=on_progress,
+        nan_policy=nan_policy, heartbeat=heartbeat,
     )  # fmt: skip
     return made, rows
 
@@ -215,7 +215,7 @@ def test_a_reset_that_always_raises_ends_the_process_instead_of_looping():
 
 def test_making_environments_keeps_the_heartbeat_going():
     beats = []
-    _sampling(Plan(), 5, on_progress=beats.append)
+    _sampling(Plan(), 5, heartbeat=beats.append)
     assert beats.count(Phase.INIT) == 5
 
 
@@ -223,7 +223,7 @@ def test_making_environments_keeps_the_heartbeat_going():
 def test_each_environment_has_a_heartbeat_where_a_step_of_all_takes_long(monkeypatch, slow_s, rounds):
     monkeypatch.setattr(transition_collector, "SLOW_S", slow_s)
     beats = []
-    sampling, _ = _sampling(Plan(), 5, on_progress=beats.append)
+    sampling, _ = _sampling(Plan(), 5, heartbeat=beats.append)
     for _ in range(3):
         sampling.step(_actions(*[0.0] * 5), 0)
     assert beats.count(Phase.STEP) == 5 * rounds, "how long a step takes is not known before the first"

@@ -38,7 +38,7 @@ def collector(make, num_envs=2, n_step=1, capacity=4096, gamma=0.5, device="cpu"
     rows, place = DeviceRows(replay, n_step, gamma, num_envs), torch.device(device)
     made = DeviceCollector(
         lambda seed: DeviceTask(make(), SPEC, place), num_envs, rows, DeviceActor(sac(device), 1), returns,
-        seed=0, on_progress=lambda phase: None,
+        seed=0, heartbeat=lambda phase: None,
         on_error=lambda where, error, count: errors.append((where, str(error))),
         **{"nan_policy": "drop"} | options,
     )  # fmt: skip
