@@ -268,8 +268,8 @@ def _score_chart(tuning: TuningView) -> None:
         st.caption(components.plain(FORMULAS[objective]))
     st.plotly_chart(score_figure(tuning, rows, objective), config=CONFIG, key="tune_score")
     text = (
-        "The reasons compare settings turn by turn, since a turn's load is the same for all, so that their percentages "
-        "may differ from those of the bars."
+        "Percentages of the reasons are of these scores, by the tuner's own objective, and a spread is the larger one "
+        "of two rows. The tuner decides turn by turn, since a turn's load is the same for all."
     )
     careful = "Batch size and samples/insert change what is learned: they move only for more than the spread. "
     st.caption(text if tuning.of("rollout") else careful + text)
@@ -302,7 +302,8 @@ def batch_figure(tuning: TuningView) -> go.Figure:
 def score_figure(tuning: TuningView, rows: list[MeasuredRow], objective: str) -> go.Figure:
     """Measured settings by their score, the best one on top; the chosen one in another colour."""
     newest = {tuple(sorted(row.setting.items())): row for row in rows if row.env_steps_per_s is not None}
-    scored = sorted(((_score(row, objective), row) for row in newest.values()), key=lambda pair: pair[0])
+    own = tuning.record.get("objective")
+    scored = sorted(((_score(row, objective, own), row) for row in newest.values()), key=lambda pair: pair[0])
     varied = [key for key in tuning.labels if len({row.setting.get(key) for _, row in scored}) > 1]
     texts = [", ".join(_part(tuning, row, key) for key in varied) or "as configured" for _, row in scored]
     is_chosen = [row.is_choice(tuning.choice) for _, row in scored]
@@ -322,10 +323,11 @@ def score_figure(tuning: TuningView, rows: list[MeasuredRow], objective: str) ->
     return chart.update_layout(height=90 + 28 * len(scored), showlegend=False)
 
 
-def _score(row: MeasuredRow, objective: str) -> float:
-    """Score of a measured setting; the tuner's own if the objective has no formula."""
+def _score(row: MeasuredRow, objective: str, own: object) -> float:
+    """Score of a measured setting; the tuner's own by its objective, or if that has no formula."""
     batch, updates, env_steps = row.setting.get(BATCH), row.updates_per_s, row.env_steps_per_s
-    if objective not in FORMULAS or not isinstance(batch, int) or updates is None or env_steps is None:
+    by_formula = objective in FORMULAS and (objective != own or row.score is None)
+    if not by_formula or not isinstance(batch, int) or updates is None or env_steps is None:
         return row.score or env_steps or 0.0
     return joint_score(objective, batch, updates, env_steps)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spreeze.tuner import model
 from spreeze.tuner.problem import (
@@ -17,6 +18,7 @@ from spreeze.tuner.problem import (
     RATIO_MAX,
     Choice,
     Knob,
+    Setting,
     spread_of,
 )
 
@@ -52,11 +54,19 @@ def _unmeasured(search: Search, knob: Knob) -> Choice:
     return Choice(value, f"{knob.text(value)}: {origin}, because too little could be measured")
 
 
+class _Runner(NamedTuple):
+    """Another value of a knob."""
+
+    value: Any
+    score: float  # as a share of the choice's: by the newest rows of both, which the page draws, or else a forecast
+    spread: float  # of both rows; infinite for a forecast
+
+
 def _choice(search: Search, knob: Knob) -> Choice:
     problem, chosen = search.problem, search.chosen
     value = chosen.setting[knob.name]
-    measured = knob.varied_last or not search.expected
-    runners = search.runners.get(knob.name, ()) if measured else _next_best(search, knob)
+    runners = _runners(search, knob)
+    known = tuple((runner.value, runner.score) for runner in runners)
     text, remark = knob.text(value), knob.remark(problem, chosen.setting)
     if knob.figures:
         text += ": " + knob.figures.format(
@@ -64,7 +74,7 @@ def _choice(search: Search, knob: Knob) -> Choice:
             env_steps_per_s=chosen.env_steps_per_s * chosen.in_a_run,
         )
     if knob.name in problem.pins:
-        return Choice(value, text + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, runners)
+        return Choice(value, text + (", " if knob.figures else ": ") + problem.pinned_by(knob.name), True, known)
     parts = [] if knob.trial == FACTS else [_why(search, knob, runners)]
     if knob.name == RATIO and value != problem.configured[RATIO]:
         parts = [_gain(search)]
@@ -72,15 +82,10 @@ def _choice(search: Search, knob: Knob) -> Choice:
         parts = []
     parts += [remark] if remark else []
     reason = f"{text}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else text
-    return Choice(value, reason, runners_up=runners)
+    return Choice(value, reason, runners_up=known)
 
 
-def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> str:
-    others = ", ".join(
-        f"{100 * score:.0f} % at {f'{value:g}' if isinstance(value, float) else value}" for value, score in runners
-    )
-    modeled = " or else by a model of the measurements" if search.expected and not knob.varied_last else ""
-    others = f"score relative to this, measured turn by turn{modeled}: {others}"
+def _why(search: Search, knob: Knob, runners: Sequence[_Runner]) -> str:
     problem, value = search.problem, search.chosen.setting[knob.name]
     as_configured = value == problem.configured[knob.name]
     if not runners and knob.trial == LEARNER and len(set(knob.candidates(problem, search.chosen.setting))) > 1:
@@ -90,38 +95,73 @@ def _why(search: Search, knob: Knob, runners: Sequence[tuple[Any, float]]) -> st
             return "as configured"
         varied = any(result.setting.get(knob.name, value) != value for result in search.results)
         return "other values were measured with other settings only" if varied else "nothing else is possible"
-    if as_configured and runners[0][1] > 1.0 + model.TIE:
-        why = "other programs were active" if search.busy() else "the gain of others is within the measured spread"
-        return f"as configured: {why} ({others})"
+    others = f"score relative to this: {', '.join(map(_runner_text, runners))}"
+    best = runners[0]
+    if best.score > 1.0 + model.TIE:
+        return f"{'as configured: ' if as_configured else ''}{_why_not(search, best, as_configured)} ({others})"
     if as_configured:
         return f"as configured; none is clearly better ({others})"
-    if runners[0][1] > 1.0 + model.TIE:
-        return f"{'best measured' if search.measured else 'others could not be measured'} ({others})"
-    if runners[0][1] < 1.0 - model.TIE:
+    if best.score < 1.0 - model.TIE:
         return f"best score ({others})"
-    simpler = knob.tie(problem, knob.name, value) <= knob.tie(problem, knob.name, runners[0][0])
+    simpler = knob.tie(problem, knob.name, value) <= knob.tie(problem, knob.name, best.value)
     return f"none is clearly better{'; ties prefer the simpler setting' if simpler else ''} ({others})"
 
 
-def _next_best(search: Search, knob: Knob) -> tuple[tuple[Any, float], ...]:
-    """Other values of one knob, best first, with their scores over that of the choice, measured or expected.
+def _why_not(search: Search, best: _Runner, as_configured: bool) -> str:
+    """The reason why a value with a higher score is not the choice."""
+    if as_configured and search.busy():
+        return "other programs were active"
+    if math.isinf(best.spread):
+        if as_configured:
+            return "others are forecast to be better, but not measured"
+        return "best measured" if search.measured else "others could not be measured"
+    if best.score - 1.0 <= best.spread:
+        return "the gain of others is within the measured spread"
+    return "others vary too much, or gain nothing in the same turns"
 
-    For knobs measured on the learner alone: the best setting with that value. For others: the choice with only it
-    changed.
+
+def _runner_text(runner: _Runner) -> str:
+    value = f"{runner.value:g}" if isinstance(runner.value, float) else runner.value
+    how = "as forecast" if math.isinf(runner.spread) else f"with a spread of {100 * runner.spread:.0f} %"
+    return f"{100 * runner.score:.0f} % at {value} {how}"
+
+
+def _runners(search: Search, knob: Knob) -> tuple[_Runner, ...]:
+    """The best other values of a knob, best first.
+
+    Varied knobs have the settings of their turns. Others have, measured or forecast, the choice with only that value
+    changed, those measured on the learner alone the best setting with that value.
     """
-    centre, name = search.centre, knob.name
-    chosen = search.forecast(centre).score
-    if chosen <= 0.0:
-        return ()
-    fixed = [other.name for other in search.problem.knobs if other.name in centre and other.trial != FACTS]
-    fixed = [] if knob.trial == LEARNER else [other for other in fixed if other != name]
-    measured_best, expected_best = dict[Any, float](), dict[Any, float]()
-    for setting, forecast in search.expected.items():
-        if setting[name] != centre[name] and all(setting[other] == centre[other] for other in fixed):
-            gain, _ = search.gain_over(search.checked, centre, setting)
-            best, score = (measured_best, 1.0 + gain) if gain > -1.0 else (expected_best, forecast.score / chosen)
-            best[setting[name]] = max(best.get(setting[name], 0.0), score)
-    return best_runners((expected_best | measured_best).items())
+    alone = knob.trial == LEARNER and knob.varied_last
+    rows = {result.setting: result for result in search.results if result.ran and (result.trial == LEARNER) == alone}
+    forecast: dict[Setting, float] = {}
+    if knob.varied_last or not search.expected:
+        chosen, others = search.runners.get(knob.name, (None, ()))
+    else:
+        chosen, name = search.centre, knob.name
+        kept = [other.name for other in search.problem.knobs if other.name in chosen and other.trial != FACTS]
+        kept = [] if knob.trial == LEARNER else [other for other in kept if other != name]
+        others = [
+            setting
+            for setting in search.expected
+            if setting[name] != chosen[name] and all(setting[other] == chosen[other] for other in kept)
+        ]
+        score = search.forecast(chosen).score
+        forecast = {
+            setting: search.expected[setting].score / score
+            for setting in others
+            if score > 0.0 and search.gain_over(search.checked, chosen, setting)[0] == -math.inf
+        }
+    runners: dict[Any, _Runner] = {}
+    for setting in others:
+        runner = _Runner(setting[knob.name], forecast.get(setting, 0.0), math.inf)
+        pair = [rows[one] for one in (setting, chosen) if setting not in forecast and one in rows]
+        if len(pair) == 2 and pair[1].score:
+            runner = runner._replace(score=(pair[0].score or 0.0) / pair[1].score, spread=spread_of(pair))
+        before = runners.get(runner.value)
+        if before is None or (-runner.spread, runner.score) > (-before.spread, before.score):
+            runners[runner.value] = runner
+    return tuple(sorted(runners.values(), key=lambda runner: -runner.score)[:_MAX_RUNNERS])
 
 
 def _gain(search: Search) -> str:
@@ -186,11 +226,6 @@ def _note_ratios(search: Search, high: Choice) -> None:
             f"samples per insert up to {high.value:g} instead of {configured[RATIO_MAX]:g}: up to "
             f"{high.value / search.chosen.setting[BATCH]:.1f} updates per env step"
         )
-
-
-def best_runners(scored: Iterable[tuple[Any, float]]) -> tuple[tuple[Any, float], ...]:
-    """The other values of a knob with the best scores, best first."""
-    return tuple(sorted(scored, key=lambda runner: -runner[1])[:_MAX_RUNNERS])
 
 
 def _percent(after: float, before: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs, model
-from spreeze.tuner.explanation import best_runners, choices_of
+from spreeze.tuner.explanation import choices_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import Cost, Scored, Sharing, kind_of, paper_batch
 from spreeze.tuner.problem import (
@@ -156,8 +156,8 @@ class Search:
         self.varied_last = {knob.name: problem.configured[knob.name] for knob in problem.knobs if knob.varied_last}
         """Values of the knobs that the model does not know."""
         self.checked = Rounds()  # The expected best and its neighbours, measured in the same turns.
-        self.runners: dict[str, tuple[tuple[Any, float], ...]] = {}
-        """Other values of each varied knob, with scores relative to the chosen one, best first."""
+        self.runners: dict[str, tuple[Setting, list[Setting]]] = {}
+        """Varied knob -> the best setting of its turns, and those with other values of the knob."""
 
     def _record(self, result: TrialResult) -> None:
         if result.failure is None:
@@ -493,8 +493,8 @@ class Search:
         new, old = setting_text(self.problem, self.centre), setting_text(self.problem, expected)
         result, text = results.get(expected), f"{new} in place of {old}"
         if result is not None and result.ran:
-            within_spread = f"{text}, with a gain within the measured spread"
-            text = within_spread if self.centre == plain else f"{new} measured better than {old}"
+            why = "because other programs were active" if self.busy() else "with a gain within the measured spread"
+            text = f"{text}, {why}" if self.centre == plain else f"{new} measured better than {old}"
         self.notes.append(f"checked with its neighbours: {text}")
 
     def _compare(
@@ -649,12 +649,9 @@ class Search:
         self, knob: Knob, current: Setting, others: Sequence[Setting], rounds: Rounds, best: TrialResult
     ) -> None:
         results, chosen = rounds.newest(), best.setting[knob.name]
-        if current not in results or not results[current].ran:
-            return
-        gains = {setting: self.gain_over(rounds, current, setting)[0] for setting in others}
-        scores = {setting: 1.0 + gain for setting, gain in gains.items() if gain > -1.0} | {current: 1.0}
-        values = [(setting[knob.name], score / scores.get(best.setting, 1.0)) for setting, score in scores.items()]
-        self.runners[knob.name] = best_runners([(value, score) for value, score in values if value != chosen])
+        if current in results and results[current].ran:
+            ran = [one for one in others if self.gain_over(rounds, current, one)[0] > -1.0]
+            self.runners[knob.name] = best.setting, [one for one in (current, *ran) if one[knob.name] != chosen]
 
     # --- the result ---
 

@@ -15,6 +15,7 @@ from machine_simulator import CONFIGURED, Bench, Machine, best_score, chosen, ra
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError, WorkerError
+from spreeze.metrics.tuning_record import of_record
 from spreeze.tuner.knobs import MIN_BATCH
 from spreeze.tuner.model import FORMULAS, SUPERVISOR_CORES, fit_cost, observer_cores, paper_batch, share_in_a_run, worth
 from spreeze.tuner.problem import (
@@ -368,6 +369,27 @@ def test_a_reason_says_what_the_rows_of_the_table_say_or_that_it_was_not_measure
             after, before = known
             assert told[2] == f"{100.0 * (after.updates / before.updates - 1.0):+.0f} %"
             assert told[3] == f"{100.0 * (after.env_steps / before.env_steps - 1.0):+.0f} %"
+    assert all(seen.values()), seen
+
+
+def test_other_values_have_the_scores_and_spreads_of_the_drawn_rows_and_the_reason_agrees_with_them():
+    seen = dict.fromkeys(("none is clearly better", "within the measured spread", "best score"), 0)
+    for seed in range(30):
+        tuning, _, _ = _tuned(random_machine(random.Random(seed)), noise=0.3, seed=seed)
+        drawn = {
+            tuple(sorted(row.setting.items())): row for row in of_record(tuning.as_json()).of("joint") if row.score
+        }
+        here = drawn.get(tuple(sorted(tuning.centre.items())))
+        for reason in (choice.reason for choice in tuning.choices.values() if here):
+            told = re.findall(r"(\d+) % at (\S+) with a spread of (\d+) %", reason)
+            for score, _, spread in told:
+                pairs = [(row.score / here.score, max(row.spread, here.spread)) for row in drawn.values()]
+                assert (score, spread) in [(f"{100 * one:.0f}", f"{100 * noise:.0f}") for one, noise in pairs], reason
+            best, noise = (float(told[0][0]), float(told[0][2])) if told else (0.0, 0.0)
+            seen = {text: count + bool(told and text in reason) for text, count in seen.items()}
+            assert "none is clearly better" not in reason or best <= 103.0, reason
+            assert "best score" not in reason or best <= 97.0, reason
+            assert not told or "within the measured spread" not in reason or 103.0 <= best <= 100.0 + noise, reason
     assert all(seen.values()), seen
 
 
