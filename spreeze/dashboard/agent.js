@@ -88,7 +88,7 @@ class AgentCard {
       this.stop();
       this.abort = new AbortController(); this.episode = episode; this.at = 0;
       const of = episode.kinds.find((each) => each.kind === episode.kind)?.return;
-      const told = `recorded at ${minutesText(t.at(-1))} min: median episode, return ${shortText(of)}`;
+      const told = `recorded at ${durationText(t.at(-1))}: median episode, return ${numberText(of)}`;
       this.runFilm();
       const needed = await this.film.load(episode, this.abort.signal, (text) => { this.told.textContent = (this.shows === "film" ? "" : "next: ") + (text ? `${told} (${text})` : told); });
       if (!needed) return;

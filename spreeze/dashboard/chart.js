@@ -44,6 +44,21 @@ function shortText(value) {
   return String(+value.toPrecision(4));
 }
 
+// What `number` and `duration` of formatting.py give: an evaluation reads alike wherever it stands.
+function numberText(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "-";
+  const text = (x) => x.toFixed([[100, 0], [10, 1], [0.1, 2], [0, 4]].find(([least]) => Math.abs(x) >= least)[1]);
+  for (const [limit, by, letter] of [[1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]) if (Math.abs(value) >= limit) return `${text(value / by)} ${letter}`;
+  return Number.isInteger(value) ? value.toLocaleString("en-US") : text(value);
+}
+
+function durationText(seconds) {
+  const all = Math.max(0, Math.round(seconds)), hours = Math.floor(all / 3600), two = (count) => String(count).padStart(2, "0");
+  const minutes = Math.floor(all / 60) % 60;
+  if (hours >= 24) return `${Math.floor(hours / 24)} d ${two(hours % 24)}:${two(minutes)}`;
+  return hours ? `${hours}:${two(minutes)}:${two(all % 60)}` : `${minutes}:${two(all % 60)}`;
+}
+
 // First index whose x is at least `value`; xs is ascending.
 function indexAt(xs, value) {
   let low = 0, high = xs.length;
@@ -86,7 +101,7 @@ class Axis {
 }
 
 class Chart {
-  // div: where to draw. options: {height, bottom, xTitle, yRange, colours: () => {text, line, font, paint},
+  // div: where to draw. options: {height, bottom, xTitle, xText, yText: (value) as a tooltip has it, yRange, colours: () => {text, line, font, paint},
   // view: () => {smooth, log, robust}, marks: () => [{x, level, text}] of what happened, axis: shared with other charts,
   // onPick: (x) of a click, onRead: (rows, x) in place of a box with the values}.
   constructor(div, options) {
@@ -306,12 +321,12 @@ class Chart {
     if (nearest === null) { this.box.style.display = "none"; return; }
     const x = Math.round(atX(nearest)) + 0.5;
     pen.strokeStyle = look.text; pen.globalAlpha = 0.5; pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.globalAlpha = 1;
-    const lines = [`${shortText(nearest)} ${this.options.xTitle()}`];
+    const { xText = shortText, yText = shortText } = this.options, lines = [xText(nearest)];
     this.options.onRead?.(rows);
     for (const [trace, i] of rows) {
-      const between = trace.low && trace.low[i] !== null && trace.low[i] !== trace.high[i] ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
-      const elsewhere = Math.abs(trace.x[i] - nearest) > 0.005 * (x1 - x0) ? `, at ${shortText(trace.x[i])}` : "";
-      lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}${elsewhere}`);
+      const between = trace.low && trace.low[i] !== null && trace.low[i] !== trace.high[i] ? ` (${yText(trace.low[i])} .. ${yText(trace.high[i])})` : "";
+      const elsewhere = Math.abs(trace.x[i] - nearest) > 0.005 * (x1 - x0) ? `, at ${xText(trace.x[i])}` : "";
+      lines.push(`${trace.name}: ${yText(trace.y[i])}${between}${elsewhere}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
     if (this.under || this.focused) for (const mark of this.marked ?? []) if (mark.text && Math.abs(atX(mark.x) - atX(wanted)) < NEAR_PX) lines.push(mark.text.replace(/(.{60}[^ ]*) /g, "$1\n   "));

@@ -95,5 +95,3 @@ function paintBitmap(canvas, bitmap) {
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
   bitmap.close();
 }
-
-const minutesText = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;

@@ -234,6 +234,7 @@ class LivePage {
     if (card.chart) return card.chart;
     card.chart = new Chart(card.div, {
       height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
+      xText: (x) => this.axisText(card, x), yText: card === this.returnCard ? numberText : shortText,
       yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look, view: () => this.view,
       axis: this.time, onPick: card === this.returnCard ? (x) => this.openEpisode(x) : undefined,
       marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map(([t, level, text]) => ({ x: t / this.unit.by, level, text }))),
@@ -489,6 +490,12 @@ class LivePage {
   axisTitle(card) {
     if (card.spec.key === "return" && this.axis !== "t") return this.axis === "s" ? "env steps" : "updates";
     return `wall time [${this.unit.name}]`;
+  }
+
+  // A place on the axis as events have it.
+  axisText(card, x) {
+    if (card === this.returnCard && this.axis !== "t") return `${numberText(x)} ${this.axisTitle(card)}`;
+    return `wall time ${durationText(x * this.unit.by)}`;
   }
 
   // ---- small parts ----------------------------------------------------------------------------

@@ -117,10 +117,10 @@ class EpisodePlayer {
   take(found) {
     this.clear("");
     this.episode = found;
-    this.title.textContent = `Evaluation at ${minutesText(found.wall_s)} min, ${shortText(found.updates)} updates: mean return ${shortText(found.return_mean)} of ${found.played} episodes`;
+    this.title.textContent = `Evaluation at ${durationText(found.wall_s)}, ${numberText(found.updates)} updates: mean return ${numberText(found.return_mean)} of ${found.played} episodes`;
     for (const [kind, node] of Object.entries(this.kinds)) {
       const one = found.kinds.find((each) => each.kind === kind);
-      node.textContent = one ? `${kind} ${shortText(one.return)}` : kind;
+      node.textContent = one ? `${kind} ${numberText(one.return)}` : kind;
       node.disabled = !one;
       node.setAttribute("aria-pressed", String(kind === found.kind));
     }

@@ -28,7 +28,7 @@ import numpy as np
 from spreeze.envs.task import Task
 from spreeze.errors import SpreezeError, described
 from spreeze.files import remove_unfinished
-from spreeze.formatting import in_a_row, is_power_of_ten
+from spreeze.formatting import duration, in_a_row, is_power_of_ten, number
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import (
@@ -113,8 +113,9 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> Iterator[None]:
                 if requests > seen:
                     context.event(
                         "info",
-                        f"requested evaluation after {record['updates']} updates: mean return "
-                        f"{record['return_mean']:.1f} of {record['episodes']} episodes",
+                        f"requested evaluation of the policy at {duration(record['wall_s'])}, after "
+                        f"{record['updates']} updates: mean return {number(record['return_mean'])} of "
+                        f"{record['episodes']} episodes",
                     )
                 evaluation.test_best()
             if evaluation.failures:
@@ -279,8 +280,8 @@ class Evaluation:
     def _confirm(self, target: float, weights: Weights, group: int) -> ReturnStats | None:
         """The returns of a second evaluation, continued while its result is undecided; None if it was cut."""
         played: list[Episode] = []
-        for number in range(MAX_CONFIRMING // CONFIRMING_EPISODES):
-            seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, number)
+        for again in range(MAX_CONFIRMING // CONFIRMING_EPISODES):
+            seeds = self._seeds(weights, CONFIRMING_EPISODES, _CONFIRM, group, again)
             episodes, lost = self._play(weights, seeds)
             if len(episodes) + lost < len(seeds) or lost > len(episodes):
                 return None

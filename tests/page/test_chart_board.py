@@ -10,6 +10,7 @@ from harness import PATIENCE_S
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard import live_api
+from spreeze.formatting import DASH, duration, number
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 _DOCUMENT = """
@@ -88,6 +89,20 @@ def test_hidden_charts_are_counted_and_shown_again_on_a_click():
     assert text == "show 2 hidden"
     assert restored == {"Speed": ["env", "updates"], "Learning": ["loss"]}
     assert empty == ""
+
+
+def test_times_and_returns_read_as_in_the_texts_of_the_server():
+    times, values = (0, 59.4, 106.48, 3599.6, 7384, 90000), (0, -250, 374.353, 0.12, 0.0123, 9999, 12345.6, -2.5e6, 3e9)
+    told = played(f"out.push({list(times)}.map(durationText), {list(values)}.map(numberText), numberText(null));")
+    assert told == [[duration(one) for one in times], [number(one) for one in values], DASH]
+    script = """
+      const page = Object.create(LivePage.prototype), card = { spec: { key: "return" } };
+      Object.assign(page, { returnCard: card, axis: "t", unit: { name: "min", by: 60 } });
+      out.push(page.axisText(card, 106.48 / 60));
+      page.axis = "u";
+      out.push(page.axisText(card, 1981));
+    """
+    assert played(script) == ["wall time 1:46", "1,981 updates"]
 
 
 @pytest.mark.parametrize(("text", "found"), [

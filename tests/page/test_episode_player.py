@@ -224,7 +224,7 @@ def test_the_newest_episode_of_a_run_without_pictures_moves_and_a_click_on_a_cur
 
 def the_newest_episode_moves(driver):
     card = "return document.querySelector('.sz-picture')?.innerText ?? ''"
-    web.wait(lambda: "recorded at 0:20 min: median episode" in driver.execute_script(card))
+    web.wait(lambda: "recorded at 0:20: median episode" in driver.execute_script(card))
     moving = "return window.__spreeze.frames"
     web.wait(lambda: driver.execute_script(moving) > 5, lambda: driver.execute_script(card))
     assert "No picture" not in driver.execute_script(card)
