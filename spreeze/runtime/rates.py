@@ -188,7 +188,7 @@ class Rates:
         # Each reading with its own batch size, which the tuner changes.
         pairs = itertools.pairwise(self._window)
         frames = sum(_frames(a.groups[part], b.groups[part], self.batch_size) for a, b in pairs)
-        changes["update_frames_per_s"] = frames / seconds if seconds > 0 else None
+        changes["update_frames_per_s"] = max(frames, 0.0) / seconds if seconds > 0 else None
         counts = _counts(groups)
         if changes.get("env_steps_per_s") == 0.0:  # what samplers last measured holds no longer
             counts |= {metric.name: None for metric, _ in TABLE.of("sampler", Kind.GAUGE)}
@@ -226,7 +226,7 @@ class Rates:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
         seconds = self._last.t_s - self._steady.t_s
         changes = self._changes(self._steady.groups, self._last.groups, seconds)
-        return changes | {"update_frames_per_s": self._steady_frames / seconds, "measured_s": seconds}
+        return changes | {"update_frames_per_s": max(self._steady_frames, 0.0) / seconds, "measured_s": seconds}
 
 
 def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
@@ -289,12 +289,14 @@ def _rates(old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None
 
 
 def _frames(old: _Groups, new: _Groups, batch_size: int) -> float:
-    """Updates between two readings times their batch size; the smaller one where tuner or learner changed it."""
+    """Updates between two readings times their batch size; the smaller one where tuner or learner changed it.
+
+    Negative where a learner was restarted: like updates, their sum is without those that it lost.
+    """
     frames = 0.0
     for before, after in zip(old, new, strict=True):
         sizes = [size for size in (before.learner.get("batch_size"), after.learner.get("batch_size")) if size]
-        updates = max(after.learner["updates"] - before.learner["updates"], 0.0)
-        frames += updates * min(sizes, default=batch_size)
+        frames += (after.learner["updates"] - before.learner["updates"]) * min(sizes, default=batch_size)
     return frames
 
 

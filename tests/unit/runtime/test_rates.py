@@ -52,6 +52,15 @@ def test_restored_updates_are_no_rate_at_a_resume_and_none_at_a_restart():
     assert seen == [None, 0.0, None, 100.0, 100.0, 0.0, None, 100.0]
 
 
+@pytest.mark.parametrize("counts", [(0, 0, 1000, 1400, 1100, 1500, 1900), (0, 0, 1000, 1400, 0, 1200, 1600)])
+def test_update_frames_leave_out_the_updates_that_a_killed_learner_lost_as_updates_do(counts):
+    rates = Rates(4, warmup_s=0.0)
+    for t, count in enumerate(counts):
+        seen = rates.read(_reading(float(t), updates=count, sampled=1))
+        assert (seen["update_frames_per_s"] or 0.0) == 4 * (seen["updates_per_s"] or 0.0)
+    assert rates.steady()["update_frames_per_s"] == 4 * rates.steady()["updates_per_s"] > 0.0
+
+
 def test_the_same_instant_twice_gives_no_rate():
     gauges = Rates(1)
     gauges.read(_reading(1.0))
