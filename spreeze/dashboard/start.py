@@ -188,8 +188,11 @@ def form(folder: Path) -> None:
             st.caption(expected_runs(request, plan))
         elif (ending := ending_of(request.config, env_id)) is not None:
             st.caption(components.plain(f"The run {ending.sentence} (Settings, Stop: seconds 0: trains until Stop)."))
-        elif any(getattr(request.config.stop, name) for name in StopConfig.CONDITIONS):
-            st.caption("The run ends at the first of its stop conditions, and at nothing else.")
+        elif ends := [
+            f"{name} {value:g}" for name in StopConfig.CONDITIONS if (value := getattr(request.config.stop, name))
+        ]:
+            what = components.plain(", ".join(ends).replace("_", " "))
+            st.caption(f"The run ends at the first of its stop conditions ({what}), and at nothing else.")
         components.show_command("start", line)
 
 
@@ -278,14 +281,15 @@ def _follow_task(env_id: str, runnable: list[str], algorithms: Mapping[str, Algo
     """Puts the task's algorithm and mode into the form when the task, or what fits it, has changed.
 
     They are those of its profile, else the defaults. An algorithm that the user has chosen stays if it fits. A new task
-    clears the target return and a sweep with the limits of its runs.
+    clears the target return, a sweep with the limits of its runs, and the stop conditions of a run that was started.
     """
     seen = (env_id, *runnable)  # the algorithms that fit are known only once its module is trusted
     before = st.session_state.get("start_seen", ())
     if before == seen:
         return
     if before and before[0] != env_id:
-        st.session_state.pop(field("stop.target_return"), None)
+        started = before[0] == st.session_state.pop("start_ran", None)
+        fill(dict.fromkeys(_STOPS if started else ("stop.target_return",)))
         if st.session_state.get("start_seeds", 1) > 1 or st.session_state.get("start_grid"):
             st.session_state["start_seeds"], st.session_state["start_grid"] = 1, ""
             fill(dict.fromkeys(_ENDS))
@@ -421,7 +425,7 @@ def _with_meaning(key: str, config: Config) -> str:
 
 def _start(request: control.Request, folder: Path, sweep: Sequence[str] = ()) -> None:
     st.session_state["follow"] = True  # first, because another click may interrupt this callback
-    st.session_state[_OPEN] = False
+    st.session_state[_OPEN], st.session_state["start_ran"] = False, request.env_id
     if sweep:
         components.run_action(control.start_sweep, sweep, folder)
     else:

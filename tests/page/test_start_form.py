@@ -265,6 +265,21 @@ def test_another_task_brings_its_own_default_algorithm_and_loses_the_target_of_t
     assert [page.selectbox(key=f"start_{name}").value for name in ("algo", "mode")] == ["ppo", "hts"], "it was chosen"
 
 
+def test_the_limits_of_a_run_that_was_started_do_not_end_one_of_another_task(monkeypatch):
+    monkeypatch.setattr("spreeze.dashboard.control.start", lambda request, folder: None)
+    page = open_page("live")
+    page.number_input(key="start_stop.seconds").set_value(30.0).run()
+    assert any("(seconds 30)" in one.value for one in page.caption)
+    page.selectbox(key="start_env").select("CartPole-v1").run()
+    assert any("(seconds 30)" in one.value for one in page.caption), "nothing was started with it"
+    page.button(key="start").click().run()
+    page.session_state["start_open"] = True
+    page.run()
+    assert page.number_input(key="start_stop.seconds").value == 30.0
+    page.selectbox(key="start_env").select("Pendulum-v1").run()
+    assert page.number_input(key="start_stop.seconds").value is None
+
+
 def test_the_form_is_as_it_was_after_a_visit_to_another_page():
     page = open_page("live")
     page.selectbox(key="start_env").select("CartPole-v1").run()
