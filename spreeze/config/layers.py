@@ -174,14 +174,18 @@ _RENAMED = {"dqn.duelling": "dueling"}
 
 
 def unknown_setting(section: str, name: str, names: Sequence[str]) -> str:
-    """The error for a field that a section does not have; ``names`` are those that it has."""
+    """The error for a field that a section does not have, with others that have it; ``names``: those that it has."""
     if name == "recurrent" and section in ALGORITHMS:
         having = [row.name for row in rows().values() if hasattr(row.config, "recurrent")]
         return f"{section}.recurrent: its policy has no memory; use --algo {', '.join(having[:-1])} or {having[-1]}"
     wanted = OTHER_NAMES.get(name, name)
     longer = [f"'{section}.{known}'" for known in names if known == wanted or known.endswith(f"_{wanted}")]
     close = did_you_mean(f"{section}.{name}", [f"{section}.{known}" for known in names])
-    hint = f"; did you mean {' or '.join(longer)}?" if longer else close
+    elsewhere = [
+        part for part, known in SECTIONS.items() if wanted in (item.name for item in dataclasses.fields(known))
+    ]
+    hint = f"; '{wanted}' is a setting of {', '.join(elsewhere)}" if elsewhere else close
+    hint = f"; did you mean {' or '.join(longer)}?" if longer else hint
     return f"unknown setting '{section}.{name}'{hint} (known: {', '.join(names)})"
 
 

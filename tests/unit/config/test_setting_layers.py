@@ -46,6 +46,8 @@ def test_later_layers_win_and_every_value_knows_where_it_came_from():
         ({"sacc": {"gamma": 1}}, r"^p: unknown section 'sacc'; did you mean 'sac'"),
         ({"sac": 3}, r"^p: sac = 3: expected a table"),
         ({"sac": {"gama": 1}}, r"^p: unknown setting 'sac.gama'; did you mean 'sac.gamma'"),
+        ({"rollout": {"gamma": 0.9}}, r"'rollout.gamma'; 'gamma' is a setting of .*\bsac\b.*\bppo\b"),
+        ({"rollout": {"learning_rate": 1}}, r"'rollout.learning_rate'; 'lr' is a setting of .*\bppo\b"),
         ({"sac": {"lr": 1}}, r"'sac.lr'; did you mean 'sac.actor_lr' or 'sac.critic_lr' or 'sac.alpha_lr'\?"),
         ({"sac": {"gamma": "x"}}, r"^p: sac.gamma = 'x': expected float, got str"),
         ({"sac": {"gamma": 2}}, r"^p: sac.gamma = 2.0: must be 0 to 1"),
