@@ -104,6 +104,7 @@ def page() -> None:
         "report.html",
         "text/html",
         key="compare_report",
+        on_click=_say_where,
         disabled=len(curves) > MAX_RUNS,
         help=crowded if len(curves) > MAX_RUNS else "A self-contained HTML file.",
     )
@@ -205,6 +206,10 @@ def _series(path: Path, name: str, axis: str) -> Line:
             updates = reader.series("updates", max_points=_MAX_POINTS)
             return np.interp(series.t, updates.t, updates.mean) if len(updates.t) else series.t, series.mean
     return series.t if axis == "t" else series.step, series.mean
+
+
+def _say_where() -> None:
+    st.toast("report.html is on its way to the downloads of your browser; another click makes it again.")
 
 
 def _lines(curves: Mapping[Path, Curve], metric: str, axis: str) -> dict[str, list[Line]]:

@@ -406,6 +406,19 @@ def test_a_sweep_of_more_runs_than_a_report_takes_says_so_instead_of_failing(wor
         assert ("not 3: remove some" in button.proto.help) is crowded
 
 
+def test_a_click_on_report_says_where_it_goes(world, monkeypatch):
+    import streamlit as st
+
+    asked, told = {}, []
+    monkeypatch.setattr(st, "download_button", lambda *names, **more: asked.update(more))
+    monkeypatch.setattr(st, "toast", told.append)
+    _, page = compared(world, a=256, b=32)
+    page.run()
+    assert not page.exception
+    asked["on_click"]()
+    assert "downloads of your browser" in told[0]
+
+
 def test_a_report_that_cannot_be_made_holds_the_reason(world):
     from spreeze.dashboard import control
 
