@@ -10,7 +10,8 @@ import streamlit as st
 
 from spreeze.dashboard import autotune, components, control, navigation, start
 from spreeze.dashboard.run_data import SAMPLE, data_flow, row, runs_dir
-from spreeze.formatting import DASH, whole
+from spreeze.files import read_json
+from spreeze.formatting import DASH, clean, whole
 from spreeze.run_directory import LIVE_STATES, read_run, steer
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def _show_run(path: Path | None, now: control.Activity) -> None:
         st.info("No runs yet: press Start, or run `python -m spreeze.train --auto`.")
         return
     run, folder = row(path), runs_dir()
+    tuned = read_json(path / "tune.json")
     note = " \u00b7 a recording" if path == SAMPLE else ""
+    if tuned.get("reused"):  # else its rows came during this run
+        note += f" \u00b7 settings from Autotune's cache, measured {clean(tuned.get('measured_at') or DASH, 40)}"
     title = (run.env_id or DASH, (run.algo or DASH).upper(), f"mode {run.mode or DASH}", f"seed {whole(run.seed)}")
     head = st.container(horizontal=True, vertical_alignment="bottom")
     head.title(components.plain(" \u00b7 ".join(title)), anchor=False, width="content")

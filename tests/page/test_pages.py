@@ -884,6 +884,8 @@ def test_what_comes_from_the_cache_is_measured_again_after_a_click(world):
     (folder / "a1" / "tune.json").write_text(json.dumps(TUNED | {"reused": True}))
     page = open_page("autotune")
     assert "From the cache; measured at 2026-11-21 12:00" in page.info[0].value.replace("\\", "")
+    told = "\n".join(caption.value for caption in open_page("live").caption).replace("\\", "")
+    assert "settings from Autotune's cache, measured 2026-11-21 12:00" in told
     page.button(key="measure_again").click().run()
     page.session_state["page"] = "live"
     page.run()
