@@ -19,7 +19,7 @@ a replay transport   transport/replay_ring.py                    its writer for 
 an observation       envs/obs_flattening.py, envs/make.py        what becomes of its space; where ``make`` wraps it
 an end of a run      metrics/stop_conditions.py                  its ``StopReason`` with its sentence, and its place
                                                                  among the conditions
-a bottleneck         metrics/snapshot.py                         its sentence, and the facts behind it
+a bottleneck         metrics/bottleneck.py                       its sentence; facts behind it: metrics/snapshot.py
 a kind of policy     inference/heads.py, policy_formats.py       its head; its operations in exported files
 an export format     inference/policy_formats.py, types.py       its codec in ``_CODECS``; its ``POLICY_FORMATS`` row
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory

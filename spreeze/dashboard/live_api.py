@@ -21,13 +21,14 @@ from spreeze.dashboard import control
 from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
+from spreeze.metrics.bottleneck import OTHERS_LIMIT, bottleneck
 from spreeze.metrics.comparison import read_summary
 from spreeze.metrics.health import judgements
 from spreeze.metrics.info_means import INFO, MAX_NUMBERS
 from spreeze.metrics.published_returns import published
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.return_curve import FINAL_EVALUATIONS, Trend, final_metric, has_risen, is_stuck, trend_of
-from spreeze.metrics.snapshot import OTHERS_LIMIT, GpuSnapshot, Snapshot, bottleneck, parts_of, snapshot_of
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.stop_conditions import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric

@@ -16,9 +16,10 @@ from spreeze.formatting import is_power_of_ten, size
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.utilisation import Utilisation
+from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.return_curve import FINAL_EVALUATIONS, HELD, final_metric, worst_of_last
-from spreeze.metrics.snapshot import Snapshot, bottleneck, snapshot_of
+from spreeze.metrics.snapshot import Snapshot, snapshot_of
 from spreeze.metrics.stop_conditions import Reached, StopReason, stop_reason_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import EVALUATION, TABLE

@@ -24,7 +24,8 @@ from spreeze.config.modes import data_flow_of
 from spreeze.dashboard import live_api, server
 from spreeze.dashboard.run_data import data_flow
 from spreeze.errors import RunError
-from spreeze.metrics.snapshot import bottleneck, snapshot_of
+from spreeze.metrics.bottleneck import bottleneck
+from spreeze.metrics.snapshot import snapshot_of
 from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
 
 
@@ -479,7 +480,7 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
     assert (found["zoomed"], found["after"]) == ([1, 2], None)
     assert "b: 5" in found["hovered"][0]
     assert "(5 .. 5)" not in "".join(found["hovered"])
-    assert found["apart"].splitlines() == ["2 s", "b: 5", "late: 7, at 0"], "a value of another time says so"
+    assert found["apart"].splitlines() == ["2 s", "b: 5", "late: 7, at 0 s"], "a value of another time says so"
     assert found["smooth"] == pytest.approx([1.0, 7 / 3, None, 19 / 7], nan_ok=True)
 
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, bottleneck
+from spreeze.metrics.bottleneck import bottleneck
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
 
 SAMPLER = ("Samplers are", "Collecting is", "Environments are", "Paused samplers are")
 LEARNER, LIMITER, BALANCED = "Learner is", "The rate limiter is", ("Balanced", "Collecting and", "Sampling and")

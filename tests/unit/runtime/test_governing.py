@@ -20,7 +20,7 @@ from spreeze.envs.task import open_task
 from spreeze.machine.hardware import CoreFacts
 from spreeze.machine.logs import LogKeeper
 from spreeze.machine.utilisation import ContentionReader, CpuContention
-from spreeze.metrics.snapshot import bottleneck
+from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import SLOTS
 from spreeze.modes import assemble, run_mode
