@@ -72,7 +72,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
     weights, spec = read_policy(path)
     is_file = args.run.endswith(".safetensors") or path == pretrained_policies().get(args.run)
     name = path.stem if is_file else find_run(args.run, Path(args.runs_dir)).name
-    out = Path(args.out or f"{name}{row.suffix}")
+    out = Path(args.out or f"{name}{'' if row.exact else '_int8'}{row.suffix}")
     in_c = row.suffix == ".h"
     program = out.with_name(f"{out.stem}_{row.name}_example.{'c' if in_c else 'py'}")
     _check_paths([out, program], force=args.force)
@@ -118,7 +118,7 @@ def _check_text(check: agreement.Agreement | None, spec: EnvSpec) -> str:
     if check is None:
         return f"not checked: there is no C compiler ({', '.join(c_source.COMPILERS)}) here"
     beside = f"checked beside our policy on {check.observations:,} observations"
-    numbers = f"actions differ by at most {check.difference:.1e} of half their range"
+    numbers = f"actions differ by at most {check.difference:.1e} of half their range, {check.mean:.1e} on average"
     if spec.choices is None:
         return f"{beside}: {numbers}"
     ties = f" ({check.ties} left out, where two actions are equally good up to rounding)" if check.ties else ""
@@ -134,7 +134,7 @@ def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
         "run": name,
         "env": spec.env_id,
         **{key: weights.meta.get(key) for key in ("algo", "updates", "env_steps")},
-        "observation": "; ".join(spec.obs_layout),
+        **({"observation": "; ".join(spec.obs_layout)} if spec.obs_layout else {}),
     }
 
 

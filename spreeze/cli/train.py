@@ -47,6 +47,7 @@ from spreeze.process_identity import process_age_s, process_identity
 from spreeze.run_directory import (
     RunDir,
     find_run,
+    finite_number,
     new_name,
     read_config,
     read_run,
@@ -55,6 +56,7 @@ from spreeze.run_directory import (
     session_starts,
     started_s,
     versions,
+    whole_number,
 )
 from spreeze.runtime.callback_process import check_callbacks
 from spreeze.runtime.interrupts import Interrupts
@@ -467,6 +469,15 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
         )
 
 
+def _kept_policy(run: Path) -> str:
+    """A line on the policy that is kept as the best; empty where there is none."""
+    best = read_json(run / "checkpoints" / "best.json")
+    value, played, updates = finite_number(best.get("return")), best.get("played"), whole_number(best.get("updates"))
+    if value is None or updates is None:
+        return ""
+    return f"these commands use the best policy: of update {updates:,}, return {value:.1f} over {played} episodes\n"
+
+
 def _final_report(document: dict[str, Any], import_module: str | None) -> str:
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
@@ -491,10 +502,12 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
     why = f", because {reason.sentence}" if reason else ""
     return (
         f"ended after {text('wall_s')} s{why}: {document['env_steps']} env steps, {document['updates']} updates, "
-        f"greedy return {text('eval_return_mean')} (best {text('eval_return_best')}{episodes}){''.join(more)}\n"
+        f"greedy return {text('eval_return_mean')} (best evaluation {text('eval_return_best')}{episodes})"
+        f"{''.join(more)}\n"
         f"from this session's first update on: {text('env_steps_per_s', '.0f')} env steps/s, "
         f"{text('updates_per_s')} updates/s; {text('samples_per_insert')} samples per insert since the learner "
         f"last started\n{unlearned}"
+        f"{_kept_policy(Path(document['run_dir']))}"
         f"watch it: python -m spreeze play {run}\n"
         f"evaluate it: python -m spreeze evaluate {run}\n"
         f"continue: python -m spreeze.train --resume {run}"

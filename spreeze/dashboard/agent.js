@@ -93,7 +93,7 @@ class AgentCard {
       const needed = await this.film.load(episode, this.abort.signal, (text) => { this.told.textContent = (this.shows === "film" ? "" : "next: ") + (text ? `${told} (${text})` : told); });
       if (!needed) return;
       this.episode = null;
-      this.told.textContent = `A click on the return shows recorded episodes, once you trust ${needed}.`;
+      this.told.textContent = `Recorded episodes are drawn once you trust ${needed}; a click on the return shows their numbers.`;
     } catch (error) {
       if (this.dead || error.name === "AbortError") return;
       this.episode = null;

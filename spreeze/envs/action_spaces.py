@@ -61,7 +61,10 @@ def _flat(what: str, space: Any) -> Box | Choices:
     if not low.size:
         raise EnvError(f"{what} is empty")
     if not (high - low < np.finfo(np.float32).max).all():  # also if a bound is infinite or NaN
-        raise EnvError(f"{what} is unbounded; wrap it in TransformAction with a bounded Box")
+        raise EnvError(
+            f"{what} is unbounded; give it bounds: gymnasium.wrappers.TransformAction(env, lambda action: action, "
+            "gymnasium.spaces.Box(-1.0, 1.0, env.action_space.shape))"
+        )
     return Box(tuple(low.tolist()), tuple(high.tolist()), tuple(space.shape))
 
 

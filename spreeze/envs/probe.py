@@ -31,9 +31,10 @@ import numpy as np
 from spreeze.config import python_path
 from spreeze.config.schema import Config, SamplingConfig
 from spreeze.envs.action_spaces import uniform_actions
+from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env
 from spreeze.envs.obs_flattening import text_left_out
-from spreeze.envs.task import Task, make_task
+from spreeze.envs.task import MAX_EVALUATION_STEPS, Task, make_task
 from spreeze.errors import EnvError, described
 from spreeze.files import replace_bytes, tail_text
 from spreeze.machine.awake import AWAKE
@@ -70,6 +71,10 @@ _FIRST_NOTICE_S, _NOTICE_S = 5.0, 20.0  # time of the first notice about a slow 
 _SECOND_S, _SLOWEST_TWICE_S = 10.0, 30.0
 """Minimum time limit for a second environment to start; none is tried if the first took longer than the other value."""
 _DRAWN_NOTE = "it cannot be reset without a render_mode, so render_mode=rgb_array is used everywhere"
+_ENDLESS_NOTE = (
+    "it has no registered time limit (--env-arg max_episode_steps=N sets one): evaluations cut an episode after "
+    f"{MAX_EVALUATION_STEPS:,} env steps, training only where the environment truncates it"
+)
 _RESULT, _SECOND, _ENOUGH = "result.json", "second.json", "enough"
 """Files with which child and parent signal each other."""
 _CHECKUP_TIMING_S = 2.0
@@ -390,12 +395,18 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     voluntary = process.num_ctx_switches().voluntary - voluntary
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     observed = task.env.env if isinstance(task.env, ImageFrames) else task.env
-    left_out = text_left_out(observed.observation_space)
+    env_id, limit = task.spec.env_id, task.spec.max_episode_steps
+    notes = [
+        _DRAWN_NOTE if drawn else None,
+        used_or_not(task.env, task.spec),
+        text_left_out(observed.observation_space),
+        _ENDLESS_NOTE if limit is None and engine_of(env_id) is None and not is_team(env_id) else None,
+    ]
     return Probe(
         spec=task.spec,
         memory_bytes=max(0, _memory_bytes() - before_bytes),
         start_s=start_s,
-        notes=tuple(filter(None, [_DRAWN_NOTE if drawn else None, used_or_not(task.env, task.spec), left_out])),
+        notes=tuple(filter(None, notes)),
         # Most long steps are interrupted by a wait for a core; short ones wait between them.
         step_us_median=None
         if timed is None

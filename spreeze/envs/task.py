@@ -33,6 +33,7 @@ CHANGED_ARGS = "env_args.json"  # file of a run directory with all changed ``key
 _REWARD_TYPES = frozenset({float, int, np.float64, np.float32})  # types of nearly all rewards
 _MIN = -FLOAT32_MAX
 _MAX_VALUES = 100_000_000
+MAX_EVALUATION_STEPS = 10_000  # length limit of an evaluation episode if the environment has none
 """Numbers in one observation or action that a description may have."""
 
 

@@ -21,6 +21,7 @@ class Agreement(NamedTuple):
     difference: float
     """Largest difference of an action, in halves of its range; discrete: number of actions that differ."""
     ties: int  # observations left out, since two actions are equally good up to rounding
+    mean: float = 0.0  # mean difference of a continuous action, in halves of its range
     wrong: int = 0  # observations for which the exported policy chose another option
 
 
@@ -53,7 +54,7 @@ def check(
             f"the exported policy gives actions of shape {actual.shape} and type {actual.dtype}, expected "
             f"{expected.shape}; no file was written"
         )
-    wrong, ties, difference = 0, 0, 0.0
+    wrong, ties, difference, mean = 0, 0, 0.0, 0.0
     if spec.choices is not None:
         clear = _is_clear(steps, obs, state)
         differs = actual != expected if spec.box is None else (actual != expected)[:, spec.box.dim :]
@@ -67,13 +68,13 @@ def check(
         half = 0.5 * (high - low)
         rounding = np.spacing(np.maximum(np.abs(high), np.abs(low)))
         gap = np.abs(actual - expected)[:, : len(low)]
-        difference = float(np.max(gap / half))
+        difference, mean = float(np.max(gap / half)), float(np.mean(gap / half))
         if exact and not np.all(gap <= TOLERANCE * half + rounding):
             raise WeightsError(
                 f"the exported policy's actions differ by up to {difference:.2g} of half their "
                 f"range, more than {TOLERANCE:g}; no file was written"
             )
-    return Agreement(count, wrong if spec.box is None else difference, ties, wrong)
+    return Agreement(count, wrong if spec.box is None else difference, ties, mean, wrong)
 
 
 def _is_clear(steps: list[policy_formats.Operation], obs: np.ndarray, state: State) -> np.ndarray:

@@ -560,7 +560,7 @@ def _standing(report: Report, env: str) -> Standing | None:
 def _standing_text(standing: Standing, at_limit: bool) -> str:
     """``at_limit``: the user chose the time; some runs may have ended before."""
     first, best, next_best = standing.first, standing.best, standing.next_best
-    time = "the time limit" if at_limit else "the time, with closing, that all runs have"
+    time = "the time limit" if at_limit else "the end of the shortest run"
     text = (
         f"{first.env}, after {_seconds_text(standing.limit_s)}, {time}: {_short(first)} has a return of "
         f"{spread_text(best)}, {_short(standing.second)} {spread_text(next_best)} (means over the last "

@@ -304,7 +304,7 @@ def _metric_changes(reader: MetricsReader, times: Sequence[float]) -> list[str]:
             unit = "" if metric.unit in ("ratio", "share", "norm", "loss", "return") else f" {metric.unit}"
             unit = " %" if metric.chart.unit == "%" else unit
             text = f"{metric.chart.title} went from {_pair(scale * means[-2], scale * means[-1])}{unit}"
-            stood = "mostly stood still" if np.nanmin(means[:-1]) < np.nanmax(means[:-1]) else "had not changed"
+            stood = "hardly changed" if np.nanmin(means[:-1]) < np.nanmax(means[:-1]) else "had not changed"
             usual = f"which {stood} before" if math.isinf(score) else f"{score:.0f} times its usual change"
             changes.append((score, f"{text}, {usual}."))
     return [text for _, text in sorted(changes, reverse=True)[:_MAX_METRICS]]

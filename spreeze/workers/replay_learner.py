@@ -347,8 +347,7 @@ def slow_targets(tau: float, updates_per_s: float, one_minus_discount: float) ->
     if updates_per_s <= 0.0 or one_minus_discount <= 0.0 or backups_per_s >= _MIN_BACKUPS_PER_S:
         return None
     return (
-        f"target networks change slowly: {backups_per_s:.2g} backups/s (tau {tau:g} an update, {updates_per_s:.3g} "
-        f"updates/s over {_PACE_S:.0f} s), so Q-values need about "
-        f"{1.0 / (backups_per_s * one_minus_discount):,.0f} s to adapt; choose smaller networks or a smaller "
-        "--batch-size, else raise tau or n_step"
+        "target networks change slowly: choose smaller networks or a smaller --batch-size, else raise tau or n_step; "
+        f"Q-values need about {1.0 / (backups_per_s * one_minus_discount):,.0f} s to adapt ({backups_per_s:.2g} "
+        f"backups/s: tau {tau:g} an update, {updates_per_s:.3g} updates/s over {_PACE_S:.0f} s)"
     )

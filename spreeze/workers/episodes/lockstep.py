@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.envs.make import is_bullet
-from spreeze.envs.task import ObsBuffer, Task
+from spreeze.envs.task import MAX_EVALUATION_STEPS, ObsBuffer, Task
 from spreeze.inference.policy import State, begin_episode
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.processes import close_in_time
@@ -20,7 +20,6 @@ from spreeze.types import EnvSpec
 _SLOW_START_S = 5.0  # start time above which fewer environments are used in parallel [s]
 _LARGE_BYTES, _KEPT_FREE = 50_000_000, 3
 """No further environment is made if one takes this much memory and less than this many times as much is left."""
-MAX_STEPS = 10_000  # length limit of an episode if the environment has none
 
 Act = Callable[[np.ndarray, State], tuple[np.ndarray, State]]
 """Like ``Policy.act``: maps observations [N, ...] and state to float32 actions [N, A] and the next state."""
@@ -180,7 +179,7 @@ class _Lockstep:
         self._envs = [_Env(row, task) for row, task in enumerate(self.pool[: self.count])]
         self._lost_rows: set[int] = set()  # rows whose environment could not be made again
         spec = self.pool[0].spec
-        self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
+        self._limit = MAX_EVALUATION_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
         self._obs, self._state = ObsBuffer(self.count, spec), State()
 
     def run(self, should_stop: Callable[[], bool] | None, whole_rounds: bool) -> list[Episode]:

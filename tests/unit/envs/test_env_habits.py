@@ -217,6 +217,16 @@ def test_the_error_of_an_environment_that_drawing_does_not_help_is_its_own():
         probe_env(ID, MODULE, steps=0, args=("no_such=1",))
 
 
+@pytest.mark.warm
+def test_a_class_without_a_time_limit_is_named_with_the_argument_that_sets_one():
+    name = f"{MODULE}:Habits"
+    endless = probe_env(name, MODULE, steps=0, args=("sees=plain",))
+    assert any("no registered time limit (--env-arg max_episode_steps=N sets one)" in note for note in endless.notes)
+    limited = probe_env(name, MODULE, steps=0, args=("sees=plain", "max_episode_steps=12"))
+    assert limited.spec.max_episode_steps == 12
+    assert not any("time limit" in note for note in limited.notes)
+
+
 # --- masks ---
 
 

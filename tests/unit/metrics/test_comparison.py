@@ -272,9 +272,7 @@ def test_a_group_is_called_better_only_where_the_intervals_at_equal_time_part_it
         for seed in range(seeds)
     ]
     sentence = verdicts(report(curves, Rules(policies=1)))[0]
-    assert sentence.startswith(
-        f"{HTS.env}, after 20 s, the time, with closing, that all runs have: {HTS.label} has a return of "
-    )
+    assert sentence.startswith(f"{HTS.env}, after 20 s, the end of the shortest run: {HTS.label} has a return of ")
     assert sentence.endswith(ending)
     sentence = verdicts(report(curves, Rules(policies=1, limit_s=1000.0)))[0]
     assert sentence.startswith(f"{HTS.env}, after 16:40, the time limit: ")

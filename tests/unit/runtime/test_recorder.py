@@ -1,5 +1,6 @@
 """What a run's outcome says of its last evaluation and of its environments' errors."""
 
+import json
 import sqlite3
 from types import SimpleNamespace
 
@@ -169,9 +170,9 @@ def test_a_run_that_was_never_evaluated_says_so(made):
 
 
 @pytest.mark.parametrize(("cut", "lost", "words"), [
-    (0, 0, "greedy return 7.0 (best 8.0)"),
-    (6, 0, "greedy return 7.0 (best 8.0; of 4 episodes, 6 cut short)"),
-    (4, 2, "greedy return 7.0 (best 8.0; of 4 episodes, 4 cut short, 2 lost to environment errors)"),
+    (0, 0, "greedy return 7.0 (best evaluation 8.0)"),
+    (6, 0, "greedy return 7.0 (best evaluation 8.0; of 4 episodes, 6 cut short)"),
+    (4, 2, "greedy return 7.0 (best evaluation 8.0; of 4 episodes, 4 cut short, 2 lost to environment errors)"),
 ])  # fmt: skip
 def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     document = {
@@ -198,6 +199,16 @@ def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
     assert "RL Baselines3 Zoo, TD3 on Pendulum-v1 after 20k env steps: -151.9" in known
     assert "before its first update" not in known
     assert "it ended before its first update: give it more time" in train._final_report(document | {"updates": 0}, None)
+
+
+def test_the_closing_words_name_the_policy_that_the_next_commands_use(tmp_path):
+    document = {"env": "Own-v0", "stopped_by": "seconds", "env_steps": 1, "updates": 1, "run_dir": str(tmp_path)}
+    assert "best policy" not in train._final_report(document, None)
+    (tmp_path / "checkpoints").mkdir()
+    best = {"updates": 2661, "return": 34.2, "played": 40}
+    (tmp_path / "checkpoints" / "best.json").write_text(json.dumps(best))
+    words = "these commands use the best policy: of update 2,661, return 34.2 over 40 episodes\n"
+    assert words in train._final_report(document, None)
 
 
 def session(path, notes, *, sessions, policies=1):

@@ -197,7 +197,7 @@ def test_each_reset_and_step_is_shown():
 
 
 def test_an_environment_that_never_ends_is_cut(monkeypatch):
-    monkeypatch.setattr("spreeze.workers.episodes.lockstep.MAX_STEPS", 7)
+    monkeypatch.setattr("spreeze.workers.episodes.lockstep.MAX_EVALUATION_STEPS", 7)
     (found,) = run_episodes(countdown([]), half, [100])
     assert (found.length, found.terminated) == (7, False)
 
