@@ -321,7 +321,7 @@ class Chart {
     if (nearest === null) { this.box.style.display = "none"; return; }
     const x = Math.round(atX(nearest)) + 0.5;
     pen.strokeStyle = look.text; pen.globalAlpha = 0.5; pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.globalAlpha = 1;
-    const { xText = (value) => `${shortText(value)} ${this.options.xTitle()}`, yText = shortText } = this.options, lines = [xText(nearest)];
+    const { xText = shortText, yText = shortText } = this.options, lines = [this.options.xText?.(nearest) ?? `${shortText(nearest)} ${this.options.xTitle()}`];
     this.options.onRead?.(rows);
     for (const [trace, i] of rows) {
       const between = trace.low && trace.low[i] !== null && trace.low[i] !== trace.high[i] ? ` (${yText(trace.low[i])} .. ${yText(trace.high[i])})` : "";

@@ -480,7 +480,7 @@ def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
     assert (found["zoomed"], found["after"]) == ([1, 2], None)
     assert "b: 5" in found["hovered"][0]
     assert "(5 .. 5)" not in "".join(found["hovered"])
-    assert found["apart"].splitlines() == ["2 s", "b: 5", "late: 7, at 0 s"], "a value of another time says so"
+    assert found["apart"].splitlines() == ["2 s", "b: 5", "late: 7, at 0"], "a value of another time says so"
     assert found["smooth"] == pytest.approx([1.0, 7 / 3, None, 19 / 7], nan_ok=True)
 
 
