@@ -22,7 +22,7 @@ from rich.text import Text
 from spreeze.formatting import DASH, clean, duration, number, percent, printable, size, whole
 from spreeze.machine.output import BackgroundWriter, silence, write
 from spreeze.metrics import tuning_record
-from spreeze.metrics.snapshot import Snapshot
+from spreeze.metrics.snapshot import LOADS_S, Snapshot
 
 _WAIT, _WAIT_COLOUR, _COLOURS = "wait", "bright_black", ("cyan", "green", "yellow", "magenta", "blue")
 """Colours of the parts of a worker's time, in order; waiting comes last."""
@@ -215,7 +215,7 @@ def _active(snapshot: Snapshot) -> str:
     """Number of active samplers while the governor pauses others."""
     return (
         f"{number(snapshot.samplers_active)} of {whole(snapshot.samplers_wanted)} samplers active, other programs "
-        f"keep {number(snapshot.external_cpu_cores)} cores"
+        f"keep {number(snapshot.external_cpu_cores)} cores (mean of {LOADS_S:g} s)"
     )
 
 

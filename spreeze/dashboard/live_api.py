@@ -28,7 +28,7 @@ from spreeze.metrics.info_means import INFO, MAX_NUMBERS
 from spreeze.metrics.published_returns import published
 from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.return_curve import FINAL_EVALUATIONS, Trend, final_metric, has_risen, is_stuck, trend_of
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, parts_of, snapshot_of
+from spreeze.metrics.snapshot import LOADS_S, OTHER_LOADS, GpuSnapshot, Snapshot, parts_of, snapshot_of
 from spreeze.metrics.stop_conditions import stop_reason
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Kind, Metric
@@ -62,10 +62,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 
 _RETURN_OF = operator.attrgetter("return_mean")
 _TREND_EVALUATIONS = 10_000  # Evaluations among which the trend looks for the last third of the time.
-_OTHER_PROGRAMS = ("external_cpu_cores", "sibling_cpu_cores")
-_OTHER_PROGRAMS_S = 20.0  # over which these are means, so that the advice does not change with each of their peaks
 _SMOOTHED = ("cpu_use", *(metric.name for metric in TABLE.metrics if metric.kind is Kind.SHARE))
-_SMOOTHED_S = 8.0  # as above
+_SMOOTHED_S = 8.0  # over which these are means, as other programs' loads are over ``LOADS_S``
 _MAX_PARTS = 8
 _SPLIT = (INFO, "callback")  # metrics whose parts have a chart each
 
@@ -320,9 +318,9 @@ def _loads(reader: MetricsReader, newest: float, session_start_s: float, *, live
         learns_s = next((point.t for point in updates if point.value > 0.0), 0.0)
         if updates and updates[0].value == 0.0:
             splits = {name: [point for point in points if point.t > learns_s] for name, points in splits.items()}
-        tails = reader.tail(_OTHER_PROGRAMS, newest - _OTHER_PROGRAMS_S) | splits
+        tails = reader.tail(OTHER_LOADS, newest - LOADS_S) | splits
         return {name: math.fsum(point.value for point in known) / len(known) for name, known in tails.items() if known}
-    names = (*_OTHER_PROGRAMS, "cpu_use", "samplers_active")
+    names = (*OTHER_LOADS, "cpu_use", "samplers_active")
     session = {name: reader.series(name, session_start_s, MAX_BUCKETS).mean for name in names}
     return {name: float(means.mean()) for name, means in session.items() if len(means)}
 

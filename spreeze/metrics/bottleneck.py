@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spreeze.formatting import number, percent
-from spreeze.metrics.snapshot import Snapshot
+from spreeze.metrics.snapshot import LOADS_S, Snapshot
 
 WAITS = 0.10  # share of time above which a side counts as waiting; less is within the noise of two-second windows
 CPU_FULL = 0.85
@@ -30,7 +30,7 @@ def bottleneck(snapshot: Snapshot) -> str:
     used, who = _used_elsewhere(snapshot), _cpu_users(snapshot)
     names_another = snapshot.unevaluated or snapshot.tuner_measures or sentence.startswith(OTHERS_LIMIT)
     if not names_another and who not in sentence and (used or 0.0) >= _HEAVY_CORES:
-        sentence = f"{sentence.removesuffix('.')}; {who} keep {number(used)} cores busy."
+        sentence = f"{sentence.removesuffix('.')}; {who} keep {_busy(snapshot, used)}."
     return sentence
 
 
@@ -113,8 +113,13 @@ def _cpu_users(snapshot: Snapshot) -> str:
     return f"other programs, {low_priority}" if _others_active(snapshot) else low_priority
 
 
+def _busy(snapshot: Snapshot, cores: float | None) -> str:
+    """Cores with the time over which they were busy; of a run that has ended that is the whole session."""
+    return f"{number(cores)} cores busy{'' if snapshot.state in _ENDED else f' (mean of {LOADS_S:g} s)'}"
+
+
 def _less_load(snapshot: Snapshot) -> str:
-    return f"less load from {_cpu_users(snapshot)}, which keep {number(_used_elsewhere(snapshot))} cores busy,"
+    return f"less load from {_cpu_users(snapshot)}, which keep {_busy(snapshot, _used_elsewhere(snapshot))},"
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> str:
@@ -153,8 +158,8 @@ def _on_device(snapshot: Snapshot) -> str:
 def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> str:
     waits = f"learner waits {percent(learner_wait)}"
     if others and snapshot.leave_free == 0.0:
-        active, cores = _active_samplers(snapshot), number(snapshot.external_cpu_cores)
-        return f"{OTHERS_LIMIT}: they keep {cores} cores, so {active}; {waits}."
+        active, cores = _active_samplers(snapshot), _busy(snapshot, snapshot.external_cpu_cores)
+        return f"{OTHERS_LIMIT}: they keep {cores}, so {active}; {waits}."
     limited = "the limit" if learner_wait >= WAITS else "the limit of env steps/s, not of updates/s"
     return f"Paused samplers are {limited}: {_why_paused(snapshot)}; {waits}."
 
@@ -168,7 +173,7 @@ def _why_paused(snapshot: Snapshot) -> str:
     if snapshot.leave_free > 0.0:  # without it samplers share the cores with other programs
         why = f"{percent(snapshot.leave_free)} of the cores are to be left free"
         if (used := _used_elsewhere(snapshot)) is not None:
-            why += f", and {_cpu_users(snapshot)} keep {number(used)} cores busy"
+            why += f", and {_cpu_users(snapshot)} keep {_busy(snapshot, used)}"
     else:
         why = "of the balance of samples per insert"
     return f"{_active_samplers(snapshot)} because {why}"

@@ -14,6 +14,8 @@ from spreeze.formatting import DASH, clean, duration, percent, size
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import finite_number, whole_number
 
+OTHER_LOADS, LOADS_S = ("external_cpu_cores", "sibling_cpu_cores"), 20.0
+"""Other programs' loads, and the seconds over which views take their means: the advice does not follow each peak."""
 _ALL = 0.95  # share of the samplers from which on they count as all: an ended run has their mean over time
 
 
@@ -49,7 +51,7 @@ def _of(value: float | None, limit: float | None, unit: str, digits: int) -> str
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state of a run now. Shares are 0 to 1; rates are over the last seconds."""
+    """The state of a run now. Shares are 0 to 1; rates are over the last seconds, loads over ``LOADS_S``."""
 
     env_id: str
     algo: str
@@ -228,6 +230,3 @@ def _gpus(values: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
     indices = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_") and "/" in name})
     names = [item.name for item in dataclasses.fields(GpuSnapshot) if item.name != "index"]
     return tuple(GpuSnapshot(index=i, **{name: values.get(f"gpu_{name}/{i}") for name in names}) for i in indices)
-
-
-# --- the bottleneck ---

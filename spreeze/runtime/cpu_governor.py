@@ -215,9 +215,9 @@ class Governor:
         return Change(active, reason)
 
     def _reason(self, second: LoadSecond) -> str:
-        kept = ""
+        kept = " in one second"
         if second.sibling_cores >= BACKGROUND_CORES:
-            kept = f", the page, other runs and programs of low priority {second.sibling_cores:.2f}"
+            kept += f", the page, other runs and programs of low priority {second.sibling_cores:.2f}"
         kept += f", {self.leave_free * second.usable_cores:.2f} are to be left free" if self.leave_free else ""
         return (
             f"other programs use {second.external_cpu_cores:.2f} of {second.usable_cores:g} usable cores{kept}; "

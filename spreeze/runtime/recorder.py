@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from spreeze.errors import SpreezeError
@@ -19,7 +20,7 @@ from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.info_means import InfoMeans
 from spreeze.metrics.return_curve import FINAL_EVALUATIONS, HELD, final_metric, worst_of_last
-from spreeze.metrics.snapshot import Snapshot, snapshot_of
+from spreeze.metrics.snapshot import LOADS_S, OTHER_LOADS, Snapshot, snapshot_of
 from spreeze.metrics.stop_conditions import Reached, StopReason, stop_reason_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import EVALUATION, TABLE
@@ -33,12 +34,13 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample, Rates
 from spreeze.workers.evaluator import COLUMNS, CONFIRMING_EPISODES, read_rows
 
-_LOADS = ("external_cpu_cores", "sibling_cpu_cores", "cpu_use")
+_LOADS = (*OTHER_LOADS, "cpu_use")
 _STATE_S = 2.0
 _SLOW_START_S = 5.0
 _HOLD_S = 0.02  # between two checks for the end of a pause
 _MIN_SLEEP_S = 1.0  # shorter stops are not reported
 SAMPLE_S = 0.5  # between two samples of all metrics
+_MAX_LOADS = round(LOADS_S / SAMPLE_S) + 1
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
 
@@ -64,6 +66,7 @@ class Recorder:
         self._eval_returns: deque[float] = deque(maxlen=60)
         self._lag_sum, self._lag_count = 0.0, 0
         self._loads: dict[str, tuple[float, int]] = {}  # sums and numbers of samples of the cores' loads
+        self._other_loads: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=_MAX_LOADS)  # with their times
         self.leave_free: float | None = None  # share of the cores that the user leaves free; None: as configured
         self._metrics: dict[str, float | None] = {}
         # Taken once, so that setting the clock during the run does not change a duration.
@@ -390,6 +393,7 @@ class Recorder:
         kept = ("eval_return/", "eval_success_rate")
         scores = {name: value for name, value in self._metrics.items() if name.startswith(kept)}
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
+        self._other_loads.append((t_s, {name: metrics.get(name) for name in OTHER_LOADS}))
         snapshot = self.snapshot(state)
         if pids is not None:  # else nothing is known of the cores
             self.outcome.bottleneck = snapshot.bottleneck
@@ -439,6 +443,10 @@ class Recorder:
         """The state of the run now; ``changes`` replace newest values of metrics."""
         plan, outcome = self._plan, self.outcome
         progress, eta_s = _progress(plan, self._metrics, self.session_s - self.starting_s)
+        newest_s = self._other_loads[-1][0] if self._other_loads else 0.0
+        recent = [load for t_s, load in self._other_loads if newest_s - t_s <= LOADS_S]
+        known = {name: [cores for load in recent if (cores := load[name]) is not None] for name in OTHER_LOADS}
+        loads = {name: fmean(cores) for name, cores in known.items() if cores}
         run = {
             "env_id": plan.spec.env_id,
             "algo": plan.config.run.algo,
@@ -452,7 +460,7 @@ class Recorder:
         bare = snapshot_of(
             run,
             {name: vars(part) for name, part in plan.config.sections().items()},
-            {**self._metrics, **(changes or {})},
+            {**self._metrics, **loads, **(changes or {})},
             plan.config.data_flow,
             state=state,
             samplers_wanted=self.samplers_wanted,

@@ -39,7 +39,7 @@ def test_two_external_cores_of_four_leave_half_of_three_samplers_beside_the_lear
     assert second == 2  # two seconds in a row ask for it
     # 4 cores - (2.0 - 0.5) of others - 1 of the learner - half the dead band = 1.375, but half of three work on.
     assert change.active == governor.active == 1.5
-    assert "other programs use 2.00 of 4 usable cores" in change.reason
+    assert "other programs use 2.00 of 4 usable cores in one second" in change.reason
 
 
 def test_a_run_that_does_not_give_way_rests_only_for_a_share_to_be_left_free():

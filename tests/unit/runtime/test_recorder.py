@@ -8,6 +8,7 @@ import pytest
 
 from spreeze.cli import train
 from spreeze.metrics import writer
+from spreeze.metrics.snapshot import Snapshot
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import group_folder
 from spreeze.runtime import recorder
@@ -56,6 +57,25 @@ def made(tmp_path, monkeypatch):
     found.notes = notes
     yield found
     found.close()
+
+
+def test_views_get_the_mean_load_of_other_programs_over_the_last_twenty_seconds(made, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        recorder,
+        "snapshot_of",
+        lambda run, config, values, *flow, **more: seen.append(values) or Snapshot(env_id="", algo=""),
+    )
+    made._plan.config.sections, made._plan.config.run = dict, SimpleNamespace(algo="sac")
+    monkeypatch.setattr(recorder, "_progress", lambda *facts: (None, None))
+    made._plan.spec, made.rates = SimpleNamespace(env_id="Any-v0"), SimpleNamespace(read=lambda reading: {})
+    made._metrics = {"external_cpu_cores": 9.0}
+    for t_s, cores in ((0.0, 5.0), (21.0, 1.0), (30.0, None), (41.0, 0.5)):
+        made._other_loads.append((t_s, {"external_cpu_cores": cores, "sibling_cpu_cores": None}))
+    made.snapshot("training")
+    assert seen[0]["external_cpu_cores"] == 0.75
+    made.snapshot("finished", {"external_cpu_cores": 2.0})
+    assert seen[1]["external_cpu_cores"] == 2.0, "of the whole run"
 
 
 def counts(outcome):
