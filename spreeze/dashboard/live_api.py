@@ -490,7 +490,8 @@ def _note(path: Path, run: Mapping[str, Any], shown: Snapshot, alert: str, falle
             text = "No numbers yet: they appear 0.5 s after the samplers start."
         return {"note": text, "problem": problem}
     if state == "paused":
-        return {"note": "Paused: the processes are suspended and their cores are free.", "problem": False}
+        text = "Paused: the processes are suspended and their cores are free; wall time and time left stand still."
+        return {"note": text, "problem": False}
     if worker.startswith("learner"):
         return {"note": "The learner restarts: there are no updates until it is back.", "problem": True}
     if worker.startswith("sampler"):

@@ -189,8 +189,11 @@ class Recorder:
             self._paused_s = before_s + AWAKE() - start_s
             if time.monotonic() >= next_state_s:
                 next_state_s = time.monotonic() + _STATE_S
-                self._run_dir.write_state(state="paused")
-                self._view.update(self.snapshot("paused"))
+                shown = self.snapshot("paused")
+                self._run_dir.write_state(
+                    state="paused", wall_s=shown.wall_s, progress=shown.progress, eta_s=shown.eta_s
+                )
+                self._view.update(shown)
             time.sleep(_HOLD_S)
         self._paused_s = before_s + AWAKE() - start_s
         self._run_dir.withdraw("pause")

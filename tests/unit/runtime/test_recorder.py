@@ -78,6 +78,21 @@ def test_views_get_the_mean_load_of_other_programs_over_the_last_twenty_seconds(
     assert seen[1]["external_cpu_cores"] == 2.0, "of the whole run"
 
 
+def test_a_paused_run_has_the_same_wall_time_and_time_left_for_page_and_terminal(made, monkeypatch):
+    written, shown, asked = [], [], iter((True, False))
+    made._run_dir = SimpleNamespace(
+        requested=lambda name: next(asked),
+        withdraw=lambda name: None,
+        write_state=lambda **state: written.append(state),
+    )
+    facts = {"wall_s": 272.0, "progress": 0.9, "eta_s": 30.0}
+    monkeypatch.setattr(made, "snapshot", lambda state: Snapshot(env_id="", algo="", state=state, **facts))
+    made._view.update = shown.append
+    made.wait_while_paused(lambda: True)
+    assert written == [{"state": "paused", **facts}]
+    assert [{name: getattr(one, name) for name in facts} for one in shown] == [facts]
+
+
 def counts(outcome):
     return outcome.eval_episodes, outcome.eval_episodes_cut, outcome.eval_episodes_lost
 
