@@ -368,6 +368,8 @@ def _run(
         _write_plan(plan, run_dir, tuning.record)
     except OSError as error:
         raise _unwritten(run_dir, error) from None
+    with contextlib.suppress(OSError):  # of an earlier session: the page would show it until there is a new one
+        (run_dir.path / "live.jpg").unlink(missing_ok=True)
     view = open_view(json_mode=args.json)
 
     def tuned(plan: RunPlan, record: dict[str, Any]) -> None:

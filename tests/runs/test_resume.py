@@ -23,9 +23,12 @@ def finished(tmp_path_factory):
 def test_a_resumed_run_goes_on_where_it_was(finished):
     folder, first = finished
     stored = CheckpointStore(folder / "runs" / "run" / "checkpoints").load_latest()
+    picture = folder / "runs" / "run" / "live.jpg"
+    picture.write_bytes(b"of the first session")
     # No further update: the networks have to be the very same.
     _, code, second = train(folder, "--resume", "latest", "--updates", "100", tiny=_BARE)
     assert code == 0
+    assert not picture.is_file() or picture.read_bytes() != b"of the first session"
     assert second["updates"] == 100
     assert second["parameters_sha256"] == first["parameters_sha256"]
     assert second["wall_s"] > first["wall_s"]
