@@ -7,7 +7,7 @@ eight bits.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ numbers of a part are one block of threads, and one launch has 36 parts. Unsplit
 three blocks, which take 42 us on an H200."""
 
 
-class _Guarded:
+class _Guarded(ABC):
     """Skips gradients with a non-finite norm, clips others to ``max_norm`` (Pascanu et al. 2013, 1211.5063)."""
 
     def __init__(self, parameters: Tensor, gradient: Tensor, lr: float, eps: float, max_norm: float | None) -> None:
@@ -49,9 +49,9 @@ class _Guarded:
         norm = torch.linalg.vector_norm
         return float(norm(self._latest_step()) / norm(self._parameters))
 
+    @abstractmethod
     def _latest_step(self) -> Tensor:
         """Change of the parameters in the latest step, computed from the state of the optimizer."""
-        raise NotImplementedError
 
     @property
     def skipped(self) -> int:

@@ -30,7 +30,7 @@ import numpy as np
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import State
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
-from spreeze.transport.weights import VersionedParameters, sha256_of
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Arrays, EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768  # actions kept of one episode; a longer episode cannot be replayed
@@ -231,10 +231,6 @@ class Rollouts:
         """Starts the next rollout, over the oldest one."""
         self.fields.in_order()
         self._current[0] += 1
-
-    def trajectories_sha256(self, rollout: int) -> str:
-        """Hash of everything in a rollout."""
-        return sha256_of({name: self.fields[name][rollout % self._slots] for name in self.columns})
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
         """Copies of the state for a resume; ``with_batch`` adds the previous rollout, if it is not learned from yet."""

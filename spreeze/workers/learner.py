@@ -53,7 +53,8 @@ class UpdateLoop(ABC):
     ends_by_env_steps = True
     """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
     publishes = True  # False if another learner publishes the weights that are evaluated
-    rollback_enabled = False
+    roll_back: Callable[[Checkpoint], str] | None = None
+    """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
     stepping_s = 0.0
     """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
     broadcast_s = 0.0  # time spent sending weights to samplers that do not read the published ones (mode serial) [s]
@@ -74,10 +75,6 @@ class UpdateLoop(ABC):
     @abstractmethod
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         """Continues from the newest checkpoint; ``epoch`` rises with each start of the learner."""
-
-    def roll_back(self, checkpoint: Checkpoint) -> str:
-        """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
-        raise NotImplementedError
 
     @abstractmethod
     def train(self) -> bool:
@@ -233,9 +230,9 @@ class Learner:
                 self._context.event("info", f"checkpoint written on request at update {self._trainer.updates}")
 
     def _roll_back(self) -> None:
-        context, best = self._context, best_updates(Path(self._job.group_dir))
+        context, best, roll_back = self._context, best_updates(Path(self._job.group_dir)), self._loop.roll_back
         path = None if best is None else self._checkpoints.nearest(best)
-        if not self._loop.rollback_enabled or path is None:
+        if roll_back is None or path is None:
             context.event(
                 "warning", "there is no checkpoint of the best policy, so training continues without a rollback"
             )
@@ -246,7 +243,7 @@ class Learner:
         except CheckpointError as error:
             context.event("warning", f"training continues without a rollback: {error}")
             return
-        rates = self._loop.roll_back(checkpoint)
+        rates = roll_back(checkpoint)
         context.event(
             "warning",
             f"rolled back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest "
@@ -300,7 +297,7 @@ class Learner:
         state |= {"algo": self._job.algo, "env_id": self._job.spec.env_id} | self._counters()
         updates = int(state["updates"])
         ring = self._loop.saved_ring  # a further copy of replay would take gigabytes
-        best = best_updates(Path(self._job.group_dir)) if self._loop.rollback_enabled and ring is None else None
+        best = best_updates(Path(self._job.group_dir)) if self._loop.roll_back is not None and ring is None else None
         self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring, best=best)
         self._saved_updates = updates
 

@@ -83,7 +83,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         self._limiter = job.limiter
         self._anneals = config.lr_schedule != "constant" or config.priority_exponent > 0.0
         self.saved_ring = ring if job.save_replay and isinstance(ring, ReplayRing) else None
-        self.rollback_enabled = job.rollback_enabled
+        self.roll_back = self._roll_back if job.rollback_enabled else None
         self._replay = ring
         self._updates_before_sampling: float = math.inf if job.offline else getattr(config, "bc_updates", 0)
         """Updates from demonstrations alone, before samplers begin; infinite if they never do."""
@@ -104,7 +104,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         if self._resumed:
             self._broadcast()
 
-    def roll_back(self, checkpoint: Checkpoint) -> str:
+    def _roll_back(self, checkpoint: Checkpoint) -> str:
         self.trainer.roll_back(checkpoint.tensors, checkpoint.state)
         self._begin_checks()
         self._broadcast()

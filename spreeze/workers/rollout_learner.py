@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -42,7 +40,6 @@ from spreeze.workers.torch_devices import open_device, resolve_device
 _POLL_S = 0.0005
 _BEAT_S = 1.0
 Progress = Callable[[int], float]  # env steps of a learner -> share of the run that is over
-FINGERPRINTS = "fingerprints.jsonl"
 _AVERAGE = "policy_average/"  # prefix of the averaged weights' names among the arrays of a learner's state
 _MAX_SKIPPED_ROLLOUTS = 5
 OnPolicy = TypeVar("OnPolicy", bound=OnPolicyAlgorithm)
@@ -76,7 +73,6 @@ class RolloutUpdateLoop(UpdateLoop):
             progress=progress_of(job, self.training_s),
             meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
             mixer=self._mixer,
-            fingerprints=Path(job.group_dir) / FINGERPRINTS if "SPREEZE_TEST_FINGERPRINT" in os.environ else None,
         )
         self.trainer.algorithm.on_gradient, self._beat_s = self._on_gradient, perf_counter()
         self._rollouts = rollouts
@@ -203,18 +199,17 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         meta: dict[str, Any],
         batch_size: int,
         progress: Progress,
-        fingerprints: Path | None,
         mixer: Mixer | None = None,
     ) -> None:
         """Continues from the state of the current rollout, if there is one.
 
         ``lag``: 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
-        every policy. The file ``fingerprints`` gets a line of hashes at each swap. A ``mixer`` shares what is learned
-        with others. A WorkerError if the state is missing, a CheckpointError if it is of another network.
+        every policy. A ``mixer`` shares what is learned with others. A WorkerError if the state is missing, a
+        CheckpointError if it is of another network.
         """
         self.algorithm, self._rollouts, self._memory = algorithm, rollouts, memory
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
-        self._progress, self._fingerprints, self.mixer = progress, fingerprints, mixer
+        self._progress, self.mixer = progress, mixer
         self.learn_s = self.hand_s = 0.0
         self._learned = -1
         self._average = RolloutAverage(algorithm)
@@ -308,24 +303,11 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         if self._learned != current or not self._rollouts.full:
             return False
         self._rollouts.mark()
-        if self._fingerprints is not None:
-            self._write_fingerprints(self._fingerprints, current)
         self.updates = self.algorithm.updates
         self._rollouts.swap()
         if self.mixer is not None:
             self.mixer.board["env_steps"][self.mixer.spec.learner] = self.env_steps
         return True
-
-    def _write_fingerprints(self, path: Path, current: int) -> None:
-        state = json.dumps(self.algorithm.state_json(), sort_keys=True).encode()
-        line = {
-            "interval": current,
-            "trajectories": self._rollouts.trajectories_sha256(current),
-            "parameters": sha256_of(dict(self.algorithm.policy_arrays())),
-            "learner": sha256_of(self.algorithm.state_arrays(), state),
-        }
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
 
     @property
     def env_steps(self) -> int:

@@ -1,13 +1,13 @@
 """Mode gala with real processes: learners that mix, one alone, the ways to compare it with, kills and bad input."""
 
-import json
 import os
 import signal
 from types import SimpleNamespace
 
+import fingerprints
 import numpy as np
 import pytest
-from harness import HIDDEN_SIZES, Run, train
+from harness import FINGERPRINTED, HIDDEN_SIZES, Run, train
 
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import check_algorithm
@@ -33,8 +33,7 @@ _TWO = ("--mode", "gala", "--learners", "2")
 
 def _prints(run, group):
     """The hash of a learner's parameters after each of its updates."""
-    lines = (group_folder(run.path, group) / "fingerprints.jsonl").read_text().splitlines()
-    return [json.loads(line)["parameters"] for line in lines]
+    return [line["parameters"] for line in fingerprints.read(group_folder(run.path, group) / fingerprints.FILE)]
 
 
 def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
@@ -49,7 +48,7 @@ def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(("mixing", "equal"), [("all_reduce", True), ("none", False)])
 def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(tmp_path, mixing, equal):
     run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
-                                tiny=_SMALL, checks=["fingerprint"])  # fmt: skip
+                                tiny=_SMALL, program=FINGERPRINTED)  # fmt: skip
     assert code == 0, document
     first, second = _prints(run, 0), _prints(run, 1)
     both = min(len(first), len(second))
@@ -169,7 +168,7 @@ def test_a_learner_that_returns_gives_the_others_nothing_of_its_old_parameters()
             mixing="gossip",
             topology="ring",
             max_staleness=None,
-            interval=1,
+            average_interval=1,
             rows=(0, 1),
             memory=memory.handle,
         )
@@ -201,7 +200,7 @@ def test_statistics_are_averaged_with_the_parameters_or_the_gradients_to_more_di
                 mixing=mixing,
                 topology="full",
                 max_staleness=None,
-                interval=1,
+                average_interval=1,
                 rows=(0, 1),
                 memory=memory.handle,
             )

@@ -40,6 +40,9 @@ TINY = (
 )  # fmt: skip
 WARMUP_S = Rates.warmup_s
 """What a summary leaves out of its rates after the first update."""
+TRAIN = ("-m", "spreeze.train")
+FINGERPRINTED = (str(SUPPORT / "fingerprinted_train.py"),)
+"""The same, whose learners of rollouts write ``fingerprints.jsonl``."""
 FAULT = ("--env", "spreeze/Fault-v0", "--import", "fault_envs")
 PENDULUM = ("--env", "Pendulum-v1")
 
@@ -70,22 +73,8 @@ _ENDS = ("--seconds", "--env-steps", "--updates", "--target-return", "stop.", "-
 class Run:
     """One training process, with its output in files beside its runs directory."""
 
-    def __init__(
-        self,
-        tmp_path,
-        *args,
-        name="run",
-        tiny=TINY,
-        faults=None,
-        program=("-m", "spreeze.train"),
-        messages=None,
-        checks=(),
-    ):
-        """Starts the process.
-
-        ``messages``: handle of the memory by which its learners gossip with those of other hosts. ``checks``: what the
-        package does for tests alone: ``fingerprint`` of each swap.
-        """
+    def __init__(self, tmp_path, *args, name="run", tiny=TINY, faults=None, program=TRAIN, messages=None):
+        """Starts the process; ``messages``: handle of the memory for gossip with learners of other hosts."""
         self.runs_dir = tmp_path / "runs"
         self.path = self.runs_dir / name
         self._out, self._err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
@@ -94,11 +83,10 @@ class Run:
             command += FAULT[2:]
         if not {"--resume", "--name"} & set(args):
             command += ["--name", name]
-        if program == ("-m", "spreeze.train") and not any(str(word).startswith(_ENDS) for word in args):
+        if program in (TRAIN, FINGERPRINTED) and not any(str(word).startswith(_ENDS) for word in args):
             command += ["--seconds", "0"]  # it goes on until the test ends it, whatever it has learned
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}
-        environment |= {f"SPREEZE_TEST_{check.upper()}": "1" for check in checks}
         environment |= {} if messages is None else messages.environment
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(

@@ -1,15 +1,15 @@
 """Small runs of the HTS-RL mode with real processes, and their fingerprints."""
 
 import functools
-import json
 import os
 import signal
 
+import fingerprints as prints
 import harness
-from harness import PATIENCE_S
+from harness import FINGERPRINTED, PATIENCE_S
 
-Run = functools.partial(harness.Run, checks=("fingerprint",))
-train = functools.partial(harness.train, checks=("fingerprint",))
+Run = functools.partial(harness.Run, program=FINGERPRINTED)
+train = functools.partial(harness.train, program=FINGERPRINTED)
 SMALL = (
     "--mode", "hts", "--algo", "ppo", "--envs-per-sampler", "2", "--sync-interval", "16", "--samplers", "2",
     "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatch_size=32",
@@ -23,12 +23,7 @@ ROWS = 16 * 4
 
 
 def fingerprints(run):
-    """interval -> line; one that a restarted learner wrote again must be the same."""
-    found = {}
-    for text in (run.path / "fingerprints.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        assert found.setdefault(line["interval"], line) == line
-    return [found[interval] for interval in sorted(found)]
+    return prints.read(run.path / prints.FILE)
 
 
 def kill_in_turn(run, names):

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from fingerprints import trajectories_sha256
 
 from spreeze.errors import CheckpointError, TransportError
 from spreeze.transport.rollouts import (
@@ -163,7 +164,7 @@ def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollo
     rollouts.mark()
     rollouts.swap()
     saved = rollouts.state_arrays(with_batch=True)
-    trajectories = rollouts.trajectories_sha256(0)
+    trajectories = trajectories_sha256(rollouts, 0)
     columns.commit((0, 1), rows(9, (True, True)))
     assert {name: array.tolist() for name, array in rollouts.state_arrays(with_batch=True).items()} == {
         name: array.tolist() for name, array in saved.items()
@@ -176,7 +177,7 @@ def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollo
         assert [part.tolist() for part in other.episode_of(BOTH)] == [[0, 3], [0, 3]]
         assert other.played(0).tolist() == [[1], [2], [3]]
         assert other.played(1).tolist() == []
-        assert other.trajectories_sha256(0) == trajectories
+        assert trajectories_sha256(other, 0) == trajectories
         assert other.last_obs(1).tolist() == [4, 4]
     finally:
         other.close()

@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 from fault_envs import FaultWrapper
+from fingerprints import fingerprinted
+from fingerprints import read as fingerprints
 from rollout_double import Ascent
 
 from spreeze.envs.small_tasks import SYNTHETIC_ID as ENV_ID
@@ -55,11 +57,12 @@ class HandMovedRun:
         self.inferences = [self.new_inference(index) for index in range(inference_workers)]
 
     def new_learning(self):
-        return OnPolicyTrainer(
+        trainer = OnPolicyTrainer(
             Ascent(self.spec.obs_dim, self.spec.action_dim, policy_average=self._policy_average), self.rollouts,
             self.memory, lag=self.lag, meta={}, batch_size=T * ROLLOUT_SAMPLERS * ENVS,
-            progress=lambda env_steps: min(1.0, env_steps / 1000), fingerprints=self.path,
+            progress=lambda env_steps: min(1.0, env_steps / 1000),
         )  # fmt: skip
+        return trainer if self.path is None else fingerprinted(trainer, self.path)
 
     def new_sampler(self, index):
         return RolloutCollector(
@@ -111,15 +114,6 @@ class HandMovedRun:
             sampler.close()
         for part in (self.rollouts, self.mailbox, self.memory.policies, self.memory.states):
             part.close()
-
-
-def fingerprints(path):
-    """interval -> line; a line that was written twice must be the same."""
-    found = {}
-    for text in path.read_text().splitlines():
-        line = json.loads(text)
-        assert found.setdefault(line["interval"], line) == line
-    return [found[interval] for interval in sorted(found)]
 
 
 def play(spec, path, intervals=INTERVALS, *, schedule=0, deaths=0.0, **options):
