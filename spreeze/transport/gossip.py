@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import TransportError, WeightsError
 from spreeze.transport.chunks import sign, verify
@@ -30,9 +32,6 @@ _HANDLE_VARIABLE = "SPREEZE_GOSSIP"
 """Environment variable by which a run inherits memory for messages from the process that started it."""
 _PARAMETERS = "parameters"
 _MAX_SLOTS = 9  # Each is a descriptor in every learner.
-_MAX_HEAD_BYTES = 1 << 16
-_ALIGNMENT = 16
-_TYPES = ("<f4", "<f8")
 
 
 def messages_kept(learners: int) -> int:
@@ -240,31 +239,21 @@ class GossipMemory:
 
 
 def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
-    """Messages as bytes, signed with the secret; ``kind`` distinguishes them from others."""
-    arrays = [np.ascontiguousarray(message.parameters) for message in messages]
-    both = zip(messages, arrays, strict=True)
-    entries = [(sent.sender, sent.epoch, sent.number, array.dtype.str, len(array)) for sent, array in both]
-    head = json.dumps(entries).encode()
-    head += b" " * (-(len(head) + 4) % _ALIGNMENT)
-    return sign(secret, kind, len(head).to_bytes(4, "little"), head, *(array.view(np.uint8).data for array in arrays))
+    """Messages of different learners as bytes, signed with the secret; ``kind`` distinguishes them from others."""
+    arrays = {
+        json.dumps([sent.sender, sent.epoch, sent.number]): np.ascontiguousarray(sent.parameters) for sent in messages
+    }
+    return sign(secret, kind, safetensors_numpy.save(arrays))
 
 
 def unseal_messages(secret: bytes, kind: bytes, data: bytes) -> list[GossipMessage]:
     """Inverse of ``seal_messages``; a TransportError if the bytes are of another kind or secret, or are damaged."""
-    body = verify(secret, kind, data)
-    begin = 4 + int.from_bytes(body[:4], "little")
-    if begin > min(len(body), _MAX_HEAD_BYTES):
-        raise TransportError(f"{len(body)} bytes hold no messages of learners")
     messages = []
     try:
-        for sender, epoch, number, dtype, count in json.loads(bytes(body[4:begin])):
-            end = begin + int(count) * np.dtype(_TYPES[_TYPES.index(dtype)]).itemsize
-            parameters = np.frombuffer(body[begin:end], dtype)
-            if len(parameters) != count:
-                raise ValueError(f"{len(parameters)} parameters, not {count}")
+        for name, parameters in safetensors_numpy.load(bytes(verify(secret, kind, data))).items():
+            sender, epoch, number = json.loads(name)
             messages.append(GossipMessage(int(sender), int(number), parameters, int(epoch)))
-            begin = end
-    except (ValueError, TypeError) as error:
+    except (SafetensorError, ValueError, TypeError) as error:
         raise TransportError(f"a message of a learner is damaged: {error}") from None
     return messages
 
