@@ -25,7 +25,6 @@ from spreeze.algorithms.fused_mlp import (
     host_copies,
     orthogonal_,
     parameter_count,
-    policy_arrays,
     uniform_,
 )
 from spreeze.algorithms.optimizers import Encoder
@@ -216,7 +215,7 @@ class ConvActorCritic:
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Trunk and perceptron, with only the policy's part of the head."""
-        arrays = policy_arrays(self._parameters.mlp)
+        arrays = self._parameters.mlp.arrays()
         arrays["head_w"] = np.ascontiguousarray(arrays["head_w"][:, : self._outputs])
         arrays["head_b"] = arrays["head_b"][: self._outputs].copy()
         return arrays | self._parameters.arrays()

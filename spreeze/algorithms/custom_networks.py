@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, Parameters, host_copies
+from spreeze.algorithms.parallel_work import TwoStreams
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch
 
@@ -65,7 +66,21 @@ class ModuleParameters(Parameters):
                 buffers.out[index].copy_(out.t())
         return buffers.out
 
-    def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
+    def backward(
+        self,
+        buffers: MlpBuffers,
+        x_t: Tensor | None,
+        gradient: Parameters | None,
+        *,
+        add: bool = False,
+        streams: TwoStreams | None = None,
+    ) -> Tensor:
+        return self._gradients(buffers, buffers.grad_out, gradient, add=add)
+
+    def derivative(self, buffers: MlpBuffers) -> Tensor:
+        return self._gradients(buffers, torch.ones_like(buffers.grad_out), None, add=False)
+
+    def _gradients(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
         """Gradients of the sum of ``grad_out`` [S, K, M] times the outputs; returns those of the buffers' input."""
         for index, module in enumerate(self._modules):
             with torch.inference_mode(False), torch.enable_grad():

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward
+from spreeze.algorithms.fused_mlp import MlpBuffers
 from spreeze.algorithms.losses import drop_top_quantiles, pairs_for, projected, quantile_huber_gradient
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_bases import ActorCriticConfig, DistributionalConfig
@@ -78,9 +78,9 @@ class _Distributional(Critics):
 
         def descend(chunks: list[Chunk]) -> None:
             for chunk in chunks:
-                mlp_forward(chunk.online, chunk.x, chunk.buffers)
+                chunk.online.forward(chunk.x, chunk.buffers)
                 self._fill_mean_gradient(chunk.buffers, values[chunk.critics, chunk.rows])
-                mlp_backward(chunk.online, chunk.buffers, None, None)
+                chunk.online.backward(chunk.buffers, None, None)
                 torch.bmm(chunk.action_weights, chunk.buffers.grads_t[0], out=chunk.action_gradients)
 
         self._run(descend, buffers.first if first else buffers.groups)

@@ -19,7 +19,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
-from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, new_parameters, policy_arrays
+from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, new_parameters
 from spreeze.algorithms.off_policy import (
     ActionValues,
     ActorOutputs,
@@ -190,11 +190,11 @@ class DQN(OffPolicyAlgorithm):
         The deviations of noisy weights are not folded; their names begin with ``noise_``.
         """
         if self.critics.mlp.layers.custom is not None:
-            return policy_arrays(self.critics.mlp)
+            return self.critics.mlp.arrays()
         weight, bias = self.critics.policy_head()
         tensors = {"head_w": weight.t().contiguous(), "head_b": bias}
         tensors |= {} if self._atoms is None else {"atoms": self._atoms}
-        arrays = policy_arrays(self.critics.mlp) | host_copies(tensors) | self.critics.noise_arrays()
+        arrays = self.critics.mlp.arrays() | host_copies(tensors) | self.critics.noise_arrays()
         if isinstance(self.critics, ImageCritics):
             return arrays | self.critics.mean.arrays()
         return arrays if self.encoder is None else arrays | self.encoder.arrays()

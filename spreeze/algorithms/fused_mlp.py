@@ -111,16 +111,76 @@ class Parameters:
         return Parameters(flat, self.sizes, self.stack, layers=self.layers)
 
     def forward(self, x: Tensor, buffers: MlpBuffers) -> Tensor:
-        """Forward pass instead of ``mlp_forward``, with ``layers.custom``."""
-        raise NotImplementedError
+        """S stacked perceptrons (``buffers.layers``, linear head) on the same rows: ``buffers.out`` [S, K, M].
 
-    def backward(self, buffers: MlpBuffers, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
-        """Backward pass instead of ``mlp_backward``, with ``layers.custom``."""
-        raise NotImplementedError
+        ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
+        """
+        keeps_preactivations, tanh = buffers.layers.keeps_preactivations, buffers.layers.activation == "tanh"
+        for index, (weight, bias, hidden) in enumerate(zip(self.weights, self.biases, buffers.hidden, strict=True)):
+            if keeps_preactivations:
+                x = _hidden_layer(x, weight, bias, buffers, index)
+            elif tanh:
+                x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
+            elif hidden.device.type == "cpu":
+                # Torch has an operation that adds and clamps in one pass over memory only on the CPU.
+                x = torch._add_relu_(torch.bmm(x, weight, out=hidden), bias)
+            else:
+                x = relu_layer(x, weight, bias, hidden)
+        if self.sizes[-1] > 1:
+            return torch.baddbmm(self.head_bias, self.head_weight, buffers.hidden_t[-1], out=buffers.out)
+        for rows, weight, out in zip(buffers.last_rows, self.head_rows, buffers.out_rows, strict=True):
+            self.head_matmul(rows, weight, out=out)
+        return buffers.out.add_(self.head_bias)
+
+    def backward(
+        self,
+        buffers: MlpBuffers,
+        x_t: Tensor | None,
+        gradient: Parameters | None,
+        *,
+        add: bool = False,
+        streams: TwoStreams | None = None,
+    ) -> Tensor:
+        """Back-propagates ``buffers.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
+
+        ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; ``add``
+        adds to its values. With ``streams`` both gradients of a layer are computed at once.
+        """
+        for index in range(len(buffers.hidden), -1, -1):
+            if streams is not None and gradient is not None and index:
+                streams.both(
+                    partial(input_gradients, self, buffers, index),
+                    partial(weight_gradients, buffers, x_t, gradient, index, add=add),
+                )
+                continue
+            if gradient is not None:
+                weight_gradients(buffers, x_t, gradient, index, add=add)
+            if index:
+                input_gradients(self, buffers, index)
+        return buffers.grads[0]
+
+    def derivative(self, buffers: MlpBuffers) -> Tensor:
+        """Derivative of each row's single output with respect to the first layer's pre-activation [S, M, H_0].
+
+        Called after ``forward``; equals ``backward`` for a ``grad_out`` of ones, without the multiplication.
+        """
+        if buffers.layers == RELU:
+            torch.ops.aten.threshold_backward.grad_input(
+                self.head_weight, buffers.hidden[-1], 0.0, grad_input=buffers.grads[-1]
+            )
+        else:
+            _through_activation(self, buffers, len(buffers.hidden) - 1, buffers.grads[-1].copy_(self.head_weight))
+        for index in range(len(buffers.hidden) - 1, 0, -1):
+            input_gradients(self, buffers, index)
+        return buffers.grads[0]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays of the policy instead of ``policy_arrays``, with ``layers.custom``."""
-        raise NotImplementedError
+        """Copies on the CPU of a single network, by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
+        arrays: dict[str, Tensor] = {}
+        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            arrays |= {f"w{index}": weight[0], f"b{index}": bias[0, 0]}
+        arrays |= {"head_w": self.head_weight[0].t().contiguous(), "head_b": self.head_bias[0, :, 0]}
+        return host_copies(arrays)
 
     def one(self, index: int) -> Parameters:
         """One network of the stack, as views."""
@@ -176,7 +236,7 @@ class MlpBuffers:
     """Buffers of one forward and backward pass over M rows: activations and gradients.
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] its gradient, which the caller fills before
-    ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations. The gradient at a layer overwrites the activations
+    ``backward``. ``hidden[i]`` [S, M, H_i] are the activations. The gradient at a layer overwrites the activations
     of the layer above: the less memory a pass touches, the more stays in the core's cache.
 
     With ``layers.keeps_preactivations``, ``preactivations[i]`` [S, M, H_i] are the sums before bias and activation.
@@ -234,33 +294,6 @@ def _closed(tensor: Tensor) -> Tensor:
     return tensor[0].unsqueeze(0) if tensor.shape[0] == 1 else tensor
 
 
-def mlp_forward(parameters: Parameters, x: Tensor, buffers: MlpBuffers) -> Tensor:
-    """S stacked perceptrons (``buffers.layers``, linear head) on the same rows: ``buffers.out`` [S, K, M].
-
-    ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
-    """
-    if parameters.layers.custom is not None:
-        return parameters.forward(x, buffers)
-    keeps_preactivations, tanh = buffers.layers.keeps_preactivations, buffers.layers.activation == "tanh"
-    for index, (weight, bias, hidden) in enumerate(
-        zip(parameters.weights, parameters.biases, buffers.hidden, strict=True)
-    ):
-        if keeps_preactivations:
-            x = _hidden_layer(x, weight, bias, buffers, index)
-        elif tanh:
-            x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
-        elif hidden.device.type == "cpu":
-            # Torch has an operation that adds and clamps in one pass over memory only on the CPU.
-            x = torch._add_relu_(torch.bmm(x, weight, out=hidden), bias)
-        else:
-            x = relu_layer(x, weight, bias, hidden)
-    if parameters.sizes[-1] > 1:
-        return torch.baddbmm(parameters.head_bias, parameters.head_weight, buffers.hidden_t[-1], out=buffers.out)
-    for rows, weight, out in zip(buffers.last_rows, parameters.head_rows, buffers.out_rows, strict=True):
-        parameters.head_matmul(rows, weight, out=out)
-    return buffers.out.add_(parameters.head_bias)
-
-
 def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
     """Share of the hidden ReLU units that are 0 in all of their rows [M, I]; NaN if there are none.
 
@@ -272,7 +305,7 @@ def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
             continue
         x = x[:_ROWS_OF_DEAD]
         buffers = MlpBuffers.allocate(parameters, len(x))
-        mlp_forward(parameters, x.expand(parameters.stack, -1, -1), buffers)
+        parameters.forward(x.expand(parameters.stack, -1, -1), buffers)
         for hidden in buffers.hidden:
             dead += int((hidden.amax(1) <= 0.0).sum())
             units += hidden.shape[0] * hidden.shape[2]
@@ -303,56 +336,6 @@ def relu_layer(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
     for index in range(len(out)):
         torch._addmm_activation(bias[index, 0], x[index], weight[index], out=out[index])
     return out
-
-
-def mlp_backward(
-    parameters: Parameters,
-    buffers: MlpBuffers,
-    x_t: Tensor | None,
-    gradient: Parameters | None,
-    *,
-    add: bool = False,
-    streams: TwoStreams | None = None,
-) -> Tensor:
-    """Back-propagates ``buffers.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
-
-    ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; ``add`` adds
-    to its values. With ``streams`` both gradients of a layer are computed at once.
-    """
-    if parameters.layers.custom is not None:
-        return parameters.backward(buffers, buffers.grad_out, gradient, add=add)
-    for index in range(len(buffers.hidden), -1, -1):
-        if streams is not None and gradient is not None and index:
-            streams.both(
-                partial(input_gradients, parameters, buffers, index),
-                partial(weight_gradients, buffers, x_t, gradient, index, add=add),
-            )
-            continue
-        if gradient is not None:
-            weight_gradients(buffers, x_t, gradient, index, add=add)
-        if index:
-            input_gradients(parameters, buffers, index)
-    return buffers.grads[0]
-
-
-def mlp_gradients(parameters: Parameters, buffers: MlpBuffers) -> Tensor:
-    """Derivative of each row's single output with respect to the first layer's pre-activation [S, M, H_0].
-
-    Called after ``mlp_forward``; equals ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
-    """
-    if parameters.layers.custom is not None:
-        return parameters.backward(buffers, torch.ones_like(buffers.grad_out), None, add=False)
-    if buffers.layers == RELU:
-        torch.ops.aten.threshold_backward.grad_input(
-            parameters.head_weight, buffers.hidden[-1], 0.0, grad_input=buffers.grads[-1]
-        )
-    else:
-        _through_activation(
-            parameters, buffers, len(buffers.hidden) - 1, buffers.grads[-1].copy_(parameters.head_weight)
-        )
-    for index in range(len(buffers.hidden) - 1, 0, -1):
-        input_gradients(parameters, buffers, index)
-    return buffers.grads[0]
 
 
 def input_gradients(parameters: Parameters, buffers: MlpBuffers, index: int) -> None:
@@ -480,7 +463,7 @@ class ActorCriticMlp:
         """Outputs [K, M] (logits or means) and values [M] at rows [M, I], in buffers that the next call overwrites."""
         if self._buffers.out.shape[2] != len(x):
             self._buffers = MlpBuffers.allocate(self.networks, len(x))
-        out = mlp_forward(self.networks, x.expand(2, -1, -1), self._buffers)
+        out = self.networks.forward(x.expand(2, -1, -1), self._buffers)
         return out[0], out[1, 0]
 
     def _backward(self, x: Tensor, grad_out: Tensor, grad_value: Tensor) -> Tensor:
@@ -490,26 +473,15 @@ class ActorCriticMlp:
         """
         self._buffers.grad_out[0].copy_(grad_out)
         self._buffers.grad_out[1, 0].copy_(grad_value)
-        return mlp_backward(self.networks, self._buffers, x.t().expand(2, -1, -1), self.gradients)
+        return self.networks.backward(self._buffers, x.t().expand(2, -1, -1), self.gradients)
 
     def values(self, x: Tensor) -> Tensor:
         """Values [M] at rows x [M, I]."""
         buffers = MlpBuffers.allocate(self.value_network, len(x))
-        return mlp_forward(self.value_network, x.unsqueeze(0), buffers)[0, 0]
+        return self.value_network.forward(x.unsqueeze(0), buffers)[0, 0]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        return policy_arrays(self.policy_network)
-
-
-def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
-    """Copies on the CPU of a single network, by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
-    if parameters.layers.custom is not None:
-        return parameters.arrays()
-    arrays: dict[str, Tensor] = {}
-    for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
-        arrays |= {f"w{index}": weight[0], f"b{index}": bias[0, 0]}
-    arrays |= {"head_w": parameters.head_weight[0].t().contiguous(), "head_b": parameters.head_bias[0, :, 0]}
-    return host_copies(arrays)
+        return self.policy_network.arrays()
 
 
 def host_copies(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
@@ -519,7 +491,7 @@ def host_copies(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray]]:
     """Starts a copy of a network's weights to the host.
 
-    The returned function waits for the copy, also in another thread, and returns its ``policy_arrays``.
+    The returned function waits for the copy, also in another thread, and returns its ``arrays``.
     """
     source, copied = parameters.flat, None
     flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
@@ -531,7 +503,7 @@ def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray
     def read() -> dict[str, np.ndarray]:
         if copied is not None:
             copied.synchronize()
-        return policy_arrays(parameters.over(flat))
+        return parameters.over(flat).arrays()
 
     return read
 
@@ -552,7 +524,7 @@ class MlpPasses:
         self._down = cut(row_chunks(device, rows)[0])
 
     def forward(self, x: Tensor) -> Tensor:
-        """``mlp_forward`` of x [1, M, I]."""
+        """``Parameters.forward`` of x [1, M, I]."""
         if self._parallel is None:
             self._up(self._shares[0], x)
         else:
@@ -561,15 +533,13 @@ class MlpPasses:
 
     def _up(self, chunks: list[tuple[slice, MlpBuffers]], x: Tensor) -> None:
         for rows, buffers in chunks:
-            mlp_forward(self._parameters, x[:, rows], buffers)
+            self._parameters.forward(x[:, rows], buffers)
 
     def backward(self, x_t: Tensor, gradient: Parameters) -> None:
-        """``mlp_backward`` of the buffers' ``grad_out`` with weight gradients; x_t is [1, I, M]."""
+        """``Parameters.backward`` of the buffers' ``grad_out`` with weight gradients; x_t is [1, I, M]."""
         for rows, buffers in self._down:
             if self._parallel is None or len(buffers.hidden) < 2:
-                mlp_backward(
-                    self._parameters, buffers, x_t[:, :, rows], gradient, add=rows.start > 0, streams=self._streams
-                )
+                self._parameters.backward(buffers, x_t[:, :, rows], gradient, add=rows.start > 0, streams=self._streams)
             else:
                 self._by_both(self._parallel, buffers, x_t[:, :, rows], gradient, add=rows.start > 0)
 

@@ -31,11 +31,7 @@ from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpBuffers,
     Parameters,
-    mlp_backward,
-    mlp_forward,
-    mlp_gradients,
     new_parameters,
-    policy_arrays,
     policy_snapshot,
     row_chunks,
 )
@@ -274,7 +270,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         assert self.actor is not None
-        return policy_arrays(self.actor.online) | ({} if self.encoder is None else self.encoder.arrays())
+        return self.actor.online.arrays() | ({} if self.encoder is None else self.encoder.arrays())
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
         """Copies the weights, without waiting if there is an actor; returns a function for their ``policy_arrays``."""
@@ -515,7 +511,7 @@ class Critics(CriticNetworks[Parameters]):
 
         def evaluate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
-                mlp_forward(chunk.target, chunk.x, chunk.buffers)
+                chunk.target.forward(chunk.x, chunk.buffers)
 
         self._run(evaluate, buffers.groups)
         return buffers
@@ -534,15 +530,10 @@ class Critics(CriticNetworks[Parameters]):
         def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 x = obs_action[chunk.rows].expand(chunk.num_critics, -1, -1)
-                mlp_forward(chunk.online, x, chunk.buffers)
+                chunk.online.forward(x, chunk.buffers)
                 fill(chunk)
-                mlp_backward(
-                    chunk.online,
-                    chunk.buffers,
-                    x.transpose(1, 2),
-                    chunk.gradient,
-                    add=not chunk.is_first,
-                    streams=streams,
+                chunk.online.backward(
+                    chunk.buffers, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first, streams=streams
                 )
                 if by_obs is not None:
                     by_obs[chunk.critics, chunk.rows] = _input_gradient(chunk.online, chunk.buffers)[
@@ -587,15 +578,15 @@ class Critics(CriticNetworks[Parameters]):
 
 
 def _input_gradient(networks: Parameters, buffers: MlpBuffers) -> Tensor:
-    """Derivatives [S, M, I] with respect to the inputs, after ``mlp_backward``."""
+    """Derivatives [S, M, I] with respect to the inputs, after ``Parameters.backward``."""
     return torch.bmm(buffers.grads[0], networks.weights_t[0])
 
 
 def _action_gradients(chunks: list[Chunk]) -> None:
     """Computes Q and dQ/da of each network, without a sum over rows."""
     for chunk in chunks:
-        mlp_forward(chunk.online, chunk.x, chunk.buffers)
-        mlp_gradients(chunk.online, chunk.buffers)
+        chunk.online.forward(chunk.x, chunk.buffers)
+        chunk.online.derivative(chunk.buffers)
         torch.bmm(chunk.action_weights, chunk.buffers.grads_t[0], out=chunk.action_gradients)
 
 
@@ -662,7 +653,7 @@ class ActionValues(CriticNetworks[Any], Generic[N]):
 
     def noise_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the deviations of noisy weights, ``noise_w0`` and so on; none without noise."""
-        arrays = policy_arrays(perceptron_of(self.online.deviations)) if self.noisy else {}
+        arrays = perceptron_of(self.online.deviations).arrays() if self.noisy else {}
         return {f"noise_{name}": array for name, array in arrays.items()}
 
     def draw(self, fill: Callable[[Tensor], None], *, target: bool = False) -> None:
@@ -736,7 +727,7 @@ class DiscreteCritics(ActionValues[Parameters]):
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):
             self._buffers = MlpBuffers.allocate(networks, len(obs))
-        out = mlp_forward(networks, obs.expand(networks.stack, -1, -1), self._buffers)
+        out = networks.forward(obs.expand(networks.stack, -1, -1), self._buffers)
         return out if self._dueling is None else self._dueling.join(out)
 
     def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
@@ -745,6 +736,6 @@ class DiscreteCritics(ActionValues[Parameters]):
             torch.mul(grad_q, 1.0 / len(obs), out=buffers.grad_out)
         else:
             self._dueling.part(grad_q.mul_(1.0 / len(obs)), buffers.grad_out)
-        mlp_backward(self._online, buffers, obs.t().expand(self._online.stack, -1, -1), self._gradient)
+        self._online.backward(buffers, obs.t().expand(self._online.stack, -1, -1), self._gradient)
         if self.gives_obs_gradient:
             self.obs_gradient = _input_gradient(self._online, buffers).sum(0)

@@ -25,7 +25,7 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
 from spreeze.algorithms.conv_networks import ConvActorCritic, refuse_layers
-from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters, policy_arrays
+from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.config.algorithm_bases import OnPolicyConfig
@@ -382,7 +382,7 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         network = self.net.value_network if isinstance(self.net, MlpActorCritic) else None
         if network is None or network.layers.custom is not None:
             return None
-        arrays = policy_arrays(network)
+        arrays = network.arrays()
         return lambda: arrays, self._values_of(network, "states", scale)
 
     def parameters(self) -> np.ndarray:

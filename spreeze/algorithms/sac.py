@@ -20,15 +20,7 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import (
-    HiddenLayers,
-    MlpBuffers,
-    MlpPasses,
-    Parameters,
-    mlp_backward,
-    mlp_forward,
-    new_parameters,
-)
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, CriticNetworks, Critics, DiscreteCritics
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
@@ -337,7 +329,7 @@ class DiscreteSAC(_SoftActorCritic):
         buffers = self._buffers
         filled = buffers.fill(batch, updates_actor=self._actor_update_due())
         x = buffers.x[:, :filled]
-        logits = mlp_forward(self.actor.online, x, buffers.mlp_by_rows[filled])[0]
+        logits = self.actor.online.forward(x, buffers.mlp_by_rows[filled])[0]
         log_prob = (losses.mask_logits(logits, x[0]) if self._masked else logits).log_softmax(0)
         prob = log_prob.exp()
         if filled == rows:
@@ -369,7 +361,7 @@ class DiscreteSAC(_SoftActorCritic):
         assert buffers is not None
         grad, buffers.negative_entropy = losses.soft_policy_gradient(buffers.prob, buffers.log_prob, dq_da, self.alpha)
         torch.mul(grad, 1.0 / buffers.rows, out=buffers.current.grad_out[0])
-        mlp_backward(self.actor.online, buffers.current, buffers.x_obs_t, self.actor.gradient)
+        self.actor.online.backward(buffers.current, buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
         if self._config.tune_alpha:
             torch.neg(buffers.negative_entropy.mean(), out=self.alpha_gradient[0])
@@ -386,7 +378,7 @@ class HybridCritics(DiscreteCritics):
         lowest, index = values.min(0, keepdim=True)
         self.action_value = (lowest[0] * prob).sum(0)
         self._buffers.grad_out.zero_().scatter_(0, index, prob.unsqueeze(0))
-        mlp_backward(self.online, self._buffers, None, None)
+        self.online.backward(self._buffers, None, None)
         by_continuous = torch.bmm(self.online.weights[0][:, -num_continuous:], self._buffers.grads_t[0]).sum(0)
         return torch.cat((by_continuous, lowest[0]))
 

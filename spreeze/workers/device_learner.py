@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
+from spreeze.algorithms.fused_mlp import MlpBuffers
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm, Samples
 from spreeze.envs.families import family_of
@@ -104,7 +104,8 @@ class DeviceActor:
             return self._net.forward(obs)[0]
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):
             self._buffers = MlpBuffers.allocate(self._net, len(obs))
-        return mlp_forward(self._net, obs.unsqueeze(0), self._buffers)[0]
+        out: Tensor = self._net.forward(obs.unsqueeze(0), self._buffers)
+        return out[0]
 
 
 def statistics_of(normalizer: Normalizer, device: torch.device) -> Tensor:

@@ -13,14 +13,7 @@ from rollouts import learner, rollout, task
 from torch.func import functional_call
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import (
-    HiddenLayers,
-    MlpBuffers,
-    mlp_backward,
-    mlp_forward,
-    mlp_gradients,
-    new_parameters,
-)
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, new_parameters
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithms import NetworkRow, find_network
 from spreeze.config.schema import SECTIONS, LearnerConfig
@@ -90,16 +83,16 @@ def test_gradients_of_a_stack_of_own_modules_equal_autograd(module):
     out.backward(upstream)
     with torch.inference_mode():
         buffers = MlpBuffers.allocate(parameters, 7)
-        torch.testing.assert_close(mlp_forward(parameters, x, buffers), out)
+        torch.testing.assert_close(parameters.forward(x, buffers), out)
         for part in (slice(0, 3), slice(3, 7)):
             some = buffers.part(part.start, part.stop)
             some.grad_out.copy_(upstream[:, :, part])
-            first = mlp_backward(parameters, some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
+            first = parameters.backward(some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
             torch.testing.assert_close(first @ parameters.weights[0].transpose(1, 2), x.grad[:, part])
         for index in range(2):
             for name, leaf in leaves[index].items():
                 torch.testing.assert_close(gradient._named[index][name], leaf.grad)
-        ones = mlp_gradients(parameters, buffers).clone()
+        ones = parameters.derivative(buffers).clone()
     expected, = torch.autograd.grad(sum(functional_call(own, leaves[index], (x[index],)).sum()
                                         for index, own in enumerate(parameters._modules)), x)  # fmt: skip
     torch.testing.assert_close(ones, expected)
@@ -152,7 +145,7 @@ def test_every_replay_algorithm_learns_with_it_and_resumes_bit_by_bit(module, na
     assert all(np.array_equal(second.state_arrays()[key], array) for key, array in first.state_arrays().items())
     obs = rng.standard_normal((5, 3)).astype(np.float32)
     net = first.critics.online if first.actor is None else first.actor.online
-    expected = mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy()
+    expected = net.forward(torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy()
     np.testing.assert_allclose(policy_of(first)._forward(obs, ())[0], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first.policy_snapshot()()["net.last.bias"], first.policy_arrays()["net.last.bias"])
 

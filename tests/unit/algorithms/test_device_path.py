@@ -13,7 +13,7 @@ import torch
 from kernel_count import Operations, kernels_of
 
 from spreeze.algorithms import create, optimizers
-from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, new_parameters, relu_layer
+from spreeze.algorithms.fused_mlp import MlpBuffers, new_parameters, relu_layer
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout, TeamSpec
@@ -186,8 +186,8 @@ def test_weight_gradients_by_the_way_of_a_gpu_are_those_of_a_processor(rows):
             new_parameters((5, 16, 16, 1), 2, torch.device("cpu")),
         )
         buffers.ones = torch.ones(2, 1, rows) if on_gpu else None
-        mlp_forward(parameters, x, buffers)
+        parameters.forward(x, buffers)
         buffers.grad_out.copy_(torch.linspace(-1.0, 1.0, rows))
-        mlp_backward(parameters, buffers, x.transpose(1, 2), gradient)
+        parameters.backward(buffers, x.transpose(1, 2), gradient)
         found.append(gradient.flat)
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)

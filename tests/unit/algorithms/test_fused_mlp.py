@@ -12,16 +12,7 @@ from rollouts import FRAMES, learner, rollout, task
 from torch.nn import functional
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import (
-    HiddenLayers,
-    MlpBuffers,
-    MlpPasses,
-    mlp_backward,
-    mlp_forward,
-    mlp_gradients,
-    new_parameters,
-    policy_arrays,
-)
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, new_parameters
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError
@@ -54,11 +45,11 @@ def test_forward_and_weight_gradients_equal_autograd(sizes, stack):
     rows = torch.randn(11, sizes[0] + 3, dtype=torch.float64)  # a strided view, as from a row block
     x = rows[:, : sizes[0]].expand(stack, -1, -1)
     out, leaves = autograd_twin(parameters, x)
-    torch.testing.assert_close(mlp_forward(parameters, x, buffers), out.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(parameters.forward(x, buffers), out.detach(), rtol=1e-10, atol=1e-12)
     upstream = torch.randn_like(out)
     out.backward(upstream)
     buffers.grad_out.copy_(upstream)
-    mlp_backward(parameters, buffers, x.transpose(1, 2), gradient)
+    parameters.backward(buffers, x.transpose(1, 2), gradient)
     for (got, _), leaf in zip(gradient.blocks(), leaves, strict=True):
         torch.testing.assert_close(got, leaf.grad, rtol=1e-9, atol=1e-12)
 
@@ -71,9 +62,9 @@ def test_input_gradient_equals_autograd_and_touches_no_weight_gradient(sizes, st
     out, _ = autograd_twin(parameters, x)
     out.sum().backward()
     with torch.no_grad():
-        mlp_forward(parameters, x, buffers)
+        parameters.forward(x, buffers)
         buffers.grad_out.fill_(1.0)
-        first = mlp_backward(parameters, buffers, None, None)
+        first = parameters.backward(buffers, None, None)
         got = first @ parameters.weights[0].transpose(1, 2)
     torch.testing.assert_close(got, x.grad, rtol=1e-9, atol=1e-12)
 
@@ -85,21 +76,21 @@ def test_backward_over_a_part_of_the_rows_is_that_of_those_rows_alone():
     x, upstream = torch.randn(1, 10, 4, dtype=torch.float64), torch.randn(1, 3, 6, dtype=torch.float64)
     buffers = MlpBuffers.allocate(parameters, 10)
     part = buffers.part(4, 10)
-    mlp_forward(parameters, x, buffers)
+    parameters.forward(x, buffers)
     part.grad_out.copy_(upstream)
-    mlp_backward(parameters, part, x[:, 4:].transpose(1, 2), gradient)
+    parameters.backward(part, x[:, 4:].transpose(1, 2), gradient)
     small = MlpBuffers.allocate(parameters, 6)
-    mlp_forward(parameters, x[:, 4:], small)
+    parameters.forward(x[:, 4:], small)
     small.grad_out.copy_(upstream)
-    mlp_backward(parameters, small, x[:, 4:].transpose(1, 2), alone)
+    parameters.backward(small, x[:, 4:].transpose(1, 2), alone)
     torch.testing.assert_close(gradient.flat, alone.flat, rtol=1e-12, atol=1e-14)
 
 
 def test_first_of_a_stack_shares_memory_and_gives_the_same_values():
     parameters = made((5, 8, 8, 1), 2)
     x, buffers = torch.randn(2, 4, 5, dtype=torch.float64), MlpBuffers.allocate(parameters, 4)
-    both = mlp_forward(parameters, x, buffers).clone()
-    one = mlp_forward(parameters.one(0), x[:1], buffers.under(buffers.out[:1], buffers.grad_out[:1]))
+    both = parameters.forward(x, buffers).clone()
+    one = parameters.one(0).forward(x[:1], buffers.under(buffers.out[:1], buffers.grad_out[:1]))
     torch.testing.assert_close(one[0], both[0])
     assert parameters.one(0).head_weight.data_ptr() == parameters.head_weight.data_ptr()
 
@@ -116,10 +107,10 @@ def test_initial_weights_lie_within_the_linear_default_and_follow_the_seed():
 
 def test_policy_arrays_are_copies_in_the_layout_of_numpy():
     parameters = made((3, 4, 2), 1)
-    arrays = policy_arrays(parameters)
+    arrays = parameters.arrays()
     x = torch.randn(5, 3, dtype=torch.float64)
     hidden = np.maximum(x.numpy() @ arrays["w0"] + arrays["b0"], 0)
-    expected = mlp_forward(parameters, x[None], MlpBuffers.allocate(parameters, 5))[0].t().clone()
+    expected = parameters.forward(x[None], MlpBuffers.allocate(parameters, 5))[0].t().clone()
     np.testing.assert_allclose(hidden @ arrays["head_w"] + arrays["head_b"], expected.numpy())
     parameters.flat.zero_()
     assert np.abs(arrays["w0"]).sum() > 0
@@ -165,11 +156,11 @@ def test_every_activation_with_and_without_layer_norm_equals_autograd(layers, si
     upstream = torch.randn_like(out)
     out.backward(upstream)
     with torch.no_grad():
-        torch.testing.assert_close(mlp_forward(parameters, x, buffers), out, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(parameters.forward(x, buffers), out, rtol=1e-10, atol=1e-12)
         for part in (slice(0, 4), slice(4, rows)):  # as chunks are summed
             some = buffers.part(part.start, part.stop)
             some.grad_out.copy_(upstream[:, :, part])
-            first = mlp_backward(parameters, some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
+            first = parameters.backward(some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
             got = first @ parameters.weights[0].transpose(1, 2)
             torch.testing.assert_close(got, x.grad[:, part], rtol=1e-9, atol=1e-12)
     for (found, _), leaf in zip(gradient.blocks(), leaves, strict=True):
@@ -183,8 +174,8 @@ def test_the_derivative_of_a_value_by_its_input_equals_autograd(layers):
     torch_twin(parameters, x)[0].sum().backward()
     with torch.no_grad():
         buffers = MlpBuffers.allocate(parameters, 6)
-        mlp_forward(parameters, x, buffers)
-        got = mlp_gradients(parameters, buffers) @ parameters.weights[0].transpose(1, 2)
+        parameters.forward(x, buffers)
+        got = parameters.derivative(buffers) @ parameters.weights[0].transpose(1, 2)
     torch.testing.assert_close(got, x.grad, rtol=1e-9, atol=1e-12)
 
 
@@ -204,7 +195,7 @@ def test_two_threads_and_the_sampler_s_numpy_give_the_same(layers):
             found.append((out, gradient.flat))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     meta = {"policy": "categorical", "num_actions": 3, "obs_dim": 4, "hidden_sizes": [9, 8], **layers.meta}
-    policy = Policy.from_weights(policy_arrays(parameters), meta)
+    policy = Policy.from_weights(parameters.arrays(), meta)
     np.testing.assert_allclose(policy._forward(x[0].numpy(), ())[0], found[0][0][0].t(), rtol=1e-4, atol=1e-5)
 
 
@@ -213,7 +204,7 @@ def test_layer_norm_by_hand():
     parameters.weights[0][0] = torch.tensor([[3.0, 1.0]])  # the sums 3 and 1 become 1 and -1
     parameters.biases[0][0] = torch.tensor([[0.5, 4.0]])
     parameters.head_weight[0] = torch.tensor([[10.0, 100.0]])
-    out = mlp_forward(parameters, torch.ones(1, 1, 1, dtype=torch.float64), MlpBuffers.allocate(parameters, 1))
+    out = parameters.forward(torch.ones(1, 1, 1, dtype=torch.float64), MlpBuffers.allocate(parameters, 1))
     assert out.item() == pytest.approx(10.0 * 1.5 + 100.0 * 3.0, rel=1e-5)
 
 
@@ -242,7 +233,7 @@ def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(na
                 rows[:, layout.action] = rng.integers(3, size=(16, 1))
             algorithm.update(layout.split(torch.from_numpy(rows), 0.9))
         net = algorithm.critics.online if algorithm.actor is None else algorithm.actor.online
-        expected = mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy().copy()
+        expected = net.forward(torch.from_numpy(obs)[None], MlpBuffers.allocate(net, 5))[0].t().numpy().copy()
     assert algorithm.updates_skipped() == 0
     policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
     np.testing.assert_allclose(policy._forward(obs, ())[0], expected, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from batches import ACT, NAMES, OBS, batches, exact
 
 from spreeze.algorithms import create, fused_mlp
-from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, mlp_gradients, new_parameters
+from spreeze.algorithms.fused_mlp import MlpBuffers, new_parameters
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 
@@ -45,9 +45,9 @@ def test_slopes_are_the_gradient_of_ones():
     parameters = exact(new_parameters, (5, 8, 8, 1), 2, torch.device("cpu"), dtype=torch.float64)
     parameters.initialize(torch.Generator().manual_seed(0))
     x, buffers = torch.randn(2, 7, 5, dtype=torch.float64), MlpBuffers.allocate(parameters, 7)
-    mlp_forward(parameters, x, buffers)
-    slopes = mlp_gradients(parameters, buffers).clone()
-    mlp_forward(parameters, x, buffers)
+    parameters.forward(x, buffers)
+    slopes = parameters.derivative(buffers).clone()
+    parameters.forward(x, buffers)
     buffers.grad_out.fill_(1.0)
-    torch.testing.assert_close(slopes, mlp_backward(parameters, buffers, None, None))
+    torch.testing.assert_close(slopes, parameters.backward(buffers, None, None))
     assert slopes.abs().max() > 0

@@ -9,7 +9,7 @@ import torch
 from harness import PATIENCE_S, race
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_forward
+from spreeze.algorithms.fused_mlp import MlpBuffers
 from spreeze.algorithms.sac import SACConfig
 from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.errors import UsageError, WeightsError
@@ -29,7 +29,7 @@ def policy_of(algorithm, **extra):
 
 def torch_output(algorithm, obs):
     net = algorithm.actor.online
-    return mlp_forward(net, torch.from_numpy(obs)[None], MlpBuffers.allocate(net, len(obs)))[0].t().numpy().copy()
+    return net.forward(torch.from_numpy(obs)[None], MlpBuffers.allocate(net, len(obs)))[0].t().numpy().copy()
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

@@ -9,7 +9,7 @@ import torch
 from batches import ACT, OBS, batches, exact
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import MlpBuffers, mlp_backward, mlp_forward, new_parameters
+from spreeze.algorithms.fused_mlp import MlpBuffers, new_parameters
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.errors import ConfigError
@@ -120,9 +120,9 @@ def passed(precision, dtype):
         used = exact(new_parameters, parameters.sizes, 2, CPU, dtype=dtype)
         used.flat.copy_(parameters.flat)
         buffers = MlpBuffers.allocate(used, ROWS)
-        mlp_forward(used, x, buffers)
+        used.forward(x, buffers)
         buffers.grad_out.copy_(torch.linspace(0.5, 1.5, ROWS, dtype=dtype).expand(2, 1, ROWS))
-        mlp_backward(used, buffers, x.transpose(1, 2), gradient)
+        used.backward(buffers, x.transpose(1, 2), gradient)
         return {
             "out": buffers.out.double(),
             "first": gradient.weights[0].double(),
