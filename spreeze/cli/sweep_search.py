@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 TRIALS = 20
 _PARTS = 10  # parts of a run after which its return is compared with those of the other trials
 _WINDOW = 0.2  # fraction of a run, at its end, whose evaluations count
+_FEWEST = 3  # evaluations in such a fraction with which a run is compared before its end
 _WARMUP_PARTS, _WARMUP_TRIALS = 4, 4  # parts of each run, and trials, in which none is ended
 _RANDOM_TRIALS = 10
 _LOOK_S = 0.5
@@ -178,20 +179,26 @@ def fraction_done(evaluation: EvaluationRow, stop: StopConfig) -> float:
     return min(1.0, max(value / limit for value, limit in limits if limit))
 
 
-def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig, until: float = 1.0) -> float | None:
-    """Mean return over the fifth of a run, by its length, that ends now or at ``until``; None without evaluation."""
-    done = [row for row in evaluations if fraction_done(row, stop) <= until]
-    if not done:
-        return None
-    since = min(until, fraction_done(done[-1], stop)) - _WINDOW
-    return return_curve.final_metric([row for row in done if fraction_done(row, stop) > since], len(done))
+def _return_between(
+    since: float, until: float, evaluations: Sequence[EvaluationRow], stop: StopConfig, least: int = 1
+) -> float | None:
+    """Mean return between two fractions of a run; None with fewer evaluations than ``least``."""
+    rows = [row for row in evaluations if since < fraction_done(row, stop) <= until]
+    return return_curve.final_metric(rows, len(rows)) if len(rows) >= least else None
+
+
+def late_return(evaluations: Sequence[EvaluationRow], stop: StopConfig) -> float | None:
+    """Mean return over the last fifth of a run, by its length; None without evaluation."""
+    over = max((fraction_done(row, stop) for row in evaluations), default=0.0)
+    return _return_between(over - _WINDOW, over, evaluations, stop)
 
 
 def returns_by_part(evaluations: Sequence[EvaluationRow], stop: StopConfig) -> list[float | None]:
-    """The late return as of each tenth of a run that is over; None where there was no evaluation yet."""
-    over = max((fraction_done(row, stop) for row in evaluations), default=0.0)
+    """Mean return over the fifth before each tenth that is over; None with few evaluations of a policy that learned."""
+    trained = [row for row in evaluations if row.updates]
+    over = max((fraction_done(row, stop) for row in trained), default=0.0)
     parts = [part / _PARTS for part in range(1, _PARTS + 1)]
-    return [late_return(evaluations, stop, part) for part in parts if part <= over]
+    return [_return_between(part - _WINDOW, part, trained, stop, _FEWEST) for part in parts if part <= over]
 
 
 class SettingSearch:
@@ -214,7 +221,7 @@ class SettingSearch:
         journal = optuna.storages.JournalStorage(JournalFileBackend(str(runs_dir / f"{sweep.name}.search.log")))
         self._study = optuna.create_study(
             storage=journal, study_name=sweep.name, direction="maximize", load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(_WARMUP_TRIALS, _WARMUP_PARTS),
+            pruner=optuna.pruners.MedianPruner(_WARMUP_TRIALS, _WARMUP_PARTS, n_min_trials=_WARMUP_TRIALS),
         )  # fmt: skip
         known = len(self._study.trials)
         starting = max(_WARMUP_TRIALS, min(_RANDOM_TRIALS, self._plan["trials"] // 3))

@@ -29,7 +29,7 @@ def _curve(setting):
     """Returns that rise to 0 for an actor_lr of 0.01 with twin critics, lower ones for all others."""
     lr, critics = (text.partition("=")[2] for text in setting.split())
     best = -10.0 * abs(math.log10(float(lr)) + 2.0) - 5.0 * (critics != "twin")
-    return [_evaluation(10 * part, best - (10 - part), t=float(part)) for part in range(1, 11)]
+    return [_evaluation(5 * part, best - (10 - part / 2), t=part / 2) for part in range(1, 21)]
 
 
 class Runs:
@@ -60,7 +60,7 @@ class Runs:
         return sweep_runs.RunProcess(run, SimpleNamespace(poll=lambda: self._ended(run.name)), None)
 
     def _ended(self, name):
-        return 0 if self.seen[name] >= 10 or name in self.stopped else None
+        return 0 if self.seen[name] >= 20 or name in self.stopped else None
 
     def _reader(self, path):
         name = path.parent.name
@@ -83,20 +83,33 @@ def runs(tmp_path, monkeypatch):
     return Runs(tmp_path, monkeypatch)
 
 
-def test_a_part_is_worth_the_mean_over_the_fifth_before_it_however_often_it_was_evaluated():
+def test_a_part_is_worth_the_mean_over_the_fifth_before_it_where_that_was_evaluated_often_enough():
     stop = StopConfig(updates=100)
-    evaluations = [_evaluation(12, -8.0), _evaluation(14, -4.0), _evaluation(35, -1.0), _evaluation(41, 2.0)]
-    assert returns_by_part(evaluations, stop) == [None, -6.0, -6.0, -1.0]
-    assert late_return(evaluations, stop) == 0.5
+    evaluations = [
+        _evaluation(updates, value)
+        for updates, value in ((12, -8.0), (14, -4.0), (16, -3.0), (25, 0.0), (35, -1.0), (41, 2.0))
+    ]
+    assert returns_by_part(evaluations, stop) == [None, -5.0, -3.75, None]
+    assert late_return(evaluations, stop) == pytest.approx(1.0 / 3.0)
     assert late_return(evaluations, StopConfig(updates=1000, env_steps=410)) == 0.5, "by what ends it first"
     assert returns_by_part([], stop) == []
+
+
+def test_a_run_that_learned_late_is_not_judged_by_its_first_policies():
+    times_and_returns = (5.66, 0.09), (7.82, 10.24), (9.53, 6.97), (12.01, 11.99), (15.12, 22.14), (17.0, 21.0)
+    evaluations = [_evaluation(38 * n, value, t) for n, (t, value) in enumerate(times_and_returns)]
+    assert returns_by_part(evaluations, StopConfig(seconds=30.0)) == [None] * 5
+    evaluations.append(_evaluation(300, 20.0, 18.5))
+    assert returns_by_part(evaluations, StopConfig(seconds=30.0))[5] == pytest.approx((11.99 + 22.14 + 21.0) / 3.0)
+    untrained = [_evaluation(0, 0.0, t) for t in (1.0, 2.0, 3.0, 4.0, 5.0, 6.5)]
+    assert returns_by_part(untrained, StopConfig(seconds=30.0)) == []
 
 
 def test_the_present_settings_are_the_first_trial_and_others_come_nearer_to_the_best(runs):
     result = runs.search().result()
     assert runs.begun[0].setting == "sac.actor_lr=0.001 sac.critics=twin"
     assert result["trials"] + result["pruned"] == 12
-    assert result["best"]["return"] > -10.5, "the first trial's value"
+    assert result["best"]["return"] > -10.75, "the first trial's value"
     assert set(result["importance"]) == {"sac.actor_lr", "sac.critics"}
     written = json.loads((runs.folder / "s.sweep.json").read_text())
     assert [run["stem"] for run in written["runs"]] == [f"s-t{number}-s1" for number in range(1, 13)]
@@ -108,7 +121,7 @@ def test_a_run_below_the_median_is_stopped_and_says_why(runs):
     assert result["pruned"] == len(runs.stopped) > 0
     ended = next(run for run in runs.sweep.runs if run.state == "pruned")
     assert ended.name in runs.stopped
-    assert runs.seen[ended.name] < 11
+    assert runs.seen[ended.name] < 21
     assert "below the median" in ended.error
     about = json.loads((runs.folder / ended.name / "about.json").read_text())
     assert about["tags"] == ["pruned"]
@@ -154,7 +167,7 @@ def test_a_trial_of_two_seeds_is_worth_their_mean(runs):
     runs.sweep.search["seeds"] = [1, 2]
     found = runs.search(trials=1)
     assert [run.seed for run in runs.begun] == [1, 2]
-    assert found._study.best_value == pytest.approx(-10.0 - 0.5)
+    assert found._study.best_value == pytest.approx(-10.0 - 0.75)
 
 
 def test_the_front_holds_what_no_run_had_reached_earlier(tmp_path, monkeypatch):
