@@ -16,7 +16,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +35,7 @@ from spreeze.cli.sweep_runs import (
     start,
     sweep_path,
 )
+from spreeze.config.layers import unknown_setting
 from spreeze.config.profiles import profile_text
 from spreeze.config.schema import Config, StopConfig, check_name, field_of, kind_of
 from spreeze.config.section import literal_or_text, split_values
@@ -537,6 +538,10 @@ def _field(key: str, config: Config) -> tuple[Any, type, Any]:
     try:
         return field_of(key, config), kind_of(key, config), getattr(config.sections()[section], name)
     except (KeyError, ValueError, AttributeError):
+        if (known := config.sections().get(section)) is not None:
+            raise ConfigError(
+                f"--set {key}: {unknown_setting(section, name, [item.name for item in fields(known)])}"
+            ) from None
         raise ConfigError(
             f"--set {key}: no such setting of a run with {config.run.algo}; write section.field, such as sac.gamma"
         ) from None

@@ -73,7 +73,8 @@ def test_what_is_fixed_is_not_searched_and_what_is_not_named_is_the_usual():
 
 
 @pytest.mark.parametrize(("texts", "words"), [
-    (["sac.gama"], "no such setting"), (["gamma"], "no such setting"), (["sac.gamma=0.9:1.1"], "within 0 to 1"),
+    (["sac.gama"], "did you mean 'sac.gamma'"), (["gamma"], "no such"), (["sac.gamma=0.9:1.1"], "within 0 to 1"),
+    (["sac.learning_rate"], "did you mean 'sac.actor_lr' or 'sac.critic_lr'"), (["ppo.lr"], "no such setting"),
     (["sac.gamma=0.9:0.8"], "LOW below HIGH"), (["sac.weight_decay"], "give sac.weight_decay=LOW:HIGH"),
     (["sac.gamma", "sac.gamma=0.9"], "set twice"), (["sac.critics=1:2"], "not a number"), (["sac.tau=1,1"], "twice"),
 ])  # fmt: skip
