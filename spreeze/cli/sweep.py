@@ -76,7 +76,7 @@ def _parser() -> Parser:
         "run at a time, since the tuner measures the whole machine"
     )
     parser.flag("--auto", text=text, default=False)
-    parser.flag("--seeds", text="number of seeds", shown="3", type=int, metavar="N")
+    parser.flag("--seeds", text="number of seeds", shown="3, or with --search 1", type=int, metavar="N")
     parser.flag("--first-seed", text="the first of them", shown="1, or with --like the next one", type=int, metavar="K")
     text = "more seeds of this run: its settings as they were, tuned ones too; may be repeated"
     parser.flag("--like", text=text, default=[], metavar="RUN")
@@ -91,7 +91,8 @@ def _parser() -> Parser:
     text = "let Optuna propose the settings, and end runs below the median; --set KEY=LOW:HIGH is a range, --set KEY "
     text += "one around the value that it has, without any the usual ones are searched"
     parser.flag("--search", text=text, default=False)
-    parser.flag("--trials", text="with --search: number of settings to try", shown=str(TRIALS), type=int, metavar="N")
+    text, shown = "with --search: number of settings to try in total, those before a --resume too", str(TRIALS)
+    parser.flag("--trials", text=text, shown=f"{shown}, or as the search was started", type=int, metavar="N")
     parser.flag("--name", text="name of the sweep", shown="from the time", metavar="NAME")
     text = "continue a sweep; unfinished runs start again"
     parser.flag("--resume", text=text, shown="a new sweep", metavar="NAME")

@@ -182,6 +182,14 @@ def test_the_front_holds_what_no_run_had_reached_earlier(tmp_path, monkeypatch):
     assert [(point.seconds, point.return_mean, point.run) for point in front] == [(5.0, 1.0, "a"), (6.5, 2.0, "b")]
 
 
+def test_help_says_how_many_seeds_a_search_has_and_that_trials_are_a_total(capsys):
+    with pytest.raises(SystemExit):
+        sweep.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "default: 3, or with --search 1" in text
+    assert "in total, those before a --resume too" in text
+
+
 @pytest.mark.parametrize(("flags", "words"), [
     (["--trials", "0", "--search", "--seconds", "1"], "at least 1"), (["--trials", "3", "--seconds", "1"], "--search"),
     (["--search", "--auto", "--seconds", "1"], "--auto"), (["--search"], "no stop condition"),
