@@ -64,7 +64,7 @@ _WARMUP_PARTS, _WARMUP_TRIALS = 4, 4  # parts of each run, and trials, in which 
 _RANDOM_TRIALS = 10
 _LOOK_S = 0.5
 _MAX_FAILURES = 3  # failed trials without a finished one after which the search ends: its settings do not work
-_IMPORTANCE_FROM = 5  # trials; of fewer it says nothing
+_IMPORTANCE_FROM = 10  # complete trials; of fewer it is noise
 _UNBORN_S = 60.0  # age from which a trial without a process is that of one that was killed
 _USUAL = ("actor_lr", "critic_lr", "alpha_lr", "lr", "gamma", "tau", "gae_lambda", "clip", "entropy_coef")
 """Settings of an algorithm that are searched where none is named."""
@@ -371,7 +371,7 @@ class SettingSearch:
         pruned = sum(trial.state == self._states.PRUNED for trial in trials)
         front = return_front(self._sweep.runs, self._runs_dir)
         if not done:
-            return {"best": None, "trials": 0, "pruned": pruned, "importance": {}, "front": [], "profile": None}
+            return {"best": None, "trials": 0, "pruned": pruned, "importance": None, "front": [], "profile": None}
         best = self._study.best_trial
         run = SweepRun(**best.user_attrs["runs"][0])
         profile = self._write_profile(run, best.value or 0.0, len(done) + pruned)
@@ -379,7 +379,7 @@ class SettingSearch:
             "best": {"trial": best.number + 1, "return": best.value, "setting": run.setting, "run": run.name},
             "trials": len(done),
             "pruned": pruned,
-            "importance": self._importance() if len(trials) >= _IMPORTANCE_FROM else {},
+            "importance": self._importance() if len(done) >= _IMPORTANCE_FROM else None,
             "front": [point._asdict() for point in front],
             "profile": str(profile),
         }
@@ -436,7 +436,9 @@ def _result_text(document: dict[str, Any], front: Sequence[FrontPoint]) -> str:
         f"best: trial {best['trial']}, return {best['return']:.4g}",
         *(f"  {text}" for text in best["setting"].split()),
     ]
-    if importance:
+    if importance is None:
+        lines.append(f"importance: cannot be told before {_IMPORTANCE_FROM} complete trials")
+    elif importance:
         lines.append("importance: " + ", ".join(f"{label} {value:.0%}" for label, value in importance.items()))
     if front:
         by_run = {point.run: point for point in front}.values()  # the best of each

@@ -110,10 +110,17 @@ def test_the_present_settings_are_the_first_trial_and_others_come_nearer_to_the_
     assert runs.begun[0].setting == "sac.actor_lr=0.001 sac.critics=twin"
     assert result["trials"] + result["pruned"] == 12
     assert result["best"]["return"] > -10.75, "the first trial's value"
-    assert set(result["importance"]) == {"sac.actor_lr", "sac.critics"}
     written = json.loads((runs.folder / "s.sweep.json").read_text())
     assert [run["stem"] for run in written["runs"]] == [f"s-t{number}-s1" for number in range(1, 13)]
     assert len(written["finished"]) == result["trials"]
+
+
+def test_importance_is_told_from_ten_complete_trials_on(runs, monkeypatch):
+    monkeypatch.setattr(sweep_search, "_WARMUP_TRIALS", 99)  # none is pruned
+    few = runs.search(trials=9).result()
+    assert few["importance"] is None
+    assert "importance: cannot be told before 10 complete trials" in sweep_search._result_text(few, [])
+    assert set(runs.search(trials=10).result()["importance"]) == {"sac.actor_lr", "sac.critics"}
 
 
 def test_a_run_below_the_median_is_stopped_and_says_why(runs):
