@@ -16,7 +16,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,9 +227,10 @@ class SettingSearch:
         known = len(self._study.trials)
         starting = max(_WARMUP_TRIALS, min(_RANDOM_TRIALS, self._plan["trials"] // 3))
         self._study.sampler = optuna.samplers.TPESampler(n_startup_trials=starting, seed=known + 1)
+        points = {axis.label: axis.parameter(_field(axis.key, config)[2]) for axis in axes}
+        self._present = {label: point for label, point in points.items() if point is not None}
         if known == 0:
-            points = {axis.label: axis.parameter(_field(axis.key, config)[2]) for axis in axes}
-            self._study.enqueue_trial({label: point for label, point in points.items() if point is not None})
+            self._study.enqueue_trial(self._present)
 
     def _take_over(self) -> None:
         """Trials of processes that are gone are done again."""
@@ -371,7 +372,14 @@ class SettingSearch:
         pruned = sum(trial.state == self._states.PRUNED for trial in trials)
         front = return_front(self._sweep.runs, self._runs_dir)
         if not done:
-            return {"best": None, "trials": 0, "pruned": pruned, "importance": None, "front": [], "profile": None}
+            nothing: dict[str, Any] = {
+                "best": None,
+                "importance": None,
+                "front": [],
+                "profile": None,
+                "improved": False,
+            }
+            return {"trials": 0, "pruned": pruned, **nothing}
         best = self._study.best_trial
         run = SweepRun(**best.user_attrs["runs"][0])
         profile = self._write_profile(run, best.value or 0.0, len(done) + pruned)
@@ -382,6 +390,7 @@ class SettingSearch:
             "importance": self._importance() if len(done) >= _IMPORTANCE_FROM else None,
             "front": [point._asdict() for point in front],
             "profile": str(profile),
+            "improved": best.params != self._present,
         }
         self._tell(_result_text(document, front))
         return document
@@ -397,7 +406,15 @@ class SettingSearch:
         return {}
 
     def _write_profile(self, run: SweepRun, value: float, trials: int) -> Path:
-        settings, _ = checked_settings(run.arguments, {})
+        probes: dict[str, Probe] = {}
+        present, _ = checked_settings([*self._plan["arguments"], *_flags(self._fixed)], probes)
+        settings, _ = checked_settings(run.arguments, probes)
+        found = f"search {self._sweep.name}"
+        sources = dict(settings.sources)
+        for axis in self._axes:
+            kept = _field(axis.key, settings.config)[2] == _field(axis.key, present.config)[2]
+            sources[axis.key] = f"{present.source_of(axis.key)}, kept by {found}" if kept else found
+        settings = replace(settings, sources=sources)
         machine = read_machine()
         record = {
             "machine_id": machine.identity(), "env": settings.config.env.id, "reasons": {},
@@ -444,7 +461,11 @@ def _result_text(document: dict[str, Any], front: Sequence[FrontPoint]) -> str:
         by_run = {point.run: point for point in front}.values()  # the best of each
         rows = [[f"{point.seconds:.1f} s", f"{point.return_mean:.4g}", point.run] for point in by_run]
         lines += ["highest return by time:", *aligned([["time", "return", "run"], *rows])]
-    return "\n".join([*lines, f"best settings: --profile {document['profile']}"])
+    if document["improved"]:
+        lines.append(f"best settings: --profile {document['profile']}")
+    else:
+        lines.append(f"no trial was better than the present settings, which --profile {document['profile']} holds")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from spreeze.cli import sweep, sweep_runs, sweep_search
 from spreeze.cli.sweep_search import Axis, SettingSearch, late_return, return_front, returns_by_part
-from spreeze.config.layers import Layer, resolve
+from spreeze.config.layers import Layer, parse_assignment, resolve
 from spreeze.config.schema import StopConfig
 from spreeze.metrics.store import EvaluationRow
 from spreeze.runtime.interrupts import Interrupts
@@ -108,11 +108,38 @@ def test_a_run_that_learned_late_is_not_judged_by_its_first_policies():
 def test_the_present_settings_are_the_first_trial_and_others_come_nearer_to_the_best(runs):
     result = runs.search().result()
     assert runs.begun[0].setting == "sac.actor_lr=0.001 sac.critics=twin"
+    assert sweep_search._result_text(result, []).endswith("best settings: --profile " + result["profile"])
     assert result["trials"] + result["pruned"] == 12
     assert result["best"]["return"] > -10.75, "the first trial's value"
     written = json.loads((runs.folder / "s.sweep.json").read_text())
     assert [run["stem"] for run in written["runs"]] == [f"s-t{number}-s1" for number in range(1, 13)]
     assert len(written["finished"]) == result["trials"]
+
+
+def test_present_settings_that_no_trial_beats_are_no_find(runs):
+    result = runs.search(trials=1).result()
+    assert result["improved"] is False
+    text = sweep_search._result_text(result, [])
+    assert "no trial was better than the present settings" in text
+    assert "best settings" not in text
+
+
+def test_a_profile_says_which_values_the_search_found_and_which_it_kept(tmp_path, monkeypatch):
+    def checked(arguments, probes):
+        user = [parse_assignment(word) for word in arguments if "=" in word]
+        profile = Layer("profile walker", {"run": {"algo": "sac"}, "sac": {"actor_lr": 3e-4}})
+        return resolve([profile, *(Layer("user", values) for values in user)]), []
+
+    monkeypatch.setattr(sweep_search, "checked_settings", checked)
+    plan = {"trials": 1, "arguments": [], "set": [], "seeds": [1]}
+    found = SettingSearch(
+        sweep_runs.Sweep("s", None, None, 1, [], plan), tmp_path, AXES, ["sac.tau=0.01"], CONFIG, lambda text: None
+    )
+    words = ["sac.tau=0.01", "sac.actor_lr=0.0003", "sac.critics=quantile"]
+    text = found._write_profile(sweep_runs.SweepRun("", 1, words, "s-t1-s1"), 1.0, 1).read_text()
+    assert "actor_lr = 0.0003  # [1]; profile walker, kept by search s\n" in text
+    assert 'critics = "quantile"  # [1]; search s\n' in text
+    assert "tau = 0.01  # [1]; user\n" in text
 
 
 def test_importance_is_told_from_ten_complete_trials_on(runs, monkeypatch):
