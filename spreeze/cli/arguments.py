@@ -301,7 +301,7 @@ def build_parser() -> Parser:
     parser.flag("--fresh", text="with --auto: ignore the cached result", default=False)
     parser.flag(
         "--profile",
-        text="settings from profiles/NAME.toml or a .toml file; `none`: no profile",
+        text="settings from profiles/NAME.toml, NAME.toml in --runs-dir or a .toml file; `none`: no profile",
         shown="that of the environment",
         metavar="NAME|PATH",
     )

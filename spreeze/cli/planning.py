@@ -22,8 +22,8 @@ from spreeze.config.layers import (
     default_of,
     iterate,
 )
-from spreeze.config.profiles import applicable, chosen_profile, reached_with
-from spreeze.config.schema import FLAG_OF, MAX_DEFAULT_SAMPLERS, Config, StopConfig, marked
+from spreeze.config.profiles import applicable, chosen_profile, or_in_runs_dir, reached_with
+from spreeze.config.schema import FLAG_OF, MAX_DEFAULT_SAMPLERS, Config, RunConfig, StopConfig, marked
 from spreeze.envs.families import engine_of
 from spreeze.envs.make import default_env_id, parse_args, refuse_foreign
 from spreeze.envs.probe import Probe
@@ -85,7 +85,8 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
         env_id = choice.value
         layers.append(Layer(DEFAULT, {"env": {"id": env_id}}))
         notes.append(f"environment {env_id}: {choice.reason}")
-    profile = chosen_profile(args.profile, env_id)
+    runs_dir = user.values.get("run", {}).get("runs_dir", RunConfig.runs_dir)
+    profile = chosen_profile(or_in_runs_dir(args.profile, runs_dir), env_id)
     if profile is not None:
         notes.append(f"settings from {profile.source}")
         if (reached := reached_with(profile, env_id)) is not None:

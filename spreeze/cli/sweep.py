@@ -37,6 +37,7 @@ from spreeze.cli.sweep_runs import (
 )
 from spreeze.cli.sweep_search import TRIALS, search
 from spreeze.config.layers import DEFAULT, sources_of, toml_value
+from spreeze.config.profiles import or_in_runs_dir
 from spreeze.config.schema import check_name
 from spreeze.config.section import split_values
 from spreeze.envs.probe import Probe
@@ -219,7 +220,8 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
 
 
 def _common(args: argparse.Namespace) -> list[str]:
-    profile = args.profile  # a file is found from another directory, too, when the sweep is resumed
+    # An absolute path is found from another directory, too, when the sweep is resumed.
+    profile = or_in_runs_dir(args.profile, args.runs_dir)
     if profile is not None and profile.endswith(".toml"):
         profile = str(Path(profile).resolve())
     flags = {

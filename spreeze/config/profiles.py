@@ -81,6 +81,14 @@ def _popped_only(path: Path, values: Values) -> dict[str, Values]:
     return only
 
 
+def or_in_runs_dir(name_or_path: str | None, runs_dir: str | Path) -> str | None:
+    """The path of ``runs_dir/NAME.toml``, as a search writes it, unless a profile NAME comes with Spreeze."""
+    if name_or_path in (None, NO_PROFILE) or _path(name_or_path).is_file():
+        return name_or_path
+    own = Path(runs_dir) / f"{name_or_path}.toml"
+    return str(own) if own.is_file() else name_or_path
+
+
 def chosen_profile(name_or_path: str | None, env_id: str) -> Layer | None:
     """The profile of ``--profile``: the task's without the flag, none with ``none``; errors as ``read_profile``."""
     if name_or_path == NO_PROFILE:

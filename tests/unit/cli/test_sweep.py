@@ -13,9 +13,13 @@ import pytest
 from harness import PATIENCE_S, REPO, poll
 
 from spreeze.cli import sweep, sweep_runs
+from spreeze.cli.arguments import build_parser
+from spreeze.cli.planning import layers_of
 from spreeze.config.layers import Layer, resolve, to_toml
+from spreeze.config.profiles import or_in_runs_dir
 from spreeze.config.section import split_values
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.machine.hardware import read_machine
 from spreeze.metrics.evidence import iqm
 from spreeze.run_directory import LIVE_STATES, RunDir, launch_log, state_of
 from spreeze.runtime.interrupts import Interrupts
@@ -153,6 +157,18 @@ def test_flags_that_a_resumed_sweep_would_ignore_are_refused(tmp_path, capsys, f
 
 
 @pytest.mark.warm
+def test_a_profile_in_the_runs_directory_is_found_by_its_name(tmp_path, capsys):
+    (tmp_path / "find.toml").write_text("[sac]\ngamma = 0.5\n")
+    (tmp_path / "pendulum.toml").write_text("")
+    args = build_parser().parse_args(["--profile", "find", "--runs-dir", str(tmp_path)])
+    assert layers_of(args, None, read_machine())[0][-2] == Layer("profile find", {"sac": {"gamma": 0.5}})
+    assert or_in_runs_dir("pendulum", tmp_path) == "pendulum", "one that comes with Spreeze"
+    asked = ["--env", "Pendulum-v1", "--seconds", "1", "--runs-dir", str(tmp_path), "--dry-run", "--json"]
+    assert sweep.main([*asked, "--profile", "find"]) == 0
+    arguments = json.loads(capsys.readouterr().out)["sweep"]["runs"][0]["arguments"]
+    assert arguments[arguments.index("--profile") + 1] == str(tmp_path / "find.toml")
+
+
 def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
     asked = ["--env", "Pendulum-v1", "--stop-seconds", "1", "--dry-run", "--json", "--runs-dir", str(tmp_path)]
     assert sweep.main([*asked, "--profile", "none", "--auto", "--seeds", "2"]) == 0
