@@ -542,7 +542,10 @@ def test_where_the_load_cannot_be_read_every_sampler_works(status, tmp_path):
 
 
 class OnlyThese:
-    """The real reader, but blind for all external programs except the given ones: neighbours of a test."""
+    """The real reader, but blind for all external programs except the given ones, each of which keeps a core busy.
+
+    Their real share depends on the neighbours of the test.
+    """
 
     def __init__(self, processes):
         self.processes, self.reader = processes, ContentionReader(role_of)
@@ -554,7 +557,7 @@ class OnlyThese:
             return None
         return CpuContention(
             usable_cores=2.0,
-            external_cpu_cores=sum(load.ran.get(name, 0.0) for name in named),
+            external_cpu_cores=float(sum(name in load.ran for name in named)),
             ran={},
             wanted={name: cores for name, cores in load.wanted.items() if name not in named},
         )
