@@ -25,7 +25,7 @@ an export format     inference/policy_formats.py, types.py       its codec in ``
 a weight transport   transport/weights.py, workers/context.py    for files; each rollout mode creates its own memory
 ===================  ==========================================  =====================================================
 
-What a worker's death does stands in ``workers/roles.py`` (policy) and ``runtime/worker_pool.py`` (restarts);
+The effect of a worker's death is defined in ``workers/roles.py`` (policy) and ``runtime/worker_pool.py`` (restarts);
 which episodes are kept, in ``workers/episodes/episode_recorder.py``; how samplers of other hosts deliver rows, in
 ``runtime/cluster`` (``host``, ``row_bridge``).
 

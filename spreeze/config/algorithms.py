@@ -19,7 +19,7 @@ from spreeze.inference.user_modules import extended, find
 from spreeze.types import EnvSpec, Reasoned
 
 Maker = str | Callable[..., Any]
-"""A class, or its name as ``MODULE:CLASS``, imported when it learns; empty where there is none."""
+"""A class, or its name as ``MODULE:CLASS``, imported on first use; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

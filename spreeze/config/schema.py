@@ -736,7 +736,7 @@ def is_valid_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Rejects a run or profile name that could leave its directory or trouble a file system."""
+    """Rejects a run or profile name that could leave its directory or be invalid in a file system."""
     if not is_valid_name(name):
         raise ConfigError(
             f"name {name[:80]!r}: expected up to 128 letters, digits, '.', '_' and '-', beginning "

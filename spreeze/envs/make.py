@@ -419,7 +419,7 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
     hint = hint or "; gymnasium.register has to be called when that module is imported"
     kind = "id, class or function" if of_module else "id"
     if is_script(import_module):
-        hint += "; what stands under if __name__ == '__main__', or behind its first training, is not there"
+        hint += "; code under if __name__ == '__main__', or after its first training call, does not run"
     return EnvError(f"{text} {kind}{hint}")
 
 

@@ -32,9 +32,8 @@ _FLOAT32 = np.dtype(np.float32)
 CHANGED_ARGS = "env_args.json"  # file of a run directory with all changed ``key=value`` texts
 _REWARD_TYPES = frozenset({float, int, np.float64, np.float32})  # types of nearly all rewards
 _MIN = -FLOAT32_MAX
-_MAX_VALUES = 100_000_000
+_MAX_VALUES = 100_000_000  # numbers in one observation or action that a description may have
 MAX_EVALUATION_STEPS = 10_000  # length limit of an evaluation episode if the environment has none
-"""Numbers in one observation or action that a description may have."""
 
 
 class ActionScaling:

@@ -252,6 +252,11 @@ def _id_list(text: str) -> set[int]:
     return ids
 
 
+def is_split(device: str) -> bool:
+    """True if ``learner.device`` names one device for the actor and another for the critics."""
+    return "+" in device or device == "split"
+
+
 def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:
     """The learner's device, or the actor's and the critics', each as ``cpu`` or ``cuda:N``; else a ConfigError.
 

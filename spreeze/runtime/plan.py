@@ -19,6 +19,7 @@ from spreeze.config.profiles import NO_PROFILE
 from spreeze.config.schema import Config
 from spreeze.envs.families import engine_of, refusal_on_device
 from spreeze.errors import ConfigError, first_true
+from spreeze.machine.hardware import is_split
 from spreeze.metrics.stop_conditions import Ending, ending_of
 from spreeze.transport.demonstrations import find_demonstrations
 from spreeze.transport.gossip import GossipHandle
@@ -327,7 +328,7 @@ def _check_sequences(plan: RunPlan) -> None:
         "--cluster": config.cluster.address is not None,
         "learner.compile = true": config.learner.compile,
         "learner.overlap = true": config.learner.overlap,
-        f"learner.device = {device}": "+" in device or device == "split",
+        f"learner.device = {device}": is_split(device),
     }
     if (name := first_true(conflicts)) is not None:
         recurrent = getattr(config.algorithm, "recurrent", "none")
@@ -340,18 +341,17 @@ def _check_sequences(plan: RunPlan) -> None:
 def _check_device(plan: RunPlan) -> None:
     config, spec, replay = plan.config, plan.spec, plan.config.replay
     algorithm, device = config.algo_settings, config.learner.device
-    unfit = refusal_on_device(spec.env_id, spec)
+    unfit, recurrent = refusal_on_device(spec.env_id, spec), getattr(algorithm, "recurrent", "none")
     conflicts = {
         f"--env {spec.env_id}: {unfit}": unfit is not None,
-        f"{config.run.algo}.recurrent: policies with a memory are not": getattr(algorithm, "recurrent", "none")
-        != "none",
+        f"{config.run.algo}.recurrent: it is not supported there": recurrent != "none",
         "priority_exponent: priorities of rows are on the host": getattr(algorithm, "priority_exponent", 0.0) > 0.0,
         "explore_average: the newest weights explore there": getattr(algorithm, "explore_average", False)
         and getattr(algorithm, "policy_average", 0.0) > 0.0,
         f"replay.her = {replay.her}: goals are added on the host": replay.her != "off",
         "--demonstrations: they are read on the host": bool(replay.demonstrations) or replay.offline,
         "--save-replay: replay is on the device": replay.save,
-        f"learner.device = {device}: it is one device": "+" in device or device == "split",
+        f"learner.device = {device}: it is one device": is_split(device),
     }
     if (why := first_true(conflicts)) is not None:
         raise ConfigError(f"--mode {config.run.mode}: {why}; change it, or use another mode")
@@ -481,7 +481,7 @@ def _check_rollout(plan: RunPlan) -> None:
             "of them"
         )
     learner = plan.config.learner
-    if learner.overlap or "+" in learner.device or learner.device == "split":
+    if learner.overlap or is_split(learner.device):
         wrong = "learner.overlap = true" if learner.overlap else f"learner.device = {learner.device}"
         raise ConfigError(f"{wrong}: {plan.config.run.algo} trains one network on one device; remove it")
     if learner.precision != "float32" and not plan.config.data_flow.asynchronous:

@@ -27,9 +27,9 @@ ROLLBACKS, RETUNED, BATCH_SIZE, LEARNER_THREADS, MIN_PER_INSERT, MAX_PER_INSERT 
 KEPT_PER_INSERT = 22
 """Words of the header. ``STARTING_MS`` is the time until the first env step where environments are slow to start;
 ``EPISODES_WANTED`` is 1 where samplers report each episode, ``ENV_ARGS`` counts changes of the environments' arguments,
-``ROLLBACKS`` falls of the return after which the learner rolls back to its best checkpoint; ``RETUNED`` counts changes
-of the five words after it, which the tuner puts in force (``RetunedSettings``); ``WEIGHTS_COUNTER`` to ``SAMPLERS``
-belong to a group (see ``StatusTable.group``).
+``ROLLBACKS`` counts falls of the return after which the learner rolls back to its best checkpoint; ``RETUNED`` counts
+changes of the five words after it, which the tuner puts in force (``RetunedSettings``); ``WEIGHTS_COUNTER`` to
+``SAMPLERS`` belong to a group (see ``StatusTable.group``).
 
 The supervisor writes them; only ``WEIGHTS_COUNTER`` is written by the group's learner. Of the group's ``SAMPLERS``
 samplers, counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.errors import WorkerError, described
 from spreeze.metrics.table import TABLE
@@ -179,8 +177,9 @@ class WorkerContext:
                 fcntl.ioctl(self._message_fd, termios.FIONREAD, unread)
         return int.from_bytes(unread, sys.byteorder) < _MAX_UNREAD_BYTES
 
-    def named(self, slots: np.ndarray) -> dict[str, float]:
-        return {name: float(slots[i]) for name, i in self._slot_index.items()}
+    def slot_values(self) -> dict[str, float]:
+        """The values of this worker's slots in the status table, by name."""
+        return {name: float(self.slots[i]) for name, i in self._slot_index.items()}
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends one message, or drops it when the pipe is full or gone."""

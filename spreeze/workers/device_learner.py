@@ -377,8 +377,8 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
     def train(self) -> bool:
         """One step of all environments, then the updates that are due."""
         updates, known = self.trainer.updates, self._rows.inserted
-        self._sampling.step(updates, uniform=not self.began and updates == 0)
-        if not self.began and self._rows.total_committed() >= self._job.limiter.learning_starts:
+        self._sampling.step(updates, uniform=not self.learning_started and updates == 0)
+        if not self.learning_started and self._rows.total_committed() >= self._job.limiter.learning_starts:
             self._sampling.read_back(updates)  # some steps may have given no row
         if self._rows.inserted != known:
             self._update_statistics()

@@ -49,7 +49,7 @@ class UpdateLoop(ABC):
 
     trainer: ReplayTrainer | OnPolicyTrainer | CheckpointedRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
-    began = True  # False until there is enough data to start
+    learning_started = True  # False until there is enough data to start
     ends_by_env_steps = True
     """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
     publishes = True  # False if another learner publishes the weights that are evaluated
@@ -113,7 +113,7 @@ class CheckpointedUpdateLoop(UpdateLoop):
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if checkpoint is not None:
             self.trainer.load_state(checkpoint.tensors, checkpoint.state)
-            lost = int(self._context.named(self._context.slots)["updates"]) - self.trainer.updates
+            lost = int(self._context.slot_values()["updates"]) - self.trainer.updates
             since = f", its last checkpoint; {lost} updates after that are lost" if lost > 0 else ""
             self._report(f"learner continues from update {self.trainer.updates}{since}")
         self._begin_checks()
@@ -149,7 +149,7 @@ class Learner:
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
         self._last_published_updates = 0 if context.serial else -1  # updates of the policy handed over last
         self._saved_updates = 0  # updates in the newest checkpoint of this process
-        slots = context.named(context.slots)
+        slots = context.slot_values()
         self._base = {name: slots[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
@@ -200,7 +200,7 @@ class Learner:
                 if not context.serial:
                     loop.wait()
                 self._wait_s += perf_counter() - start
-            if loop.began and not began:
+            if loop.learning_started and not began:
                 began = True
                 # The first checkpoint comes early: without one, the death of this process loses everything.
                 self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - FIRST_CHECKPOINT_S)
@@ -328,7 +328,7 @@ class Learner:
 
 
 class PublishingThread:
-    """Publishes in a helper thread, so that writing does not delay updates; of waiting versions the newest."""
+    """Publishes in a helper thread, so that writing delays no update; if several versions wait, only the newest."""
 
     def __init__(
         self,

@@ -90,11 +90,11 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         self._pace = TargetPace(self.trainer.algorithm.effective_tau, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
-        self.began = self._resumed = False
+        self.learning_started = self._resumed = False
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if (gossip := self._open_gossip(epoch)) is not None:
-            returned = self._context.named(self._context.slots)["updates"] > 0.0  # its parameters are old
+            returned = self._context.slot_values()["updates"] > 0.0  # its parameters are old
             joins = returned or (self._job.hosts is not None and self._job.hosts.joined)
             interval, statistics = self._job.learner.average_interval, self.trainer.statistics
             self._peers = PeerAverage(self.trainer.algorithm, gossip, interval, joins=joins, statistics=statistics)
@@ -139,16 +139,16 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         inserted = ring.total_committed()
         if self.trainer.updates < self._updates_before_sampling:  # there are only demonstrations to learn from
             return self._update_before_sampling(inserted)
-        if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
+        if not self.learning_started and inserted >= max(self._job.limiter.learning_starts, 1):
             # Counted anew at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             if not self._updates_in_turn:
                 self._update_statistics()
-            self.began = True
+            self.learning_started = True
             done = f"{inserted * ring.spec.layout.env_steps_per_row} transitions"
             if self._job.spec.frames is not None:  # rows are frames, and a reset's frame belongs to no env step
                 done = f"{self.env_steps()} env steps, with {inserted} frames in replay"
-            self._report(f"learning {'goes on' if self._resumed else 'started'} after {done}")
+            self._report(f"learning {'resumed' if self._resumed else 'started'} after {done}")
         if not self._may_update(inserted):
             return False
         self._context.heartbeat(Phase.UPDATE)
@@ -201,7 +201,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         return self._job.stop.updates is not None and self.trainer.updates >= self._job.stop.updates
 
     def _may_update(self, inserted: int) -> bool:
-        if not self.began or self._is_done:
+        if not self.learning_started or self._is_done:
             return False
         return self._limiter.may_sample(inserted, self._replay.inserted_at_learning_start, self._replay.rows_drawn)
 
@@ -246,7 +246,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         super().check()
         if not self._updates_in_turn:
             self._count_returns()
-        if self.began and (note := self._pace.note(self.session_s(), self.trainer.updates)):
+        if self.learning_started and (note := self._pace.note(self.session_s(), self.trainer.updates)):
             self._report(note, "warning")
         while self.trainer.notes:
             self._report(self.trainer.notes.pop(0))

@@ -122,7 +122,7 @@ class ReplayTrainer:
         self._prioritised = self.batches.prioritised
         self.set_batch_size(learner.batch_size)
         self.updates = 0
-        self._thousandths = self._rollbacks = 0
+        self._progress_thousandths = self._rollbacks = 0
         if learner.gpu_replay and self._device.type == "cuda":
             self._open_gpu_replay()
         self.rows_redrawn = 0
@@ -141,8 +141,8 @@ class ReplayTrainer:
     def update_learning_rates(self, progress: float) -> None:
         """Sets learning rates and importance weights for this fraction of the run, rounded down to thousandths."""
         thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
-        if thousandths != self._thousandths:
-            self._thousandths = thousandths
+        if thousandths != self._progress_thousandths:
+            self._progress_thousandths = thousandths
             self.algorithm.anneal(thousandths / 1000.0)
 
     def _open_gpu_replay(self) -> None:
@@ -165,9 +165,9 @@ class ReplayTrainer:
     def use_gpu_replay(self, gpu_replay: AnyGpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
         graphs = self._updates_per_launch > 0
-        against = reason_against(split=self._is_split, period=self.algorithm.period)
-        if graphs and against is not None:
-            self.notes.append(f"no CUDA graphs: {against}")
+        no_graphs = reason_against(split=self._is_split, period=self.algorithm.period)
+        if graphs and no_graphs is not None:
+            self.notes.append(f"no CUDA graphs: {no_graphs}")
             graphs = False
         if graphs and self._graph_uses_two_streams:
             self.algorithm.set_parallel(TwoStreams())
@@ -264,7 +264,7 @@ class ReplayTrainer:
             self.refresh()
         if self._graphed is not None:
             return self._launch(self._graphed, start, max_updates)
-        self.rows_redrawn += self.batches.draw(self._thousandths / 1000.0)
+        self.rows_redrawn += self.batches.draw(self._progress_thousandths / 1000.0)
         batch, actor_batch = self.batches.batch(), self.batches.actor_batch()
         self.gather_s += perf_counter() - start
         self._has_batch = True
@@ -439,7 +439,7 @@ class ReplayTrainer:
         if multiplier == self.algorithm.lr_multiplier:
             return
         self.algorithm.lr_multiplier = multiplier
-        self.algorithm.anneal(self._thousandths / 1000.0)
+        self.algorithm.anneal(self._progress_thousandths / 1000.0)
         if self._graphed is not None:
             self._graphed.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant
 

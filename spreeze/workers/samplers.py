@@ -376,7 +376,7 @@ def run_inference_worker(context: WorkerContext, job: RolloutWorkerJob) -> None:
         inference = Inference(policies, mailbox, slice(job.index, None, job.num_inference_workers))
         wakeup = job.inference_wakeups[job.index].attach()
         samplers = [handle.attach() for handle in job.sampler_wakeups]
-        counts = context.named(context.slots)
+        counts = context.slot_values()
         while not context.stopping:
             start = perf_counter()
             context.heartbeat(Phase.STEP)

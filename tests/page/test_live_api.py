@@ -609,7 +609,7 @@ _KILLED = Event(9.0, "warning", "supervisor", "sampler-1 ended by SIGKILL in pha
         ([_KILLED, Event(9.5, "info", "supervisor", "sampler-10 is back after 1.6 s")], True, 9.0),
         ([_KILLED, Event(9.5, "info", "supervisor", "sampler-1 is back after 1.6 s")], True, None),
         ([_KILLED, Event(9.5, "info", "supervisor", "sampler-1 is back after 1.6 s"), _KILLED], True, 9.0),
-        ([Event(8.0, "error", "learner", "ended"), Event(9.0, "info", "learner", "learning goes on")], False, 8.0),
+        ([Event(8.0, "error", "learner", "ended"), Event(9.0, "info", "learner", "learning resumed")], False, 8.0),
         ([Event(4.0, "error", "learner", "ended in the session before")], True, None),
     ],
 )

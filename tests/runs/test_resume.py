@@ -48,7 +48,7 @@ def test_a_resumed_run_goes_on_where_it_was(finished):
     assert third["env_steps"] - second["env_steps"] >= 150 * BATCH_SIZE / (4.5 * 1.05)
     events = run.events()
     assert any("learner continues from update 100" in event for event in events)
-    began = [int(event.split(" after ")[1].split()[0]) for event in events if "learning goes on after" in event]
+    began = [int(event.split(" after ")[1].split()[0]) for event in events if "learning resumed after" in event]
     # While the last checkpoint is written samplers may go on to the lower bound: these steps are in no replay.
     beyond = 100 * BATCH_SIZE * (1 / 4.0 - 1 / 4.5)
     assert began[-1] >= first["env_steps"] - beyond - 3 * first["envs_per_sampler"], "replay was kept"

@@ -113,7 +113,7 @@ def test_what_a_notebook_or_console_defines_is_refused_with_what_to_do(tmp_path,
 def test_a_class_behind_the_main_guard_is_refused_with_the_reason(tmp_path):
     text = script("Late", guarded=True).replace(GUARD, f"{GUARD}class Late(Slope):\n        pass\n    ")
     (tmp_path / "walks.py").write_text(text)
-    reason = "what stands under if __name__ == '__main__', or behind its first training, is not there"
+    reason = "code under if __name__ == '__main__', or after its first training call, does not run"
     assert reason in last_error("walks.py", cwd=tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_f14_a_huge_reward_is_stored_and_bounded_where_it_is_learned(learner, sc
     one = learner(reward=1e38, stop=StopConfig(updates=8), algorithm=algorithm)
     one.run()
     assert float(one.ring.rows[0, one.ring.spec.layout.reward]) == np.float32(1e38)
-    assert one.context.named(one.context.slots)["updates_skipped"] == 0
+    assert one.context.slot_values()["updates_skipped"] == 0
     stored = CheckpointStore(Path(one.job.group_dir) / "checkpoints").load_latest()
     assert all(np.isfinite(array).all() for array in stored.tensors.values() if array.dtype.kind == "f")
 
@@ -189,7 +189,7 @@ def test_learning_that_has_started_before_goes_on(learner):
     first.run()
     second.run()
     assert "learning started after 1000 transitions" in first.events()
-    assert second.events()[:2] == ["learner continues from update 8", "learning goes on after 1000 transitions"]
+    assert second.events()[:2] == ["learner continues from update 8", "learning resumed after 1000 transitions"]
 
 
 def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint(learner):
@@ -221,7 +221,7 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
         "batch 128 does not fit into the memory of cpu; continuing with 64; set --batch-size 64",
     ]
     assert one.ring.rows_drawn == 5 * 64
-    assert one.context.named(one.context.slots)["batch_size"] == 64
+    assert one.context.slot_values()["batch_size"] == 64
 
 
 def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets_smaller(learner, monkeypatch):
