@@ -63,13 +63,25 @@ def without_spikes(values: np.ndarray, centre: np.ndarray, std: np.ndarray | Non
     return np.where(spikes, centre, values)
 
 
+_FREE_BATCHES = 1000  # batches in which a value varied, before its bounds apply
+_MAX_SHIFT, _MAX_STD = 0.5, 1.5
+"""Bounds of what a later batch counts: its distance from the mean and its deviation, in running deviations."""
+_MIN_STD = 1e-4
+
+
 class Normalizer:
-    """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
+    """Running mean and standard deviation of observations in the learner (Welford's method in batches).
+
+    A policy that falls over gives observations far from all before. Unbounded, a few of them shift the statistics so
+    much that no policy works any more, not even the best one. So later batches count with bounds.
+    """
 
     def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
         """The last ``mask_dim`` values, an action mask, are not normalized."""
         self._mask = slice(obs_dim - mask_dim, obs_dim)
         self.count = 0.0
+        self._batches = np.zeros(obs_dim, np.int64)
+        """Batches in which each value varied."""
         self.mean = np.zeros(obs_dim, np.float64)
         self._m2 = np.zeros(obs_dim, np.float64)
 
@@ -86,6 +98,10 @@ class Normalizer:
             mean = batch.mean(axis=0)
             squares = ((batch - mean) ** 2).sum(axis=0)
         delta = mean - self.mean
+        unit = np.where(self._batches >= _FREE_BATCHES, self.std, np.inf)
+        delta = np.clip(delta, -_MAX_SHIFT * unit, _MAX_SHIFT * unit)
+        squares = np.minimum(squares, count * (_MAX_STD * unit) ** 2)
+        self._batches += squares > 0.0
         total = self.count + count
         self.mean = self.mean + delta * (count / total)
         self._m2 = self._m2 + squares + delta**2 * (self.count * count / total)
@@ -96,7 +112,7 @@ class Normalizer:
         """Standard deviation [O]; 1 before the second observation, never below 1e-4."""
         if self.count < 2:
             return np.ones_like(self.mean)
-        std = np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
+        std = np.maximum(np.sqrt(self._m2 / self.count), _MIN_STD)
         std[self._mask] = 1.0
         return std
 
@@ -127,10 +143,12 @@ class Normalizer:
         self._m2 = deviation**2 * self.count
 
     def state(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
+        batches = self._batches.tolist()
+        return {"count": self.count, "batches": batches, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.count = float(state["count"])
+        self._batches = np.asarray(state.get("batches", np.zeros_like(self._batches)), np.int64)
         self.mean = np.asarray(state["mean"], np.float64)
         self._m2 = np.asarray(state["m2"], np.float64)
 

@@ -73,3 +73,46 @@ def test_a_policy_gets_what_the_learner_uses():
     obs = DATA[:5].copy()
     normalizer.apply(obs)
     np.testing.assert_array_equal(obs, np.clip((DATA[:5] - arrays["obs_mean"]) / arrays["obs_std"], -10, 10))
+
+
+def _after_many_batches(rng, deviations):
+    normalizer = Normalizer(len(deviations))
+    for _ in range(1200):
+        normalizer.update((rng.standard_normal((64, len(deviations))) * deviations).astype(np.float32))
+    return normalizer
+
+
+def test_observations_of_a_policy_that_fell_hardly_move_the_statistics():
+    """Pitch of a robot that runs, 0.3 rad, and then lies on its back and turns over for a twelfth of its steps."""
+    rng = np.random.default_rng(1)
+    normalizer = _after_many_batches(rng, [0.3])
+    for _ in range(100):
+        normalizer.update((3.0 + 1.5 * rng.standard_normal((64, 1))).astype(np.float32))
+    assert abs(normalizer.mean[0]) < 0.02  # unbounded: 0.23
+    assert normalizer.std[0] == pytest.approx(0.3, rel=0.1)  # unbounded: 0.99
+
+
+def test_statistics_still_follow_what_lasts():
+    rng = np.random.default_rng(2)
+    normalizer = _after_many_batches(rng, [1.0])
+    for _ in range(12_000):
+        normalizer.update((2.0 + rng.standard_normal((64, 1))).astype(np.float32))
+    assert 1.0 < normalizer.mean[0] < 2.0  # after eleven times as many batches
+    assert 1.0 < normalizer.std[0] < 1.5
+
+
+def test_a_value_that_was_constant_counts_unbounded_once_it_moves():
+    rng = np.random.default_rng(3)
+    normalizer = _after_many_batches(rng, [1.0, 0.0])
+    for _ in range(1200):
+        normalizer.update((5.0 * rng.standard_normal((64, 2))).astype(np.float32))
+    assert normalizer.std[1] == pytest.approx(3.5, abs=0.5)
+
+
+def test_bounds_continue_after_a_resume():
+    first, second = _after_many_batches(np.random.default_rng(4), [0.3]), Normalizer(1)
+    second.load_state(json.loads(json.dumps(first.state())))
+    for normalizer in (first, second):
+        normalizer.update(np.full((64, 1), 50.0, np.float32))
+    assert first.state() == second.state()
+    assert second.mean[0] < 0.002  # unbounded: 0.04
