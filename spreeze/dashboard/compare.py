@@ -378,7 +378,10 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         final = {"final": number(run.final), "equal time": number(run.final_time)}
         times = {title: duration(getattr(run, kind)[0]) for title, (kind, _) in titles.items()}
         best = {"best": number(max(record.return_mean for record in return_curve.whole(evaluations)))}
-        last = {worst: number(return_curve.worst_of_last(evaluations)), "env steps": number(evaluations[-1].env_steps)}
+        last = {
+            worst: number(return_curve.worst_of_last(evaluations)),
+            "evaluated at [env steps]": number(evaluations[-1].env_steps),
+        }
         name = read_about(run_path(run.name, runs_dir())).title or run.name.replace(f"{run.group.env}_", "")  # to fit
         if run.name in swept:
             name = f"{swept[run.name]} s{whole(run.seed)}"
@@ -390,7 +393,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         "equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
         "best": "Highest mean return of one evaluation.",
         worst: "Lowest of the latest evaluations, or of as many as there are.",
-        "env steps": "Those of the last evaluated policy.",
+        "evaluated at [env steps]": "Those of the last evaluated policy.",
     } | {
         title: f"Wall time until {what} reached the target [h:min:s]; of a run that ended because it reached the "
         "target, its end."

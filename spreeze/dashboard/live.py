@@ -42,10 +42,11 @@ def page() -> None:
 
 
 def _ended_in_sweep(path: Path | None, folder: Path) -> bool:
-    """True once the run that was shown alive has ended and its sweep continues with the next one."""
+    """True once the run that was shown alive, and not picked, has ended and its sweep continues with the next one."""
     alive = path is not None and row(path).state in LIVE_STATES
     seen, st.session_state["seen_alive"] = st.session_state.get("seen_alive"), path.name if alive and path else None
-    return path is not None and not alive and seen == path.name and control.launching(folder) is not None
+    ended = path is not None and not alive and seen == path.name and not navigation.is_picked(path.name)
+    return ended and control.launching(folder) is not None
 
 
 def _show_run(path: Path | None, now: control.Activity) -> None:

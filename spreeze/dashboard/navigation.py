@@ -39,7 +39,7 @@ COLOURS = {
 }
 """State -> colour of its dot."""
 _MAX_ROWS = 200
-_KEY = "run"
+_KEY, _PICKED = "run", "picked_run"
 COMPARED = "compare_runs"  # key of the names of the runs that the Compare page shows
 _STYLE = """<style>
 .stMainBlockContainer { padding: 3.5rem 2rem 3rem; }
@@ -70,7 +70,8 @@ def sidebar() -> Callable[[], None]:
     varied = varied_settings(runs_dir())
     alive = [name for name, run in rows.items() if run.state in LIVE_STATES]
     newest = alive[0] if alive else names[0]
-    requested = st.session_state.get(_KEY) or st.query_params.get(_KEY) or newest
+    known, address = st.session_state.get(_KEY), st.query_params.get(_KEY)
+    requested = known or address or newest
     missing = st.sidebar.empty()
     chosen = st.sidebar.selectbox(
         "Run",
@@ -82,6 +83,8 @@ def sidebar() -> Callable[[], None]:
     )
     if chosen is None:
         missing.warning(f"There is no run {plain(requested)} here: it may have been deleted. Choose another run.")
+    if chosen != requested or (known is None and address is not None):
+        st.session_state[_PICKED] = chosen
     st.session_state[_KEY] = chosen or requested
     st.query_params[_KEY] = chosen or requested
     box = st.sidebar.empty()
@@ -90,6 +93,11 @@ def sidebar() -> Callable[[], None]:
     if any(rows[name].state != "paused" for name in alive):
         st.sidebar.caption("You can close this page: the running training continues.")
     return lambda: None if chosen is None else _show_state(box, chosen)
+
+
+def is_picked(name: str) -> bool:
+    """True if the user picked this run, in the list or by the page's address: the page stays with it."""
+    return bool(st.session_state.get(_PICKED) == name)
 
 
 def deselect(name: str) -> None:

@@ -74,7 +74,7 @@ class EpisodePlayer {
     this.opened = performance.now(); this.group = group;
     this.abort ??= new AbortController();
     if (!this.box.open) this.box.showModal();
-    this.clear("Loading ...");
+    this.clear("Loading ..."); this.title.textContent = "";
     try {
       this.list = await this.ask("episodes", {});
       const rows = this.list.id.map((_, i) => i).filter((i) => group === undefined || this.list.group[i] === group);

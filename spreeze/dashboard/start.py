@@ -496,6 +496,8 @@ def _check_read(request: control.Request, plan: SweepPlan) -> None:
         fields = [field.name for field in dataclasses.fields(known)] if known is not None else []
         if fields and name not in fields:
             raise ConfigError(unknown_setting(section, name, fields))
+        if known is None and request.import_module is None and section not in rows():
+            raise ConfigError(f"unknown section '{section}': settings of the algorithm are {request.algo}.NAME")
     for key in keys:
         if not key.startswith(_OF_ANY_RUN) and key not in active_settings(request.config):
             raise ConfigError(

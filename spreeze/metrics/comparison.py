@@ -577,7 +577,7 @@ def _standing_text(standing: Standing, at_limit: bool) -> str:
     else:
         evidence = (
             f"a run of {_short(first)} has more than one of {_short(standing.second)} with a probability of "
-            f"{spread_text(chance, percent)}"
+            f"{spread_text(chance, percent)}, where equal ones count half"
         )
         if standing.paired:
             evidence += f" (interval over the {seeds} pairs of equal seeds)"

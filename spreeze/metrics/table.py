@@ -143,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
            "supervisor", kind=Kind.RATE, in_terminal=True, chart=Chart("frames", "Update frames/s", "Speed"),
            label="update frames"),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since the learner started or the tuner last changed settings; steps that replay does not keep count as none", "supervisor",
-           in_terminal=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert so far"),
+           in_terminal=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert on average"),
     Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the last seconds (tianji)",
            "supervisor", in_terminal=True, chart=Chart("ratio", "Samples per insert", "Balance"), label="samples per insert"),
     Metric("staleness", "ratio", "rows of a batch / rows in replay (tianji; Eq. 2 of the paper)", "supervisor",

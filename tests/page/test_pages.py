@@ -20,7 +20,7 @@ from spreeze.run_directory import describe, list_runs, read_about, state_of
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
-from spreeze.dashboard import compare, control
+from spreeze.dashboard import compare, control, live
 
 PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
 STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many", "ten million points")
@@ -612,6 +612,24 @@ def test_a_run_that_is_chosen_stays_shown_while_another_one_starts(world):
     page.run()
     assert page.title[0].value == "Starting a1"
     assert "follow" not in page.session_state
+
+
+@pytest.mark.parametrize("picked", [True, False])
+def test_the_page_goes_on_to_the_next_run_of_a_sweep_unless_the_user_picked_the_run_that_ended(
+    world, monkeypatch, picked
+):
+    folder = world("live")
+    state = json.loads((folder / "a1" / "run.json").read_text())
+    monkeypatch.setattr(control, "launching", lambda folder: control.Launch("a2", os.getpid(), folder / "a2.log"))
+    page = AppTest.from_function(script, kwargs={"name": "live"}, default_timeout=PATIENCE_S)
+    if picked:
+        page.query_params["run"] = "a1"
+    page.run()
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"state": "finished"}))
+    monkeypatch.setattr(live, "LIVE_STATES", ())
+    page.run()
+    assert not page.exception
+    assert ("follow" in page.session_state) is not picked
 
 
 def test_a_folder_whose_name_no_run_may_have_troubles_no_page(world):

@@ -257,9 +257,9 @@ def test_groups_at_a_target_at_about_the_same_time_are_level():
         (
             3,
             5.0,  # 5, 15, 25 against 0, 10, 20: 6 of 9 pairs
-            f"a run of {HTS.label} has more than one of {SERIAL.label} with a probability of 67 % [67 %, 100 %] "
-            "(interval over the 3 pairs of equal seeds), but their intervals overlap, so 3 seeds cannot tell them "
-            "apart; 1 more each would, if the difference is what it seems",
+            f"a run of {HTS.label} has more than one of {SERIAL.label} with a probability of 67 % [67 %, 100 %], "
+            "where equal ones count half (interval over the 3 pairs of equal seeds), but their intervals overlap, so "
+            "3 seeds cannot tell them apart; 1 more each would, if the difference is what it seems",
         ),
         (3, 0.0, "but their intervals overlap, so 3 seeds cannot tell them apart"),
         (2, 50.0, "fewer than 3 seeds each cannot tell them apart"),
