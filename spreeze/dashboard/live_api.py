@@ -514,7 +514,7 @@ def _why_ended(reason: str | None, error: object) -> str:
         return "It did not say why it ended."
     known = stop_reason(reason)
     why = known.sentence if known else clean(reason, 600)
-    more = "play it (Watch), train more seeds (the Start form, Seeds and values), compare them (Compare)"
+    more = "see its episodes (a click on the return), train more seeds (Start form, Seeds and values), compare them"
     return f"Ended: {why}. Next: {more}."
 
 

@@ -709,7 +709,7 @@ def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_w
 @pytest.mark.parametrize(
     ("reason", "error", "told"),
     [
-        ("target_return", None, "Ended: the target return was reached. Next: play it (Watch)"),
+        ("target_return", None, "Ended: the target return was reached. Next: see its episodes (a click on the return)"),
         ("interrupt (Ctrl-C)", None, "Ended: it was interrupted. Next"),
         ("a new reason", None, "Ended: a new reason. Next"),
         ("failure", "learner died twice", "Ended by a failure: learner died twice Next: read its errors (Logs)."),
