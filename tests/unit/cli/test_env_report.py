@@ -78,7 +78,8 @@ def _named(checks):
 def test_a_good_environment_is_described_timed_weighed_and_drawn():
     checks, found = check_env("spreeze/Synthetic-v0", None, ("law=constant", "mean_s=0.001", "obs_dim=5"))
     checks = _named(checks)
-    assert [check.status for check in checks.values()] == ["ok"] * 7 or checks["env speed"].status == "warn"
+    assert [check.status for check in checks.values()] == ["ok"] * 8 or checks["env speed"].status == "warn"
+    assert "it has no registered time limit" in checks["env notes"].text
     assert "5 observation values, 2 continuous actions" in checks["environment"].text
     assert "sac" in checks["environment"].text
     assert ".recurrent=lstm" in checks["recurrent"].text
