@@ -287,6 +287,7 @@ def _protocol(reports: list[Report], curves: Mapping[str, Curve], differ: Sequen
         flags += "".join(f" --by {name}" for name in names)
     for sentence in (sentence for report in reports for sentence in comparison.verdicts(report)):
         st.markdown(f"**{components.plain(sentence, _MAX_VERDICT)}.**")
+    components.show_errors(runs_dir())
     for report in reports:
         _offer_seeds(report)
     _group_table(reports)

@@ -159,7 +159,7 @@ def test_the_form_shows_the_command_of_a_sweep(folder):
     assert any("6 runs, one after the other" in text.value for text in page.caption)
 
 
-def test_compare_offers_the_seeds_that_would_tell_two_groups_apart(folder):
+def test_compare_offers_the_seeds_that_would_tell_two_groups_apart_and_says_that_they_started(folder, monkeypatch):
     for name, batch, seed in (("a", 64, 1), ("b", 256, 2)):
         path = folder / name
         path.mkdir(parents=True)
@@ -176,4 +176,8 @@ def test_compare_offers_the_seeds_that_would_tell_two_groups_apart(folder):
     assert not page.exception
     (line,) = [line for line in commands(page) if "--like" in line]
     assert "sweep --like a --like b --seeds 2 --first-seed 3" in line
-    assert page.button(key="compare_seeds_Pendulum-v1").label == "Train 2 more seeds of both"
+    button = page.button(key="compare_seeds_Pendulum-v1")
+    assert button.label == "Train 2 more seeds of both"
+    monkeypatch.setattr(control, "start_sweep", lambda flags, folder: "more")
+    button.click().run()
+    assert [toast.value for toast in page.toast] == ["Started\\: see the Live page."]
