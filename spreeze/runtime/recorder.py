@@ -483,15 +483,14 @@ class Recorder:
         stop, reading = self._plan.config.stop, self.reading
         if self._plan.config.on_policy is not None:
             reading = None
+        updates = [] if reading is None else [group.learner["updates"] for group in reading.groups]
         at_first = stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None
         reached = Reached(
             stop_requested=self._run_dir.requested("stop"),
             target_reached=self._target_reached or at_first,
             trained_s=self.session_s - self.starting_s,
             curve=self.curve[self._evaluations_before :],
-            updates=None
-            if reading is None
-            else min((group.learner["updates"] for group in reading.groups), default=None),
+            updates=min(updates, default=None),
             env_steps=None if reading is None else reading.env_steps + self._plan.earlier.env_steps,
         )
         return stop_reason_of(stop, self._ending, reached)
