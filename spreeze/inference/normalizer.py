@@ -98,7 +98,7 @@ class Normalizer:
             mean = batch.mean(axis=0)
             squares = ((batch - mean) ** 2).sum(axis=0)
         delta = mean - self.mean
-        unit = np.where(self._batches >= _FREE_BATCHES, self.std, np.inf)
+        unit = np.where(self._batches >= _FREE_BATCHES, np.inf if std is None else std, np.inf)
         delta = np.clip(delta, -_MAX_SHIFT * unit, _MAX_SHIFT * unit)
         squares = np.minimum(squares, count * (_MAX_STD * unit) ** 2)
         self._batches += squares > 0.0

@@ -252,9 +252,14 @@ def _id_list(text: str) -> set[int]:
     return ids
 
 
+def canonical_device(text: str) -> str:
+    """``learner.device`` without short names: ``cuda`` is cuda:0, ``split`` is cuda:0+cuda:1."""
+    return "cuda:0+cuda:1" if text == "split" else "+".join("cuda:0" if x == "cuda" else x for x in text.split("+"))
+
+
 def is_split(device: str) -> bool:
     """True if ``learner.device`` names one device for the actor and another for the critics."""
-    return "+" in device or device == "split"
+    return "+" in canonical_device(device)
 
 
 def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:
@@ -265,8 +270,7 @@ def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tu
     """
     if text == "auto":
         return ("cuda:0",) if num_gpus else ("cpu",)
-    parts = ("cuda:0", "cuda:1") if text == "split" else tuple(text.split("+"))
-    names = tuple("cuda:0" if part == "cuda" else part for part in parts)
+    names = tuple(canonical_device(text).split("+"))
     if len(names) > 2 or not all(re.fullmatch("cpu|cuda:[0-9]+", name) for name in names):
         raise ConfigError(f"learner.device = {text}: must be auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS")
     if any(name != "cpu" and int(name.removeprefix("cuda:")) >= num_gpus for name in names):

@@ -27,7 +27,7 @@ from spreeze.errors import ConfigError
 from spreeze.files import write_json
 from spreeze.formatting import clean
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.hardware import Machine, is_split, memory_limits
+from spreeze.machine.hardware import Machine, canonical_device, is_split, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import take_lock, versions
 from spreeze.runtime.plan import RunPlan
@@ -340,7 +340,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     owner = (config.on_policy or config.algorithm) if part == config.run.algo else getattr(config, part)
     value = getattr(owner, item)
     if name == DEVICE:
-        return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
+        return canonical_device(value)
     return config.rollout_samplers(machine.cores.usable) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
@@ -365,7 +365,7 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
         free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
         memory["cuda:0+cuda:1"] = min(free, default=None)
     if DEVICE in pins and is_split(learner.device):
-        memory.setdefault("cuda:0+cuda:1" if learner.device == "split" else learner.device, None)
+        memory.setdefault(canonical_device(learner.device), None)
     gpus = (
         Device(name=name, memory_bytes=free_bytes, precision=on_gpu if "cuda" in name else on_cpu)
         for name, free_bytes in memory.items()
