@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from spreeze.config.section import value_text
 from spreeze.envs.families import engine_of, is_team
-from spreeze.envs.make import attribute_at, needs_no_import
+from spreeze.envs.make import PLUGINS, attribute_at, needs_no_import
 from spreeze.errors import ConfigError, UsageError
 from spreeze.inference.user_modules import is_script
 
@@ -198,8 +198,8 @@ def _registered_by(env_id: str) -> str | None:
         module = str(getattr(entry.func if isinstance(entry, functools.partial) else entry, "__module__", _MAIN))
     if module == _MAIN:
         return _own_program(env_id)
-    # Every process knows Gymnasium's own environments and those of its plugins.
-    plugins = (plugin.value.partition(":")[0] for plugin in metadata.entry_points(group="gymnasium.envs"))
+    # Every process knows Gymnasium's own environments and those of plugins.
+    plugins = (plugin.value.partition(":")[0] for plugin in metadata.entry_points(group=PLUGINS))
     return None if module.partition(".")[0] in {"gymnasium", *(name.partition(".")[0] for name in plugins)} else module
 
 

@@ -16,6 +16,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from spreeze.config.schema import ImageConfig
@@ -62,10 +63,12 @@ BULLET_IDS = tuple(
 MUJOCO_ID, FALLBACK_ID = "Walker2d-v5", "Pendulum-v1"  # the default task without Bullet, and without MuJoCo either
 OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.small_tasks"}
 """Our own environments that need no ``--import`` -> the module that registers each."""
+PLUGINS = "gymnasium.envs"  # entry points of packages that register environments
 PACKAGES = {
     "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
     "gymnasium-robotics"), "highway-": ("highway_env", "highway-env"), "ALE/": ("ale_py", "ale-py"),
     "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
+    "MinAtar/": ("minatar", "minatar"),
 }  # fmt: skip
 """Prefix of well-known ids -> the module that registers them, and the package to install."""
 _RESERVED_ARGS = ("id", "disable_env_checker", "vectorization_mode", "num_envs")
@@ -189,15 +192,27 @@ def needs_no_import(env_id: str) -> bool:
 
 
 def _register(name: str, registry: Any) -> None:
-    """Registers an id of ours, of Atari or of Bullet, which need no ``--import``."""
+    """Registers an id of ours, of Atari, of Bullet or of an installed plugin, which need no ``--import``."""
     if name.startswith(_ATARI_PREFIX):
         if importlib.util.find_spec("ale_py") is None:
             raise EnvError(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
         importlib.import_module(_IMAGE_MODULE).register()
     elif name in OWN_IDS:
         importlib.import_module(OWN_IDS[name])
+    elif (namespace := name.partition("/")[0]) != name:
+        if not any(known.startswith(f"{namespace}/") for known in registry):
+            _load_plugins(namespace)
     elif name not in registry and bullet_missing() is None:
         importlib.import_module(BULLET_MODULE)
+
+
+def _load_plugins(namespace: str) -> None:
+    """Registers the environments of installed plugins with this namespace (newer versions of Gymnasium do not)."""
+    for plugin in metadata.entry_points(group=PLUGINS, name=namespace):
+        try:
+            plugin.load()()
+        except Exception as error:
+            raise EnvError(f"environments {namespace}/: {plugin.value}: {described(error)}") from error
 
 
 def known_ids() -> tuple[str, ...]:
@@ -398,8 +413,10 @@ def _unknown(name: str, registry: Any, import_module: str | None, *, of_module: 
     imported = None if import_module is None else import_module.partition(".")[0]
     if package is not None and imported != package[0]:
         module, install = package
-        installed = "" if importlib.util.find_spec(module) else f"pip install {install}, then "
-        return EnvError(f"{name} comes from module '{module}': {installed}add --import {module}")
+        steps = [] if importlib.util.find_spec(module) else [f"pip install {install}"]
+        steps += [] if "/" in name else [f"add --import {module}"]  # plugins register their ids themselves
+        if steps:
+            return EnvError(f"{name} comes from module '{module}': {', then '.join(steps)}")
     known = [*registry, *BULLET_IDS, *OWN_IDS]
     if import_module is None:
         script = name if is_script(name) else "my_robot.py"

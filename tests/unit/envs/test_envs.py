@@ -91,6 +91,32 @@ def test_an_id_that_a_known_package_lacks_is_no_reason_to_import_it_once_more(tm
         sys.modules.pop("minigrid", None)
 
 
+def test_environments_of_an_installed_plugin_need_no_import_and_one_that_fails_is_named(tmp_path, monkeypatch):
+    source = """import gymnasium
+def register_envs():
+    gymnasium.register('Games/Pole-v0', 'gymnasium.envs.classic_control:CartPoleEnv')
+def fail():
+    raise OSError('no games here')
+"""
+    (tmp_path / "games_plugin.py").write_text(source)
+    points = "[gymnasium.envs]\nGames = games_plugin:register_envs\nBroken = games_plugin:fail\n"
+    (tmp_path / "games-1.dist-info").mkdir()
+    (tmp_path / "games-1.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "games-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: games\nVersion: 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
+    try:
+        with contextlib.closing(make_env("Games/Pole-v0")) as env:
+            assert env.reset(seed=0)[0].shape == (4,)
+        with pytest.raises(EnvError, match="unknown environment 'Games/Pole-v1'; did you mean 'Games/Pole-v0'"):
+            make_env("Games/Pole-v1")
+        with pytest.raises(EnvError, match=r"environments Broken/: games_plugin:fail: .*no games here"):
+            make_env("Broken/Pole-v0")
+    finally:
+        sys.modules.pop("games_plugin", None)
+
+
 def test_a_class_or_function_of_the_imported_module_is_an_environment_without_an_id():
     with contextlib.closing(make_env("nested_env:NestedGoal", "nested_env", args=("max_episode_steps=3",))) as env:
         spec = describe(env, "nested_env")
