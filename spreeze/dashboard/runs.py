@@ -369,6 +369,7 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
         "run": f"\u25b8 {name}" if is_shown else name,
         "state": [item.state],
         "task": item.env_id or DASH,
+        "tags": list(item.about.tags),
         "algorithm": f"{item.algo or DASH} {item.mode or DASH} s{whole(item.seed)}",
         "started": item.began,
         "minutes": None if item.wall_s is None else item.wall_s / 60.0,
@@ -377,7 +378,6 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
         "end mean": item.eval_final,
         "returns": _curve_of(run_path(item.name, folder), item.wall_s),
         "ended by": None if item.exit_reason is None else _ENDED_BY.get(item.exit_reason, item.exit_reason),
-        "tags": list(item.about.tags),
     }
 
 

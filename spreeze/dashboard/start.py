@@ -171,7 +171,7 @@ def form(folder: Path) -> None:
         except SpreezeError as error:
             st.error(components.plain(error))
             return
-        plan, flags = sweep_inputs(last[3]), []
+        plan, flags = sweep_inputs(last[3], request.algo), []
         line = control.train_command(request, folder)
         if plan.several and problem is None:
             try:
@@ -450,13 +450,13 @@ class SweepPlan(NamedTuple):
         return self.seeds > 1 or bool(self.lines)
 
 
-def sweep_inputs(cell: DeltaGenerator) -> SweepPlan:
+def sweep_inputs(cell: DeltaGenerator, algo: str) -> SweepPlan:
     """Inputs for the number of seeds and for values of settings; one run of the settings above by default."""
     with cell.popover("Seeds and values", width="stretch"):
         text = "One run each, in turn, beginning with the seed above. Three are the fewest that can be compared."
         seeds = st.number_input("Seeds", 1, _MAX_SEEDS, 1, key="start_seeds", **_KEPT, help=text)
         text = "One SECTION.FIELD=VALUE,VALUE per line, as for sweep --set: every combination is trained."
-        more: dict[str, Any] = {"placeholder": "learner.batch_size=64,256", "help": text, **_KEPT}
+        more: dict[str, Any] = {"placeholder": f"{algo}.gamma=0.98,0.99", "help": text, **_KEPT}
         lines = st.text_area("Settings by values", key="start_grid", **more)
     return SweepPlan(int(seeds), _lines(lines))
 
