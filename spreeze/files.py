@@ -71,12 +71,27 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False, mode:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the temporary files of a killed writer, for the folder's sole writer; directories belong to others."""
+    """Removes the temporary files of writers that have ended, as by a kill; no directories, which belong to others."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
-            if entry.name.startswith(TEMP_PREFIX) and not entry.is_dir(follow_symlinks=False):
+            is_file = entry.name.startswith(TEMP_PREFIX) and not entry.is_dir(follow_symlinks=False)
+            if is_file and not _is_being_written(entry.name):
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
+
+
+def _is_being_written(temporary: str) -> bool:
+    """True if the process that a temporary name belongs to lives."""
+    pid = temporary.removeprefix(TEMP_PREFIX).partition("-")[0]
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def json_bytes(value: Any) -> bytes:

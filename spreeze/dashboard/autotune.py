@@ -268,8 +268,8 @@ def _score_chart(tuning: TuningView) -> None:
         st.caption(components.plain(FORMULAS[objective]))
     st.plotly_chart(score_figure(tuning, rows, objective), config=CONFIG, key="tune_score")
     text = (
-        "Percentages of the reasons are of these scores, by the tuner's own objective, and a spread is the larger one "
-        "of two rows. The tuner decides turn by turn, since a turn's load is the same for all."
+        "The tuner compares settings within each turn, by its own objective, since a turn's load is the same for all: "
+        "percentages of its reasons differ from those of these scores. A spread is the larger one of two rows."
     )
     careful = "Batch size and samples/insert change what is learned: they move only for more than the spread. "
     st.caption(text if tuning.of("rollout") else careful + text)

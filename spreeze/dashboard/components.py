@@ -23,8 +23,9 @@ from spreeze.run_directory import read_run
 
 PERIOD_MS = 1000
 RESUME = (
-    "Continues from the latest checkpoint, without the stop condition that ended it: it ends at the latest after its "
-    "time budget, 30 minutes by default. Replay is filled again unless it was saved (--save-replay)."
+    "Continues from the latest checkpoint, without the stop condition that ended it: it ends at the task's published "
+    "return, unless it has had that, once returns no longer rise, or after its time budget, 30 minutes by default. "
+    "Replay is filled again unless it was saved (--save-replay)."
 )
 _RETURN_HELP = (
     "The band is its 95 % confidence interval. Dotted lines mark resumes, warnings, errors and the best evaluation."

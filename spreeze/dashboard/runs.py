@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -322,12 +323,14 @@ def show_table(folder: Path) -> None:
     if not any(run.about.tags for run in runs):
         for line in table:
             del line["tags"]
+    names = [run.name for run in runs]
+    key = f"{_TABLE}_{zlib.crc32(repr(names).encode())}"  # a tick stays at its place in the table, not with its run
     st.dataframe(
         table,
         hide_index=True,
-        key=_TABLE,
+        key=key,
         placeholder=DASH,
-        on_select=partial(_clicked, [run.name for run in runs]),
+        on_select=partial(_clicked, key, names),
         selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
@@ -391,9 +394,9 @@ def _curve_of(path: Path, wall_s: float | None) -> tuple[float, ...]:
     return (*(max(returns[at : at + step]) for at in range(0, len(returns) - 1, step)), *returns[-1:])
 
 
-def _clicked(names: list[str]) -> None:
+def _clicked(key: str, names: list[str]) -> None:
     """Shows the run of the clicked row by its name, since a new run shifts the rows."""
-    for index in st.session_state[_TABLE]["selection"]["rows"]:
+    for index in st.session_state[key]["selection"]["rows"]:
         navigation.choose(names[index])
         st.session_state[_CLICKED] = True
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from spreeze.formatting import DASH, duration, number, percent, signed, whole
 from spreeze.metrics.recorded_episodes import Recording, can_fall
+from spreeze.metrics.stop_conditions import RUN_ENDS
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader, Series
 from spreeze.metrics.table import TABLE
 
@@ -134,10 +135,11 @@ def _bias(values: Mapping[str, float], gamma: float | None) -> _Verdict:
     # A return near 0 has no scale of its own: the scale of the rewards replaces it.
     size = max(abs(actual), values.get("return_scale", 0.0))
     if abs(bias) <= MAX_BIAS * size:
-        near = "less than half of it apart" if abs(bias) <= MAX_BIAS * abs(actual) else (
-            f"little apart beside the scale of the rewards, {number(size)}"
-        )  # fmt: skip
-        return text, Health.GOOD, f"{fact}: {near}, as is usual."
+        near = f"little apart beside the scale of the rewards, {number(size)}"
+        if abs(bias) <= MAX_BIAS * abs(actual):
+            near = f"apart by {percent(abs(bias) / abs(actual) if actual else 0.0)}, of which {percent(MAX_BIAS)}"
+            near += " and less count as good"
+        return text, Health.GOOD, f"{fact}: {near}."
     if values.get("updates", 0.0) < SETTLED_UPDATES:
         return text, Health.UNKNOWN, f"{fact}: far apart, as is usual before update {SETTLED_UPDATES:,}."
     bonus = _entropy_bonus(values, gamma)
@@ -199,6 +201,7 @@ def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
         first, now = _fall_begins(rows, index), rows[index]
         before = rows[first]
         events = [event for event in reader.events(_NEWEST_EVENTS) if before.t < event.t <= now.t]
+        events = [event for event in events if not event.text.startswith(RUN_ENDS)]  # that changes no policy
         times = [row.t for row in (*rows[max(0, first - _EARLIER) : first + 1], now)]
         metric_changes = _metric_changes(reader, times)
     other_changes = [*_event_sentences(events), *metric_changes]

@@ -19,6 +19,8 @@ from spreeze.metrics.published_returns import ZOO, Published, published
 from spreeze.metrics.return_curve import FALLEN_SHARE, FINAL_EVALUATIONS, FIRST, level_of, running_mean, slope_of
 from spreeze.metrics.store import EvaluationRow
 
+RUN_ENDS = "the run ends"  # Beginning of the event that tells the reason.
+
 
 class StopReason(StrEnum):
     """Reason for the end of a run; its value is ``exit_reason`` in ``run.json``, ``stopped_by`` in ``summary.json``."""
@@ -101,11 +103,16 @@ class Ending:
         return StopReason.PLATEAU if has_stopped_rising(curve) else None
 
 
-def ending_of(config: Config, env_id: str) -> Ending | None:
-    """How a run with these settings ends by itself; None if it has a stop condition."""
+def ending_of(config: Config, env_id: str, best_before: float | None = None) -> Ending | None:
+    """How a run with these settings ends by itself; None if it has a stop condition.
+
+    A run that is resumed after it had the published return (``best_before``: its best one) is to go beyond it.
+    """
     if not config.stop.by_itself:
         return None
     target = published(env_id) if config.evaluation.enabled else None
+    if target is not None and best_before is not None and best_before >= target.value:
+        target = None
     return Ending(target, config.stop.budget_s)
 
 

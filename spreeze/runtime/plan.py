@@ -105,7 +105,9 @@ class RunPlan:
     @property
     def ending(self) -> Ending | None:
         """The end of a run without a stop condition; None where there is one, or another host decides."""
-        return ending_of(self.config, self.spec.env_id) if self.joins is None else None
+        if self.joins is not None:
+            return None
+        return ending_of(self.config, self.spec.env_id, self.earlier.best_return)
 
     @property
     def rollback_enabled(self) -> bool:

@@ -16,14 +16,14 @@ from typing import Any
 
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import ConfigError, ResourceError, WorkerError
-from spreeze.files import write_json
+from spreeze.files import remove_unfinished, write_json
 from spreeze.formatting import clean, percent
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper, ending, oom_kills
 from spreeze.machine.processes import CLOSING_S, LOW_PRIORITY, end_orphans, kill_and_wait, unkillable_message
 from spreeze.machine.watcher import OrphanWatch
 from spreeze.metrics.return_curve import MAX_ROLLBACKS, FallWatch
-from spreeze.metrics.stop_conditions import StopReason, stop_reason
+from spreeze.metrics.stop_conditions import RUN_ENDS, StopReason, stop_reason
 from spreeze.run_directory import TIMELINE, RunDir, group_folder
 from spreeze.runtime.assembly import Assemble, Assembly, assembled, evaluator_job
 from spreeze.runtime.callback_process import EnvironmentArguments
@@ -176,7 +176,7 @@ class _RunLoop:
                 if reason is not None:
                     outcome.stopped_by, self.next_plan = reason, None
                     known = stop_reason(reason)
-                    self._recorder.event("info", f"the run ends: {known.sentence if known else reason}")
+                    self._recorder.event("info", f"{RUN_ENDS}: {known.sentence if known else reason}")
                 if reason is not None or self.next_plan is not None:
                     return
         except WorkerError as error:
@@ -303,6 +303,8 @@ class _RunLoop:
                 for address in self._workers.learners():
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
+                for folder in self._run_dir.path.glob("**/"):
+                    remove_unfinished(folder)
             self._recorder.first_error, restarts = self._workers.first_error, self._workers.restart_count
             state = "training" if goes_on else "stopping"
             self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state=state)

@@ -251,7 +251,7 @@ class TunerThread(abc.ABC):
             self._thread.join()
 
     def _run(self, run: Assembly, workers: WorkerPool) -> None:
-        record, start = None, AWAKE()
+        record = None
         try:
             with only_tuner(self._notes.put, self._stop) as note:
                 self._notes.put(self.begins)
@@ -271,7 +271,7 @@ class TunerThread(abc.ABC):
             text = ", ".join(changes) or "what the run began with is the choice"
             if record["fell_back"]:
                 text = f"no choice, so what the run began with stays: {next(iter(record['notes']), 'see Autotune')}"
-            self._notes.put(f"tuned in {AWAKE() - start:.0f} s: {text}")
+            self._notes.put(f"tuned in {record['seconds']:.0f} s: {text}")
 
     @abc.abstractmethod
     def _measured(self, run: Assembly, workers: WorkerPool, note: str | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import described
-from spreeze.files import remove_unfinished, write_json
+from spreeze.files import remove_unfinished, temp_name, write_json
 from spreeze.formatting import in_a_row, is_power_of_ten
 from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
@@ -70,10 +70,8 @@ class _Show:
         self._live, self._viewer = run_dir / "live.jpg", run_dir / "control" / "viewer"
         self._videos = run_dir / "videos"
         self._videos.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self._videos)
-        # Files of a killed visualizer, but no clip that ``play`` may be writing there.
-        for path in [*run_dir.glob(".live.jpg.*.tmp"), *self._videos.glob(".clip-*.tmp")]:
-            path.unlink(missing_ok=True)
+        for folder in (run_dir, self._videos):
+            remove_unfinished(folder)
         self._watch = WeightsWatch(run_dir)
         self._live_stride = max(1, round(task.render_fps / job.config.frames_per_s))
         self._clip_stride = clip_stride(task.render_fps)
@@ -244,7 +242,7 @@ def _number_of(path: Path) -> int:
 
 def write_jpeg(path: Path, frame: np.ndarray) -> None:
     """Replaces a picture atomically; ``frame`` is uint8 [H, W, 3]."""
-    temporary = _temporary(path)
+    temporary = path.with_name(temp_name())
     try:
         Image.fromarray(frame).save(temporary, format="JPEG", quality=80)
         os.replace(temporary, path)
@@ -258,7 +256,7 @@ class ClipWriter(contextlib.AbstractContextManager["ClipWriter"]):
 
     def __init__(self, path: Path, frames_per_s: float) -> None:
         self.path, self.frames_per_s, self.frames = path, frames_per_s, 0
-        self._temporary = _temporary(path)
+        self._temporary = path.with_name(temp_name())
         self._stream: Any = None
         self._container: Any = av.open(str(self._temporary), mode="w", format="mp4", options={"movflags": "faststart"})
 
@@ -309,7 +307,3 @@ def fitted(frame: np.ndarray, height: int, width: int) -> np.ndarray:
         return np.asarray(ImageOps.pad(Image.fromarray(frame), (width, height)))
     rows, columns = (max(0, count) for count in more)
     return np.ascontiguousarray(np.pad(frame, ((0, rows), (0, columns), (0, 0)), mode="edge")[:height, :width])
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

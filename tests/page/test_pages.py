@@ -705,6 +705,10 @@ def test_the_list_of_runs_has_curves_reasons_and_marks_the_one_that_is_shown(wor
     assert [len(returns) > 1 for returns in table["returns"]] == [True, True]
     assert table["ended by"].tolist() == ["stop", "target"]
     assert "end mean" in table.columns, "the last ten evaluations, or fewer: its name promises no ten"
+    before = page.dataframe[0].proto.id
+    assert page.run().dataframe[0].proto.id == before
+    make_run(folder, "a3")
+    assert page.run().dataframe[0].proto.id != before, "its ticks would be on other runs"
 
 
 def test_a_policy_can_be_downloaded_where_there_is_one_and_the_reason_is_shown_where_not(world):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, run_command, train
+from harness import FAULT, NOBODY, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, run_command, train
 from pseudo_terminal import PseudoTerminal
 
 from spreeze.machine.processes import ENDING, PROBE, WATCHER
@@ -39,9 +39,13 @@ def test_ctrl_c_once_leaves_checkpoint_summary_and_evaluation(tmp_path):
         reader = MetricsReader(run.path / "metrics.db")
         run.until_updates(50)
         run.wait_for(lambda: len(reader.evaluations()) >= 2, what="two evaluations")
+        left = [folder / f".tmp-{NOBODY}-ab" for folder in (run.path, run.path / "weights")]
+        for path in left:
+            path.write_bytes(b"half of what a worker wrote that was killed")
         code, document = run.stop()
         assert code == 0
         _in_order(run, document, "interrupt (Ctrl-C)")
+        assert [path for path in left if path.exists()] == []
     evaluations = reader.evaluations()
     assert [e.version for e in evaluations] == sorted({e.version for e in evaluations})
     assert evaluations[-1].version <= document["updates"]

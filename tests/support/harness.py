@@ -25,6 +25,8 @@ SUPPORT = REPO / "tests" / "support"
 """Modules of tests that a process imports: environments, helpers."""
 PATIENCE_S = 240.0
 """Timeout of every wait; only a hang reaches it."""
+NOBODY = 2**22 + 1
+"""A process id above all that Linux gives."""
 QUICK = "SPREEZE_QUICK_TESTS" in os.environ
 """Runs learn with networks and batches of next to nothing, as if the machine were several times as fast."""
 BATCH_SIZE = 2 if QUICK else 32

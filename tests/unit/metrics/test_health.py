@@ -24,14 +24,14 @@ def test_nothing_is_known_of_a_run_without_numbers_and_every_judgement_has_a_cha
     ("value", "came", "more", "level", "words"),
     [
         (118.0, 100.0, LATE, Health.GOOD, "The value at the start is 118, the discounted return that came 100"),
-        (150.0, 100.0, LATE, Health.GOOD, "less than half of it apart"),
+        (150.0, 100.0, LATE, Health.GOOD, "apart by 50 %, of which 50 % and less count as good"),
         (151.0, 100.0, LATE, Health.AMBER, "overestimated; lower the learning rate"),
         (-49.0, -100.0, LATE, Health.AMBER, "overestimated"),
         (49.0, 100.0, LATE, Health.AMBER, "underestimated; train on"),
         (0.0, 100.0, {"updates": SETTLED_UPDATES - 1.0}, Health.UNKNOWN, "far apart, as is usual before update"),
         (3.0, 0.0, {**LATE, "return_scale": 6.0}, Health.GOOD, "little apart beside the scale of the rewards, 6"),
         (3.1, 0.0, {**LATE, "return_scale": 6.0}, Health.AMBER, "overestimated"),
-        (0.0, 0.0, LATE, Health.GOOD, "less than half of it apart"),
+        (0.0, 0.0, LATE, Health.GOOD, "apart by 0 %"),
     ],
 )
 def test_a_value_is_compared_with_the_return_that_came(value, came, more, level, words):

@@ -141,6 +141,13 @@ def test_a_run_ends_by_itself_where_nothing_else_is_said(stop, target, words):
         assert words in ending.sentence
 
 
+@pytest.mark.parametrize(("best", "target"), [(None, -151.9), (-160.0, -151.9), (-151.9, None), (-140.0, None)])
+def test_a_resumed_run_that_has_had_the_published_return_goes_beyond_it(best, target):
+    ending = ending_of(resolve([Layer("user", {"run": {"algo": "sac"}})]).config, "Pendulum-v1", best)
+    assert (None if ending.target is None else ending.target.value) == target
+    assert ending.sentence.endswith("returns that have stopped rising (not before 10 min); 30 min")
+
+
 def test_without_an_evaluator_there_is_no_return_to_end_at():
     values = {"evaluation": {"enabled": False}}
     assert ending_of(resolve([Layer("user", values)]).config, "Pendulum-v1").target is None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import PATIENCE_S
+from harness import NOBODY, PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, SPEC, policy_of, publish, wait_until
 
 from spreeze.config.schema import EvaluationConfig
@@ -146,12 +146,12 @@ def test_the_best_of_an_earlier_session_is_not_replaced_by_a_worse_one(tmp_path,
 
 def test_what_a_killed_evaluator_left_is_removed_and_an_unfinished_checkpoint_is_not(tmp_path, store):
     folder = tmp_path / "checkpoints"
-    (folder / ".tmp-78-cd").mkdir(parents=True)
-    (folder / ".tmp-77-ab").write_bytes(b"half of the best weights")
+    (folder / f".tmp-{NOBODY}-cd").mkdir(parents=True)
+    (folder / f".tmp-{NOBODY}-ab").write_bytes(b"half of the best weights")
     publish(store, GOOD, 1)
     with running(job_of(tmp_path)) as body:
         wait_until(lambda: body.messages("evaluation"))
-    assert sorted(path.name for path in folder.iterdir()) == [".tmp-78-cd", "best.json", "best.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [f".tmp-{NOBODY}-cd", "best.json", "best.safetensors"]
 
 
 def test_a_stop_is_obeyed_in_the_middle_of_an_evaluation(tmp_path, store, monkeypatch):

@@ -8,7 +8,7 @@ import threading
 import av
 import pytest
 from fault_envs import FaultEnv
-from harness import PATIENCE_S
+from harness import NOBODY, PATIENCE_S
 from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
@@ -89,13 +89,13 @@ def test_the_picture_and_a_clip_with_its_version_appear(tmp_path):
     assert facts["return_so_far"] <= 0.0
     with av.open(str(clip)) as container:
         assert len(list(container.decode(video=0))) == 15
-    assert not [path for path in (tmp_path / "videos").iterdir() if path.name.endswith(".tmp")]
+    assert not list((tmp_path / "videos").glob(".tmp-*"))
 
 
 def test_a_stop_keeps_what_there_is_of_a_clip_that_plays_for_a_second_or_more(tmp_path):
     publish(WeightsStore(tmp_path / "weights"), GOOD, 7)
     with running(job_of(tmp_path, clip_length_s=600.0)) as (status, _):
-        wait_until(lambda: list((tmp_path / "videos").glob(".clip-*.tmp")))
+        wait_until(lambda: list((tmp_path / "videos").glob(".tmp-*")))
         begun = slots(status)["frames"]
         wait_until(lambda: slots(status)["frames"] > begun + 15)
     (clip,) = (tmp_path / "videos").glob("clip-*.mp4")
@@ -108,8 +108,7 @@ def test_a_stop_keeps_what_there_is_of_a_clip_that_plays_for_a_second_or_more(tm
 def test_what_a_killed_one_left_is_removed_and_another_programs_clip_is_not(tmp_path):
     videos = tmp_path / "videos"
     videos.mkdir()
-    left = [tmp_path / ".live.jpg.77.tmp", videos / ".clip-0001-v7.mp4.77.tmp", videos / ".tmp-77-ab"]
-    kept = videos / ".play-v7.mp4.78.tmp"
+    left, kept = [folder / f".tmp-{NOBODY}-ab" for folder in (tmp_path, videos)], videos / f".tmp-{os.getpid()}-cd"
     for path in (*left, kept):
         path.write_bytes(b"half")
     publish(WeightsStore(tmp_path / "weights"), GOOD, 7)

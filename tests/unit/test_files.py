@@ -1,0 +1,16 @@
+import os
+
+from harness import NOBODY
+
+from spreeze.files import TEMP_PREFIX, remove_unfinished, temp_name
+
+
+def test_temporary_files_of_writers_that_have_ended_are_removed_and_no_others(tmp_path):
+    kept = {temp_name(), f"{TEMP_PREFIX}1-of-init", "eval.csv", f"{TEMP_PREFIX}{NOBODY}-folder"}
+    (tmp_path / f"{TEMP_PREFIX}{NOBODY}-folder").mkdir()
+    for name in (*kept, f"{TEMP_PREFIX}{NOBODY}-ab", f"{TEMP_PREFIX}{10**30}-ab", f"{TEMP_PREFIX}unknown"):
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_bytes(b"half")
+    remove_unfinished(tmp_path)
+    assert set(os.listdir(tmp_path)) == kept
+    remove_unfinished(tmp_path / "missing")
