@@ -198,10 +198,9 @@ class Checker:
         """Checks what a session that was stopped leaves, after so many faults that kill and that spoil a transition."""
         path = self._run.path
         self.see_nothing_left()
-        unfinished = [str(p) for p in path.rglob(f"{TEMP_PREFIX}*")] + [str(p) for p in path.glob("*.tmp")]
-        unfinished += [str(p) for p in (path / "control").iterdir()]
+        unfinished = [*path.rglob(f"{TEMP_PREFIX}*"), *path.glob("*.tmp"), *(path / "control").iterdir()]
         if unfinished:
-            self.found(LEFT, f"files {unfinished}")
+            self.found(LEFT, f"files {[left.relative_to(path).as_posix() for left in unfinished]}")
         summary = read_json(path / "summary.json")
         self._see_accounts(int(summary.get("restarts") or 0))
         told = {"restarts": deaths, "transitions_rejected": refused}
