@@ -368,7 +368,7 @@ def _group_table(reports: list[Report]) -> None:
 
 
 def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
-    table, worst, policies = [], f"worst of last {return_curve.WORST_OF}", return_curve.FINAL_EVALUATIONS
+    table, worst, policies = [], f"worst of {return_curve.WORST_OF}", return_curve.FINAL_EVALUATIONS
     swept = varied_settings(runs_dir())
     titles = {title.removesuffix(" at target"): entry for title, entry in comparison.TIMES.items()}
     runs = [run for report in reports for run in report.runs]
@@ -383,9 +383,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
             worst: number(return_curve.worst_of_last(evaluations)),
             "evaluated at [env steps]": number(evaluations[-1].env_steps),
         }
-        name = read_about(run_path(run.name, runs_dir())).title or run.name.replace(f"{run.group.env}_", "")  # to fit
-        if run.name in swept:
-            name = f"{swept[run.name]} s{whole(run.seed)}"
+        name = _label(run_path(run.name, runs_dir()), run.seed, swept, run.name.replace(f"{run.group.env}_", ""))
         group = run.group.variant if alike and run.group.variant else run.group.label
         table.append({"run": name} | task | {"group": group} | final | times | best | last)
     limits = ((duration(report.runs[0].limit_s), report.runs[0].group.env) for report in reports)
@@ -393,7 +391,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         "final": f"Mean over all episodes of its last {policies} evaluated policies, or fewer if it has fewer.",
         "equal time": "; ".join(f"the same, up to {limit} of {env} [h:min:s]" for limit, env in limits),
         "best": "Highest mean return of one evaluation.",
-        worst: "Lowest of the latest evaluations, or of as many as there are.",
+        worst: f"Lowest of the latest {return_curve.WORST_OF} evaluations, or of as many as there are.",
         "evaluated at [env steps]": "Those of the last evaluated policy.",
     } | {
         title: f"Wall time until {what} reached the target [h:min:s]; of a run that ended because it reached the "
@@ -403,6 +401,12 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     names = {"run": 165, "group": 110} if len(reports) == 1 else {"run": 130, "task": 90, "group": 90}
     widths = dict.fromkeys(table[0], _CELL) | names
     _show_table(table, "compare_runs_table", helps, widths)
+
+
+def _label(path: Path, seed: int | None, swept: Mapping[str, str], otherwise: str) -> str:
+    """A run's name in a table: what its sweep varied, else its title, else ``otherwise``."""
+    varied = swept.get(path.name)
+    return f"{varied} s{whole(seed)}" if varied else read_about(path).title or otherwise
 
 
 def _effects(reports: list[Report], curves: Mapping[str, Curve], differ: Sequence[str]) -> None:
@@ -458,10 +462,15 @@ def _by_number(text: str) -> tuple[float, str]:
 
 def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
     """Everything in which the runs differ, one a line: settings, versions, machine."""
+    swept = varied_settings(runs_dir())
+    labels = {path: _label(path, row(path).seed, swept, path.name) for path in curves}
+    if len(set(labels.values())) < len(labels):
+        labels = {path: path.name for path in curves}
     table = [
-        {"what": name} | {curve.name: curve.settings.get(name, DASH) for curve in curves.values()} for name in names
+        {"what": name} | {labels[path]: curve.settings.get(name, DASH) for path, curve in curves.items()}
+        for name in names
     ]
-    known = {curve.name: _circumstances(path) for path, curve in curves.items()}
+    known = {labels[path]: _circumstances(path) for path in curves}
     for name in dict.fromkeys(name for entries in known.values() for name in entries):
         values = {run: entries.get(name, DASH) for run, entries in known.items()}
         if len(set(values.values())) > 1:

@@ -90,7 +90,7 @@ def sidebar() -> Callable[[], None]:
     box = st.sidebar.empty()
     if chosen is not None:
         _show_state(box, chosen)
-    if any(rows[name].state != "paused" for name in alive):
+    if any(rows[name].state not in ("paused", "stopping") for name in alive):
         st.sidebar.caption("You can close this page: the running training continues.")
     return lambda: None if chosen is None else _show_state(box, chosen)
 

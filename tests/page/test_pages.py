@@ -192,7 +192,7 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     times = "first at target", "held", "mean of 10 or end at target"
     assert [groups[title] for title in times] == ["0:21", "0:29", "0:37"]
     assert [runs[title.removesuffix(" at target")] for title in times] == ["0:21", "0:29", "0:37"]
-    assert (runs["final"], runs["best"], runs["worst of last 20"]) == ("-640", "-280", "-1,000")
+    assert (runs["final"], runs["best"], runs["worst of 20"]) == ("-640", "-280", "-1,000")
 
 
 def compared(world, **batches):
@@ -316,6 +316,8 @@ def test_runs_of_a_sweep_are_known_by_what_it_varied(world):
     table = page.dataframe[0].value
     assert table["run"].tolist() == ["gamma=0.9 s1", "gamma=0.98 s1"]
     assert table["group"].tolist() == ["sac.gamma=0.9", "sac.gamma=0.98"]
+    (line,) = page.dataframe[1].value.to_dict("records")
+    assert line == {"what": "sac.gamma", "gamma=0.9 s1": "0.9", "gamma=0.98 s1": "0.98"}
 
 
 def test_any_metric_is_compared_over_any_axis(world):
