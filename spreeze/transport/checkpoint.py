@@ -57,6 +57,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, on_progress: Callable[[int], None] = lambda left_bytes: None) -> None:
         """``on_progress`` gets the number of bytes left to write and check, at least once for every piece of a save."""
         self.directory, self._progress = Path(directory), on_progress
+        self._unnoted_epoch: int | None = None
 
     def new_epoch(self, newest: int = 0) -> int:
         """Counts a start of the learner: above ``newest`` and every earlier epoch, even if files were lost since.
@@ -67,11 +68,17 @@ class CheckpointStore:
         with contextlib.suppress(OSError, ValueError):
             noted = int(files.read_bytes(self.directory / _EPOCH, _MAX_EPOCH_BYTES))
         named = (int(path.name.split("-")[1]) for path in self.paths())
-        epoch = 1 + max(newest, noted, *named)
-        with contextlib.suppress(OSError):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            files.replace_bytes(self.directory / _EPOCH, b"%d\n" % epoch, durable=True)
+        self._unnoted_epoch = epoch = 1 + max(newest, noted, *named)
+        self.note_epoch()
         return epoch
+
+    def note_epoch(self) -> None:
+        """Notes the newest epoch where a full disk left no room for that; called before each use of it."""
+        if self._unnoted_epoch is not None:
+            with contextlib.suppress(OSError):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                files.replace_bytes(self.directory / _EPOCH, b"%d\n" % self._unnoted_epoch, durable=True)
+                self._unnoted_epoch = None
 
     def save(
         self,

@@ -263,6 +263,7 @@ class Learner:
             return
         start = perf_counter()
         self._context.heartbeat(Phase.PUBLISH)
+        self._checkpoints.note_epoch()
         arrays, meta = self._trainer.policy_snapshot()
         self._last_published_updates = self._trainer.updates
         values = None

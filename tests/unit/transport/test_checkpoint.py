@@ -1,5 +1,6 @@
 """Durable checkpoints: complete or not there, whatever fails while they are written."""
 
+import errno
 import json
 import os
 import shutil
@@ -251,3 +252,17 @@ def test_each_start_of_the_learner_has_an_epoch_of_its_own_also_where_its_files_
     store.save({"w": np.ones(2)}, {}, epoch=12, updates=1)
     (store.paths()[0] / "MANIFEST.json").write_bytes(b"")
     assert store.new_epoch() == 13, "a checkpoint that does not verify has used its epoch"
+
+
+def test_an_epoch_that_a_full_disk_left_unnoted_is_noted_once_there_is_room(store, monkeypatch):
+    def full(*args, **more):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "replace_bytes", full)
+        assert store.new_epoch() == 1
+        store.note_epoch()
+    assert CheckpointStore(store.directory).new_epoch() == 1, "nothing was noted"
+    (store.directory / "EPOCH").unlink()
+    store.note_epoch()
+    assert CheckpointStore(store.directory).new_epoch() == 2
