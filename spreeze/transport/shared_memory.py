@@ -20,6 +20,7 @@ import platform
 import select
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -111,7 +112,25 @@ def _reserve(fd: int, size_bytes: int) -> None:
 
 _LINE_BYTES = 128  # two cache lines, because processors fetch them in pairs
 STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
-"""True if other processes see the stores and loads of a process in program order."""
+"""True if other processes see the stores of a process in program order, and loads are done in it."""
+
+
+def memory_fence() -> None:
+    """Keeps all loads and stores before it before those after it, on any processor.
+
+    Unlocking stores with C11's release order, locking loads with acquire order. ARMv8 keeps the second behind the first
+    (STLR, LDAR), so nothing passes the pair. A new lock each time: nobody else can hold it.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+def in_order() -> None:
+    """A memory fence for writer and reader: who sees a later store also sees all earlier ones. Free on x86-64."""
+    if not STRONGLY_ORDERED:
+        memory_fence()
 
 
 class ArraySpec(NamedTuple):
@@ -182,13 +201,8 @@ class SharedArrays:
         return self._arrays[name]
 
     def in_order(self) -> None:
-        """A memory barrier: a process that sees a later store also sees all earlier ones.
-
-        Free on x86-64; elsewhere both sides take and release a file lock, which the kernel frees when its holder dies.
-        """
-        if not STRONGLY_ORDERED:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0, os.SEEK_SET)
-            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
+        """A memory fence (``in_order``), which protocols have between data and counters."""
+        in_order()
 
     def close(self) -> None:
         """Closes mapping and descriptor; arrays that others still hold keep the mapping alive."""
