@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spreeze.files import nameless_file
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
-from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, in_order, nameless_file
+from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, in_order
 from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
 from spreeze.types import Arrays, Jsonable
 

@@ -28,7 +28,7 @@ from safetensors import numpy as safetensors_numpy
 
 from spreeze import files
 from spreeze.errors import WeightsError, refuse_newer
-from spreeze.transport.shared_memory import Handle, in_order, nameless_file
+from spreeze.transport.shared_memory import Handle, in_order
 from spreeze.types import Arrays
 
 FORMAT = 1  # format number of a weights file, in its metadata
@@ -256,7 +256,7 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
+        return cls(tuple(files.nameless_file("spreeze-parameters") for _ in range(slots)))
 
     @property
     def handle(self) -> ParametersHandle:
