@@ -1,4 +1,4 @@
-"""Files that are either complete or absent: written under a temporary name, then renamed; and JSON files."""
+"""Files that are either complete or absent: written under a temporary name, then renamed; JSON and nameless files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False, mode:
         raise
     if durable:
         sync_directory(Path(folder or os.curdir))
+
+
+def nameless_file(name: str) -> int:
+    """Descriptor of an empty file that no other process can find, on Linux in memory; an OSError if none is left."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")
+    os.unlink(path)
+    return fd
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -25,7 +25,7 @@ from spreeze.envs.probe import Probe
 from spreeze.errors import RunError, SpreezeError
 from spreeze.files import existing_parent, read_json, write_json
 from spreeze.formatting import clean, number
-from spreeze.machine.hardware import Machine
+from spreeze.machine.hardware import Machine, usable_cores
 from spreeze.machine.processes import kill_and_wait
 from spreeze.metrics.comparison import read_curve
 from spreeze.metrics.return_curve import FINAL_EVALUATIONS, Level, level_of
@@ -244,7 +244,7 @@ class AlgorithmChoice:
         from spreeze.cli.sweep_runs import run_command  # which imports the module that imports this one
 
         process = subprocess.Popen(
-            run_command(os.sched_getaffinity(0), arguments),
+            run_command(usable_cores(), arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
 import shlex
 import shutil
 import sqlite3
@@ -319,6 +320,13 @@ def check_encoder() -> Check:
     return _finding("video encoder", text, "pip install 'av>=14'; or --no-visualizer")
 
 
+def check_system() -> list[Check]:
+    """A warning on another system than Linux, with what Spreeze cannot have there."""
+    text = "built for it, tested on Linux without Linux's own calls, never run on this system"
+    missing = "what is missing here: pinning to cores, limits of a worker's memory, and notice of other programs' load"
+    return [_finding("system", f"{platform.system()}: {text}", missing)] if sys.platform != "linux" else []
+
+
 def check_cores(machine: Machine) -> Check:
     cores = machine.cores
     physical = "" if cores.physical is None else f", {cores.physical} physical"
@@ -406,7 +414,7 @@ def check_device_physics(machine: Machine) -> Check:
 
 def check_display() -> Check:
     if has_display():
-        display = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
+        display = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY") or "the system's own"
         return _finding("display", clean(display, 60))
     return Check("display", "ok", "none", "spreeze play writes a clip instead of opening a window")
 
@@ -453,7 +461,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
             check_gpus(machine), check_device_physics(machine), check_disk(runs_dir), check_sqlite(runs_dir),
             check_display(), check_power(machine), load, check_live_runs(runs_dir),
         ]  # fmt: skip
-        checks = [check_python(), check_packages(), *(job.result() for job in jobs), *quick]
+        checks = [check_python(), *check_system(), check_packages(), *(job.result() for job in jobs), *quick]
         environment = None
         if env_job is not None:
             more, environment = env_job.result()

@@ -12,7 +12,6 @@ import dataclasses
 import fcntl
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -43,6 +42,7 @@ from spreeze.config.section import split_values
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import aligned
+from spreeze.machine.hardware import usable_cores
 from spreeze.machine.output import background_output, emit, print_error, say
 from spreeze.metrics import comparison, return_curve
 from spreeze.metrics.comparison import Rules, Spread
@@ -119,7 +119,7 @@ def _sweep(args: argparse.Namespace) -> int:
             f"--side-by-side {sweep.side_by_side}: with --auto one run at a time, for the tuner measures "
             "the whole machine; " + ("add --side-by-side 1" if args.resume else "remove one of them")
         )
-    shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
+    shares = core_shares(sorted(usable_cores()), sweep.side_by_side)
     check_disk(runs_dir, len(left))
     for note in _check_settings(left):
         say(note, as_json=args.json)

@@ -24,7 +24,7 @@ from spreeze.envs.probe import Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.files import existing_parent, read_json, write_json
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.hardware import read_machine
+from spreeze.machine.hardware import read_machine, use_cores
 from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics import comparison
 from spreeze.metrics.stop_conditions import StopReason, stop_reason
@@ -195,7 +195,7 @@ def begin() -> None:
     end_with_parent(signal.SIGINT)
     if os.getppid() != int(parent):
         sys.exit(3)
-    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    use_cores([int(core) for core in cores.split(",")])
     sys.argv = ["spreeze.train", *arguments]  # what run.json keeps as the command
     sys.exit(train.main(arguments))
 

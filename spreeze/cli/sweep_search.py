@@ -44,7 +44,7 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.files import replace_bytes
 from spreeze.formatting import aligned
 from spreeze.machine.awake import AWAKE
-from spreeze.machine.hardware import read_machine
+from spreeze.machine.hardware import read_machine, usable_cores
 from spreeze.machine.output import emit, print_error, say
 from spreeze.metrics import comparison, return_curve
 from spreeze.metrics.store import EvaluationRow, MetricsReader
@@ -103,7 +103,7 @@ def search(args: argparse.Namespace, runs_dir: Path, common: Sequence[str]) -> i
     if plan["trials"] < 1:
         raise ConfigError(f"--trials {plan['trials']}: at least 1")
     sweep.side_by_side = sweep.side_by_side if args.side_by_side is None else args.side_by_side
-    shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
+    shares = core_shares(sorted(usable_cores()), sweep.side_by_side)
     axes, fixed, config = _checked(plan, args.json)
     say(_plan_text(sweep, axes), as_json=args.json)
     if args.dry_run:

@@ -302,6 +302,8 @@ def _fast_spec(name: str, registered: Any) -> Any:
 
 def has_display() -> bool:
     """True where a window can be opened; Bullet ends the whole process without one."""
+    if sys.platform == "darwin":
+        return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 

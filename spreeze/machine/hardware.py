@@ -20,7 +20,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -101,20 +101,41 @@ class Machine:
         return f"{cpu}, {size(self.memory.cgroup_limit_bytes or self.memory.total_bytes)}, {gpus}"
 
 
+_PINS_CORES = hasattr(os, "sched_setaffinity")
+_CORES = "SPREEZE_CORES"
+"""Environment variable with the cores of a process and of all that it starts, where none can be pinned to cores."""
+
+
+def usable_cores() -> set[int]:
+    """Numbers of the cores that this process may use by its affinity; where there is none (macOS), of all."""
+    if _PINS_CORES:
+        return os.sched_getaffinity(0)
+    return _id_list(os.environ.get(_CORES, "")) or set(range(os.cpu_count() or 1))
+
+
+def use_cores(cores: Iterable[int]) -> None:
+    """Limits this process, and all that it starts, to these cores; where none can be pinned, to their number."""
+    if _PINS_CORES:
+        os.sched_setaffinity(0, cores)
+    else:
+        os.environ[_CORES] = ",".join(map(str, cores))
+
+
 def core_facts(root: str | Path = "/") -> CoreFacts:
     """Usable cores: the smallest of affinity, cpuset and cgroup quota."""
     base = Path(root)
-    affinity = os.sched_getaffinity(0)
+    affinity = usable_cores()
     ids = sorted(affinity & _cpuset(base) or affinity)
     quota = _cpu_quota(base)
-    reason = f"{len(ids)} core{'' if len(ids) == 1 else 's'} by affinity"
+    reason = f"{len(ids)} core{'' if len(ids) == 1 else 's'}{' by affinity' if _PINS_CORES else ''}"
     if len(ids) < len(affinity):
         reason = f"cpuset leaves {len(ids)} of {len(affinity)} cores"
     usable = float(len(ids))
     if quota is not None and quota < usable:
         usable = quota
         reason = f"cgroup quota of {quota:g} cores (affinity would allow {len(ids)})"
-    return CoreFacts(ids=tuple(ids), quota=quota, usable=usable, physical=_physical_cores(base, ids), reason=reason)
+    physical = _physical_cores(base, ids) if _PINS_CORES else psutil.cpu_count(logical=False)
+    return CoreFacts(ids=tuple(ids), quota=quota, usable=usable, physical=physical, reason=reason)
 
 
 def _physical_cores(base: Path, ids: list[int]) -> int | None:

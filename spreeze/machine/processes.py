@@ -5,7 +5,7 @@ supervisor acts on it; every other process ends by its order, or has ended itsel
 process with its own session, and a killed supervisor sends none. So every process carries a mark, and a small watcher
 (``watcher``), which briefly outlives the supervisor, kills every process that still has it. The mark is a resource
 limit (on file locks, without other effect since Linux 2.4.25): descendants inherit it, and reading it never waits for a
-hung process. Where that limit is already set, the mark is an environment variable.
+hung process. Where that limit is already set, or unknown (macOS), the mark is an environment variable.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ PAGE, PREWARM, PROBE, WATCHER = (OWN_PREFIX + name for name in ("page", "early",
 watcher."""
 _LONGEST_NAME_BYTES = 15
 LOW_PRIORITY = 10  # nice value at and above which a program counts as a batch job, which leaves the cores to all others
-_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP, _COMM = Path("/proc/self/autogroup"), Path("/proc/self/comm")
 _AUTOGROUP_TRIES, _AUTOGROUP_PAUSE_S = 50, 0.05
 """Linux accepts ten such changes a second from all unprivileged processes together."""
 _PR_SET_PDEATHSIG = 1
+_PARENT_S = 0.5  # Interval at which a process looks for its parent where the kernel sends no signal at its death.
 MARK = "SPREEZE_RUN"  # environment variable with the run's nonce
 _RLIMIT_LOCKS = 10
 ENDS_WITH = "SPREEZE_ENDS_WITH"
@@ -48,14 +49,29 @@ _STOP_ROUNDS = 5
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks the kernel to send this process a signal when the thread that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    """Has a signal sent to this process when its parent ends: by Linux, elsewhere by a thread that looks regularly.
+
+    On Linux it follows the thread that started this process.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
+        while os.getppid() == parent:
+            time.sleep(_PARENT_S)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def take_name(name: str) -> None:
     """Sets the process name that ``top`` shows and that siblings recognize (Linux; at most 15 letters)."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_bytes(name.encode("ascii")[:_LONGEST_NAME_BYTES])
+        _COMM.write_bytes(name.encode("ascii")[:_LONGEST_NAME_BYTES])
 
 
 def lower_priority(nice: int) -> None:
@@ -149,6 +165,8 @@ def unkillable_message(name: str, pid: int) -> str:
 
 def mark(pid: int, nonce: str) -> None:
     """Marks a process that was just started; its future descendants inherit the mark."""
+    if not hasattr(resource, "prlimit"):
+        return  # its environment has the mark
     with contextlib.suppress(OSError, ValueError):  # it may have ended
         resource.prlimit(pid, _RLIMIT_LOCKS, (_limit_of(nonce), resource.prlimit(pid, _RLIMIT_LOCKS)[1]))
 
@@ -156,13 +174,19 @@ def mark(pid: int, nonce: str) -> None:
 @contextlib.contextmanager
 def own_mark(nonce: str) -> Iterator[None]:
     """Marks the processes that this one starts within the block."""
-    before = resource.getrlimit(_RLIMIT_LOCKS) if _marks_by_limit() else None
+    before, variable = resource.getrlimit(_RLIMIT_LOCKS) if _marks_by_limit() else None, os.environ.get(MARK)
     mark(os.getpid(), nonce)
+    if before is None:
+        os.environ[MARK] = nonce
     try:
         yield
     finally:
         if before is not None:
             resource.setrlimit(_RLIMIT_LOCKS, before)
+        elif variable is None:
+            os.environ.pop(MARK, None)
+        else:
+            os.environ[MARK] = variable
 
 
 def _limit_of(nonce: str) -> int:
@@ -174,7 +198,7 @@ def _limit_of(nonce: str) -> int:
 
 
 def _marks_by_limit() -> bool:
-    return resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
+    return hasattr(resource, "prlimit") and resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
 
 
 def marked(nonce: str) -> Iterator[Any]:
@@ -213,9 +237,15 @@ def family() -> list[Any]:
     alive = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
-            if process.name() != WATCHER and process.status() != psutil.STATUS_ZOMBIE:
+            if not _is_watcher(process) and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
+
+
+def _is_watcher(process: Any) -> bool:
+    """True for a watcher: by its name, or its command where ``take_name`` has no effect."""
+    named = process.name() == WATCHER
+    return named or (not _COMM.exists() and any("spreeze.machine.watcher" in word for word in process.cmdline()))
 
 
 def stop_family() -> list[Any]:
@@ -236,9 +266,13 @@ def stop_family() -> list[Any]:
 
 
 def is_stopped(pid: int) -> bool:
-    """True if a process is stopped, as by Ctrl-Z (Linux only)."""
+    """True if a process is stopped, as by Ctrl-Z."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     return False
 
 

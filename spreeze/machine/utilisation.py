@@ -122,6 +122,8 @@ class Utilisation:
                 values[f"process_memory_bytes/{name}"] = memory
                 if not is_new:
                     values[f"process_cpu_use/{name}"] = use
+                if not hasattr(process, "io_counters"):
+                    continue
                 self._written[name] = process.io_counters().write_bytes
                 if not is_new and name in written_before and elapsed_s:
                     rate = max(0, self._written[name] - written_before[name]) / elapsed_s
@@ -164,12 +166,17 @@ class ExternalLoad:
 
 def _core_numbers(proc: Path = _PROC) -> list[int]:
     """Core numbers in the order in which the kernel, and so psutil, lists them, with gaps where cores are offline."""
+    if not (proc / "stat").exists():
+        return list(range(psutil.cpu_count() or 1))
     labels = [line.split(None, 1)[0] for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
     return [int(label[3:]) for label in labels if label[3:].isdigit()]
 
 
 def busy_s(core_ids: tuple[int, ...], proc: Path = _PROC) -> float:
     """Processor time that all programs together have used on these cores [s]."""
+    if proc == _PROC and not (proc / "stat").exists():
+        times = [use for core, use in enumerate(psutil.cpu_times(percpu=True)) if core in core_ids]
+        return float(sum(use.user + use.nice + use.system for use in times))
     wanted = {f"cpu{core}" for core in core_ids}
     lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
     return sum(int(line[1 + index]) for line in lines if line[0] in wanted for index in _BUSY_FIELDS) / _TICKS_PER_S
@@ -186,10 +193,10 @@ def _own_s() -> float:
 
 
 def private_memory_bytes(pid: int) -> int | None:
-    """Unshared resident memory of a process; None if it has ended."""
-    with contextlib.suppress(psutil.Error, OSError):
+    """Unshared resident memory of a process; None if it has ended, or where the system does not tell (macOS)."""
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):
         memory = psutil.Process(pid).memory_info()
-        return int(memory.rss - getattr(memory, "shared", 0))
+        return int(memory.rss - memory.shared)
     return None
 
 

@@ -281,6 +281,7 @@ def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str
     }
 
 
+_JOB_BYTES = 1 << 17
 _PREWARMED = next(role.name for role in ROLES.values() if role.learns)
 
 
@@ -310,6 +311,8 @@ class Prewarm(Launcher, contextlib.AbstractContextManager["Prewarm"]):
 
     def _start_waiting(self) -> None:
         self._line, theirs = socket.socketpair()
+        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _JOB_BYTES)  # else macOS takes a quarter of a job
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _JOB_BYTES)
         with theirs, signals_blocked():  # no Ctrl-C before it can be closed
             self._process = start_process(
                 ("-m", "spreeze.workers.main", "--wait", str(theirs.fileno())),

@@ -5,8 +5,8 @@ and parameters go from a ``ParameterPublisher`` to a ``ParameterSource`` (``weig
 one more class, and one more line in the contract tests. assets/docs/architecture.md tells the protocols and why there
 are no locks, events and queues of ``multiprocessing``.
 
-The replay ring relies on the store order of x86-64; on other processors each shard has a file lock. A sampler that is
-faster than others keeps less of its past. With the default bounds of samples per insert, 8:512 (``rate_limiter``),
+The protocols rely on the store order of x86-64; elsewhere memory fences (``in_order``) keep it. A sampler that
+is faster than others keeps less of its past. With the default bounds of samples per insert, 8:512 (``rate_limiter``),
 samplers wait only if they would insert more than one row per eight drawn, and the learner practically never. Replay
 stores each frame of images once: 7,080 bytes per transition of 84 x 84 instead of 56,448 for two stacks of four.
 Checkpoints contain no frames. Each evaluation and each clip belongs to one version of the weights. With

@@ -300,6 +300,7 @@ def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
     capacity, size = spec.rows_per_shard, spec.block_rows
     stop, stamps = int(ring.committed[shard]), ring.stamps[shard]
     first = max(0, int(ring.reserved[shard]) - capacity)
+    ring.in_order()
     blocks: list[_Block] = []
     while first < stop:
         lap, position = divmod(first, capacity)
@@ -317,8 +318,8 @@ def _copy(ring: ReplayRing, block: _Block) -> np.ndarray:
     """A copy of a block's rows [n, W] without those that may have been overwritten in the meantime."""
     spec = ring.spec
     start = block.shard * spec.stride_rows + block.first % spec.rows_per_shard
-    with ring.shard_locks(block.shard, block.shard):
-        rows = ring.rows[start : start + block.stop - block.first].copy()
+    rows = ring.rows[start : start + block.stop - block.first].copy()
+    ring.in_order()
     oldest = int(ring.reserved[block.shard]) - spec.rows_per_shard  # read after the copy is complete
     return rows[max(0, oldest - block.first) :]
 

@@ -150,6 +150,7 @@ class RowReader:
     def allow(self, rows: int) -> None:
         """Lets samplers write up to row number ``rows``, as far as there is room; earlier permissions remain."""
         self._allowed = max(self._allowed, rows)
+        self._ring.in_order()  # rows that were taken are read before they may be overwritten
         self._ring.rows_drawn = min(self._allowed, self.taken + self._chunk_rows)
 
     @property
@@ -171,15 +172,16 @@ class RowReader:
         """Takes waiting rows, at most one chunk. The bytes are the ring's memory: valid until the next ``allow``."""
         ring, spec, left = self._ring, self._ring.spec, self._chunk_rows
         taken = Taken([], [])
-        with ring.shard_locks(0, spec.num_shards - 1):
-            for shard, (_, committed) in enumerate(ring.counters()):
-                count = min(left, committed - self._heads[shard])
-                if count > 0:
-                    block = self._heads[shard] % spec.rows_per_shard // spec.block_rows
-                    taken.segments.append((count, int(ring.stamps[shard, block, 1])))
-                    taken.data.extend(self._rows(shard, count))
-                    self._heads[shard] += count
-                    self.taken, left = self.taken + count, left - count
+        counters = ring.counters()
+        ring.in_order()
+        for shard, (_, committed) in enumerate(counters):
+            count = min(left, committed - self._heads[shard])
+            if count > 0:
+                block = self._heads[shard] % spec.rows_per_shard // spec.block_rows
+                taken.segments.append((count, int(ring.stamps[shard, block, 1])))
+                taken.data.extend(self._rows(shard, count))
+                self._heads[shard] += count
+                self.taken, left = self.taken + count, left - count
         return taken
 
     def _rows(self, shard: int, count: int) -> list[memoryview]:

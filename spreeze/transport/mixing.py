@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spreeze.files import nameless_file
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
-from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, nameless_file
+from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, in_order
 from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
 from spreeze.types import Arrays, Jsonable
 
@@ -197,9 +198,11 @@ class Mixer:
         stored, self._shared = np.frombuffer(memory, np.int64, 1), np.frombuffer(memory, np.float32, offset=8)
         if not stored[0] and self.spec.learner == 0:
             self._shared[:] = parameters
+            in_order()
             stored[0] = 1
         while not stored[0] and self._wait():
             pass
+        in_order()
         self._shared_before = as_float32(self.statistics)
 
     def _publish(self, parameters: np.ndarray, number: int) -> None:

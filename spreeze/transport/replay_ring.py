@@ -8,17 +8,14 @@ the same writer. So it is valid if, after the copy, its oldest row was not about
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spreeze.errors import ConfigError, TransportError
-from spreeze.transport.shared_memory import STRONGLY_ORDERED, ArraySpec, Handle, SharedArrays
+from spreeze.transport.shared_memory import STRONGLY_ORDERED, ArraySpec, Handle, SharedArrays, memory_fence
 from spreeze.types import Jsonable, RowLayout
 
 _LINE_WORDS = 16  # 128 bytes: two cache lines, because processors fetch them in pairs
@@ -94,9 +91,9 @@ class RingHandle(Handle):
 class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
-    def __init__(self, spec: RingSpec, arrays: SharedArrays, locked: bool | None = None) -> None:
+    def __init__(self, spec: RingSpec, arrays: SharedArrays, fenced: bool | None = None) -> None:
         self.spec, self._arrays = spec, arrays
-        self.locked = not STRONGLY_ORDERED if locked is None else locked
+        self.fenced = not STRONGLY_ORDERED if fenced is None else fenced
         # A memoryview stores and loads one aligned int64 in a single instruction, and faster than NumPy.
         self.words = arrays["words"].data
         lines = arrays["words"].reshape(-1, _LINE_WORDS)[_FIRST_SHARD:]
@@ -105,9 +102,9 @@ class ReplayRing:
         self._committed_words = [self.word(shard, _COMMITTED) for shard in range(spec.num_shards)]
 
     @classmethod
-    def create(cls, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
-        """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them)."""
-        ring = cls(spec, SharedArrays.create("spreeze-replay", spec.fields(), spec.meaning), locked)
+    def create(cls, spec: RingSpec, *, fenced: bool | None = None) -> ReplayRing:
+        """Allocates an empty ring; ``fenced`` forces the fences on or off (None: on if the processor needs them)."""
+        ring = cls(spec, SharedArrays.create("spreeze-replay", spec.fields(), spec.meaning), fenced)
         ring.words[_AT_START] = -1
         return ring
 
@@ -159,23 +156,10 @@ class ReplayRing:
         self.words[_DRAWN] = 0
         self.words[_AT_START] = self.total_committed()
 
-    def lock(self, first: int, last: int) -> None:
-        """Waits for the locks of shards ``first..last``; the kernel frees them when this process dies."""
-        fcntl.lockf(self.fd, fcntl.LOCK_EX, last - first + 1, first)
-
-    def unlock(self, first: int, last: int) -> None:
-        fcntl.lockf(self.fd, fcntl.LOCK_UN, last - first + 1, first)
-
-    @contextlib.contextmanager
-    def shard_locks(self, first: int, last: int) -> Iterator[None]:
-        """Holds the locks of shards ``first..last`` in a ring that needs locks."""
-        if self.locked:
-            self.lock(first, last)
-        try:
-            yield
-        finally:
-            if self.locked:
-                self.unlock(first, last)
+    def in_order(self) -> None:
+        """A memory fence, in a ring that needs fences; a reader has one between counters and rows, both ways."""
+        if self.fenced:
+            memory_fence()
 
     def close(self) -> None:
         """Drops the views and closes the descriptor; its writers and readers must not be used any more."""
@@ -241,7 +225,7 @@ class ShardWriter:
         self._reserved, self._committed = self._words[self._reserved_word], self._words[self._committed_word]
         self._position = self._committed % self._capacity
         self._stamp_position = -(-self._position // self._block_rows) * self._block_rows
-        self._locked = ring.locked
+        self._fenced = ring.fenced
 
     @property
     def next_logical(self) -> int:
@@ -276,50 +260,42 @@ class ShardWriter:
             self._write_parts((obs, action, reward, terminated, next_obs), num_steps, version, frames)
             return
         self._announce(count)
-        try:
-            if count == 1:  # as below, with fewer and cheaper NumPy calls
-                self._obs[position], self._action[position] = obs, action
-                self._next_obs[position] = next_obs
-                reward_at = self._first_reward + position * self._width
-                self._values[reward_at], self._values[reward_at + 1] = reward[0], terminated[0]
-            else:
-                at = slice(position, stop)
-                self._obs[at], self._action[at], self._next_obs[at] = obs, action, next_obs
-                self._reward[at], self._terminated[at] = reward, terminated
-            if self._num_steps is not None:
-                if num_steps is None:
-                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
-                self._num_steps[position:stop] = num_steps
-            if self._has_frames:
-                if frames is None:
-                    raise ValueError("this ring holds images: frames are missing")
-                self._frames[position:stop], self._links[position:stop, 0], self._links[position:stop, 1] = frames
-            self._publish(stop, version)
-        finally:
-            if self._locked:
-                self.ring.unlock(self.shard, self.shard)
+        if count == 1:  # as below, with fewer and cheaper NumPy calls
+            self._obs[position], self._action[position] = obs, action
+            self._next_obs[position] = next_obs
+            reward_at = self._first_reward + position * self._width
+            self._values[reward_at], self._values[reward_at + 1] = reward[0], terminated[0]
+        else:
+            at = slice(position, stop)
+            self._obs[at], self._action[at], self._next_obs[at] = obs, action, next_obs
+            self._reward[at], self._terminated[at] = reward, terminated
+        if self._num_steps is not None:
+            if num_steps is None:
+                raise ValueError("this ring holds n-step transitions: num_steps is missing")
+            self._num_steps[position:stop] = num_steps
+        if self._has_frames:
+            if frames is None:
+                raise ValueError("this ring holds images: frames are missing")
+            self._frames[position:stop], self._links[position:stop, 0], self._links[position:stop, 1] = frames
+        self._publish(stop, version)
 
     def write_packed(self, rows: np.ndarray, version: int = 0) -> None:
         """Appends N rows [N, W] float32 as ``RowLayout`` has them, not of images: transitions, or sequences."""
         rows = rows[:, : self._packed.shape[1]]
         while count := min(len(rows), self._max_rows, self._capacity - self._position):
             self._announce(count)
-            try:
-                stop = self._position + count
-                self._packed[self._position : stop] = rows[:count]
-                self._publish(stop, version)
-            finally:
-                if self._locked:
-                    self.ring.unlock(self.shard, self.shard)
+            stop = self._position + count
+            self._packed[self._position : stop] = rows[:count]
+            self._publish(stop, version)
             rows = rows[count:]
 
     def _announce(self, count: int) -> None:
-        """Announces the rows that are about to be overwritten; locks the shard if needed."""
-        if self._locked:
-            self.ring.lock(self.shard, self.shard)
+        """Announces the rows that are about to be overwritten."""
         end = self._committed + count
         if end > self._reserved:  # never lowered, as a dead predecessor may have announced more
             self._words[self._reserved_word] = self._reserved = end
+        if self._fenced:
+            memory_fence()
 
     def _publish(self, stop: int, version: int) -> None:
         """Publishes the rows that were written up to position ``stop``."""
@@ -328,6 +304,8 @@ class ShardWriter:
             self._stamp(position, stop, version)
         if self._checksum is not None:
             self._seal(position, stop)
+        if self._fenced:
+            memory_fence()
         self._words[self._committed_word] = self._committed = self._committed + stop - position  # published last
         if stop == self._capacity:
             stop = self._stamp_position = 0
@@ -411,6 +389,7 @@ class ReplayReader:
     def refresh(self) -> None:
         """Reads the counters; takes microseconds, however much was written."""
         counters = self.ring.counters()
+        self.ring.in_order()
         self.inserted = sum([committed for _, committed in counters])
         if self.inserted > self.capacity and self.inserted - self._age_clock >= self.ring.spec.block_rows:
             self._advance_age_bound(counters)
@@ -433,8 +412,8 @@ class ReplayReader:
         low, end = self.windows[shard]
         begin = min(max(begin, low), end)
         row = self._shard_start[shard] + np.arange(begin, end) % capacity
-        with ring.shard_locks(shard, shard):
-            rows = (ring.frames if ring.spec.layout.frame_bytes else ring.rows)[row, columns]
+        rows = (ring.frames if ring.spec.layout.frame_bytes else ring.rows)[row, columns]
+        ring.in_order()
         overwritten = max(0, ring.counters()[shard][0] - capacity - begin)  # read after the copy is complete
         return np.ascontiguousarray(rows[overwritten:]).view(np.float32), end
 
@@ -523,11 +502,11 @@ class ReplayReader:
     def _copy(self, drawn: SampledIndices, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
         """Copies rows; returns the positions of the draws to repeat, and how many of them may be overwritten rows."""
         ring, lowest, incomplete = self.ring, drawn.logical, None
-        with ring.shard_locks(0, ring.spec.num_shards - 1):
-            # mode="clip" lets NumPy copy straight into ``rows``; "raise" would copy through a buffer.
-            ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
-            if frames is not None:
-                lowest, incomplete = self._copy_frames(drawn, rows, frames)
+        # mode="clip" lets NumPy copy straight into ``rows``; "raise" would copy through a buffer.
+        ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
+        if frames is not None:
+            lowest, incomplete = self._copy_frames(drawn, rows, frames)
+        ring.in_order()
         counters = ring.counters()  # read after the copy is complete
         capacity = self._shard_rows
         if incomplete is None and all(

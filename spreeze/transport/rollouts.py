@@ -336,6 +336,7 @@ class RolloutWriter:
         rollout, begun = divmod(max(self.steps), self._rollout_steps)
         if begun or max(self.steps) > min(self.steps):
             return self._rollout_steps * (min(self.steps) // self._rollout_steps + 1)
+        self._rollouts.fields.in_order()  # readers see that this rollout began before its rows cover older ones
         # The oldest rollout that can be read is written over after this one. There is no deadlock: while it waits
         # for uses, the reader can take it.
         return self._rollout_steps * (rollout + self._rollouts.may_begin(rollout, self._first))

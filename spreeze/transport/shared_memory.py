@@ -1,7 +1,7 @@
 """Channels between workers: memory without a name, wakeups for sleeping processes, and handles that jobs carry.
 
 Nothing has to be unlinked, so nothing can leak, whichever process is killed: memory is a sealed memfd on Linux,
-elsewhere a temporary file that is unlinked at once. A child inherits the descriptor.
+elsewhere POSIX shared memory that is unlinked at once. A child inherits the descriptor.
 
 The supervisor creates such a channel and puts its ``handle`` into the job of each worker that takes part, and the
 worker attaches to it. What a process inherits follows from its job (``inherited_fds``).
@@ -13,13 +13,15 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import importlib
 import math
 import mmap
 import os
 import platform
+import secrets
 import select
 import sys
-import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -27,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from spreeze.errors import ResourceError, TransportError
+from spreeze.files import nameless_file
 from spreeze.machine.hardware import memory_limits
 from spreeze.types import Jsonable
 
@@ -90,19 +93,20 @@ def available_bytes() -> int:
     return memory_limits().usable_bytes
 
 
-def nameless_file(name: str) -> int:
-    """The descriptor of an empty file in memory that no other process can find; an OSError if none is left."""
-    if sys.platform == "linux":
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:
-        fd, path = tempfile.mkstemp(prefix=f"{name}-")
-        os.unlink(path)
-        return fd
+def _nameless_memory(name: str) -> int:
+    """The descriptor of memory without a name. On macOS such a descriptor can be mapped, but not read or written."""
+    if hasattr(os, "memfd_create"):
+        return nameless_file(name)
+    posix_memory = importlib.import_module("_posixshmem")  # of multiprocessing
+    path = f"/spreeze-{secrets.token_hex(8)}"  # macOS allows 31 letters
+    fd = int(posix_memory.shm_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600))
+    posix_memory.shm_unlink(path)
+    return fd
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
     """Allocates the pages now: ``ftruncate`` alone succeeds on a full tmpfs, and the first access is a SIGBUS."""
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         os.posix_fallocate(fd, 0, size_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     else:
@@ -111,7 +115,25 @@ def _reserve(fd: int, size_bytes: int) -> None:
 
 _LINE_BYTES = 128  # two cache lines, because processors fetch them in pairs
 STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
-"""True if other processes see the stores and loads of a process in program order."""
+"""True if other processes see the stores of a process in program order, and loads are done in it."""
+
+
+def memory_fence() -> None:
+    """Keeps all loads and stores before it before those after it, on any processor.
+
+    Unlocking stores with C11's release order, locking loads with acquire order. ARMv8 keeps the second behind the first
+    (STLR, LDAR), so nothing passes the pair. A new lock each time: nobody else can hold it.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+def in_order() -> None:
+    """A memory fence for writer and reader: who sees a later store also sees all earlier ones. Free on x86-64."""
+    if not STRONGLY_ORDERED:
+        memory_fence()
 
 
 class ArraySpec(NamedTuple):
@@ -156,11 +178,12 @@ class SharedArrays:
         """
         size_bytes = cls.size_bytes(fields)
         check_room(name, size_bytes)
-        fd = nameless_file(name)
+        fd = _nameless_memory(name)
         try:
             _reserve(fd, size_bytes)
-            os.pwrite(fd, _fingerprint(fields, meaning), 0)
-            return cls(fd, fields)
+            arrays, text = cls(fd, fields), _fingerprint(fields, meaning)
+            arrays._map[: len(text)] = text
+            return arrays
         except OSError as error:
             os.close(fd)
             raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
@@ -170,9 +193,11 @@ class SharedArrays:
         """Maps an inherited descriptor, which is owned from now on; a TransportError if it does not hold these."""
         expected = _fingerprint(fields, meaning)
         try:
-            stored = os.pread(fd, len(expected), 0)
-        except OSError as error:
-            raise TransportError(f"descriptor {fd} cannot be attached: {error.strerror}") from None
+            with mmap.mmap(fd, len(expected), access=mmap.ACCESS_READ) as head:
+                stored = head[:]
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TransportError(f"descriptor {fd} cannot be attached: {why}") from None
         if stored != expected:
             os.close(fd)
             raise TransportError(f"descriptor {fd} holds other arrays than {', '.join(field.name for field in fields)}")
@@ -182,13 +207,8 @@ class SharedArrays:
         return self._arrays[name]
 
     def in_order(self) -> None:
-        """A memory barrier: a process that sees a later store also sees all earlier ones.
-
-        Free on x86-64; elsewhere both sides take and release a file lock, which the kernel frees when its holder dies.
-        """
-        if not STRONGLY_ORDERED:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0, os.SEEK_SET)
-            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
+        """A memory fence (``in_order``), which protocols have between data and counters."""
+        in_order()
 
     def close(self) -> None:
         """Closes mapping and descriptor; arrays that others still hold keep the mapping alive."""
@@ -235,14 +255,13 @@ class Wakeup:
 
     @classmethod
     def create(cls) -> Wakeup:
-        if sys.platform == "linux":
+        if hasattr(os, "eventfd"):
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             return cls(fd, fd)
-        else:
-            read_fd, write_fd = os.pipe()
-            os.set_blocking(read_fd, False)
-            os.set_blocking(write_fd, False)
-            return cls(read_fd, write_fd)
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        return cls(read_fd, write_fd)
 
     @property
     def handle(self) -> WakeupHandle:

@@ -95,10 +95,12 @@ class StatusTable:
         batch_size, threads, *per_insert = settings
         scaled = [round(1e6 * value) for value in per_insert]
         self.header[BATCH_SIZE : KEPT_PER_INSERT + 1] = batch_size, threads, *scaled
+        self._arrays.in_order()
         self.header[RETUNED] += 1
 
     def retuned_settings(self) -> RetunedSettings:
         """The settings in force, once ``RETUNED`` is above 0."""
+        self._arrays.in_order()
         batch_size, threads, *per_insert = self.header[BATCH_SIZE : KEPT_PER_INSERT + 1].tolist()
         return RetunedSettings(batch_size, threads, *(value / 1e6 for value in per_insert))
 

@@ -28,7 +28,7 @@ from safetensors import numpy as safetensors_numpy
 
 from spreeze import files
 from spreeze.errors import WeightsError, refuse_newer
-from spreeze.transport.shared_memory import Handle, nameless_file
+from spreeze.transport.shared_memory import Handle, in_order
 from spreeze.types import Arrays
 
 FORMAT = 1  # format number of a weights file, in its metadata
@@ -256,7 +256,7 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
+        return cls(tuple(files.nameless_file("spreeze-parameters") for _ in range(slots)))
 
     @property
     def handle(self) -> ParametersHandle:
@@ -287,10 +287,12 @@ class VersionedParameters:
         description = json.dumps({"meta": meta, "arrays": layout}).encode()
         parts: list[Any] = [description, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
         os.pwrite(fd, _HEADER.pack(*_EMPTY), 0)
+        in_order()
         offset = _HEADER.size
         for data in parts:
             _pwrite(fd, data, offset)
             offset += len(data)
+        in_order()
         os.pwrite(fd, _HEADER.pack(epoch, version, len(description)), 0)
 
     def read(self, version: int) -> Weights | None:
@@ -308,7 +310,9 @@ class VersionedParameters:
 
     def _read(self, fd: int, header: _SlotHeader) -> Weights | None:
         """The content of a slot with that header; None if it was overwritten in the meantime."""
+        in_order()
         text = _pread(fd, header.description_bytes, _HEADER.size)
+        in_order()
         if _slot_header(fd) != header:
             return None
         description = json.loads(text)
@@ -317,6 +321,7 @@ class VersionedParameters:
             data = _pread(fd, math.prod(shape) * np.dtype(dtype).itemsize, offset)
             arrays[name] = np.frombuffer(data, dtype).reshape(shape)
             offset += len(data)
+        in_order()
         if _slot_header(fd) != header:
             return None
         return Weights(arrays, description["meta"], header.epoch, header.version)

@@ -2,8 +2,8 @@
 
 It imports a learner's modules once, and forks. On a CPU it forks for every measurement, so that each starts
 without gradient steps and threads; on a GPU once, since context, libraries and kernels take seconds, and again only
-after a failure. Each measurement is one JSON line in and one out. A measurement that raises, crashes, hangs or takes
-too much memory is answered with the failure.
+after a failure. On other systems than Linux it starts fresh processes instead. Each measurement is one JSON line in and
+one out. A measurement that raises, crashes, hangs or takes too much memory is answered with the failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spreeze.config.schema import algorithm_section
 from spreeze.machine.processes import end_with_parent, ignore_ending_signals
 from spreeze.machine.utilisation import private_memory_bytes
 from spreeze.transport.prioritised_replay import open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.transport.transitions import fill_with_synthetic_rows
 from spreeze.tuner.problem import too_much_memory
@@ -30,6 +30,7 @@ from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import forget_memory, gpus_of, open_device, peak_bytes, resolve_device, synchronize
 
+_ANSWER = "--answer"
 _CHECK_S = 0.02  # Time between two checks of the memory of a measurement.
 _MIN_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
 """Updates that are not timed: at least the first, which allocates, and the second; a third if there is time."""
@@ -37,9 +38,12 @@ _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::
 
 
 def main(argv: list[str]) -> int:
-    """Answers measurements until standard input ends."""
+    """Answers measurements until standard input ends; with ``_ANSWER``, those of a pipe."""
     end_with_parent()
     ignore_ending_signals()
+    if argv[0] == _ANSWER:
+        ring = RingHandle.from_json(json.loads(argv[2])).attach()
+        _in_child(UpdateProbeJob.from_json(json.loads(argv[1])), ring, int(argv[3]), int(argv[4]), os.getppid())
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
     layout = algorithm_section(job.algo, job.spec.import_module)(**job.algorithm).row_layout(job.spec)
     ring = ReplayRing.create(RingSpec(layout, 1, job.rows))
@@ -69,14 +73,14 @@ def _write_line(record: dict[str, Any]) -> None:
 
 
 class _Fork:
-    """A forked process that takes measurements until one fails."""
+    """A forked, or fresh, process that takes measurements until one fails."""
 
     def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         parent = os.getpid()
         turns, self._turns = os.pipe()
         self._results, results = os.pipe()
         self._cap_bytes = job.memory_cap_bytes
-        self.pid = os.fork()
+        self.pid = os.fork() if sys.platform == "linux" else _fresh(job, ring, turns, results)
         if self.pid == 0:
             os.close(self._turns)
             os.close(self._results)
@@ -111,6 +115,15 @@ class _Fork:
             os.waitpid(self.pid, 0)
         os.close(self._turns)
         os.close(self._results)
+
+
+def _fresh(job: UpdateProbeJob, ring: ReplayRing, turns: int, results: int) -> int:
+    """Starts a process that answers turns; its id. macOS's libraries may fail in a fork, once they are loaded."""
+    for fd in (turns, results, *ring.handle.fds):
+        os.set_inheritable(fd, True)
+    arguments = (json.dumps(job.to_json()), json.dumps(ring.handle.to_json()), str(turns), str(results))
+    command = [sys.executable, "-m", "spreeze.tuner.update_probe", _ANSWER, *arguments]
+    return os.posix_spawn(sys.executable, command, os.environ)
 
 
 def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, results: int, parent: int) -> NoReturn:
@@ -181,7 +194,9 @@ def updates_per_s(trainer: ReplayTrainer, seconds: float, device: str) -> float:
 
 def _limit_data(cap_bytes: int) -> None:
     """Makes an allocation beyond the cap fail at once. Not for CUDA, which reserves far more than it uses."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
+    status = ""
+    with contextlib.suppress(OSError):  # elsewhere than on Linux there is no such limit
+        status = Path("/proc/self/status").read_text(encoding="ascii")
     now = next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:")), None)
     if now is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

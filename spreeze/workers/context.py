@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import sys
 import termios
 import time
@@ -24,8 +25,8 @@ from spreeze.workers.roles import ROLES, Address, Phase
 
 _REST_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time
 _MAX_MESSAGE_BYTES = 4096  # A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all
-_MAX_UNREAD_BYTES = 16_384
-"""Unread bytes in the pipe, of at least 64 KiB, above which no metrics are sent: events and results have to fit."""
+_MAX_UNREAD_BYTES = 16_384 if select.PIPE_BUF >= _MAX_MESSAGE_BYTES else 8_192
+"""Unread bytes in the pipe, of at least 64 KiB (macOS: 16), above which no metrics are sent: events have to fit."""
 _INFO_S = 1.0
 _ENVELOPE_BYTES = 200  # longest text of a message without its entries
 

@@ -124,9 +124,9 @@ class GpuReplay:
             return
         staged, capacity = self._staging.next(), ring.spec.rows_per_shard
         host, first = staged.numpy(), shard * ring.spec.stride_rows
-        with ring.shard_locks(shard, shard):
-            for at, row, count in _pieces(begin, end, capacity):
-                np.copyto(host[at : at + count], ring.rows[first + row : first + row + count])
+        for at, row, count in _pieces(begin, end, capacity):
+            np.copyto(host[at : at + count], ring.rows[first + row : first + row + count])
+        ring.in_order()
         safe = ring.counters()[shard][0] - capacity  # read after the copy is complete
         torn = min(max(0, safe - begin), end - begin)
         if torn:

@@ -141,7 +141,7 @@ def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
     """Ends this process when the supervisor has died in any way, by two means, each of which has a gap.
 
     The kernel's death signal (Linux only) follows the thread that started this process, and a waiting thread cannot run
-    while C code holds the interpreter lock.
+    while C code holds the interpreter lock: elsewhere the process then ends as soon as that code returns.
     """
     end_with_parent()
     if os.getppid() != supervisor_pid:

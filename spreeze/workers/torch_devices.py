@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -76,7 +77,7 @@ def peak_bytes(device: str) -> int:
     gpus = gpus_of(device)
     if gpus:
         return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in gpus)
-    return 1024 * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return (1 if sys.platform == "darwin" else 1024) * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @contextlib.contextmanager

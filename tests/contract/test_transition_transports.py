@@ -35,8 +35,8 @@ while True:
 class Memory:
     """A ring in this process."""
 
-    def __init__(self, layout, locked):
-        self.ring = ReplayRing.create(RingSpec(layout, SHARDS, ROWS), locked=locked)
+    def __init__(self, layout, fenced):
+        self.ring = ReplayRing.create(RingSpec(layout, SHARDS, ROWS), fenced=fenced)
 
     def sink(self, shard=0):
         return ShardWriter(self.ring, shard)
@@ -45,7 +45,10 @@ class Memory:
         self.ring.close()
 
 
-IMPLEMENTATIONS = {"ring": lambda layout: Memory(layout, False), "ring with locks": lambda layout: Memory(layout, True)}
+IMPLEMENTATIONS = {
+    "ring": lambda layout: Memory(layout, False),
+    "ring with fences": lambda layout: Memory(layout, True),
+}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from harness import PATIENCE_S, poll
 
+import spreeze.process_identity
 from spreeze import run_directory
 from spreeze.cli.runs import main as runs_main
 from spreeze.errors import ConfigError, ResourceError, RunError
@@ -307,6 +308,20 @@ def test_a_process_is_never_older_than_it_can_be():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     most_s = time.monotonic() - before_s
     assert 0.0 < float(done.stdout) <= most_s + 0.01, "the kernel counts in hundredths"
+
+
+def test_without_proc_a_process_is_known_by_the_time_of_its_start(monkeypatch):
+    def none(pid):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(spreeze.process_identity, "_stat_fields", none)
+    known = process_identity(os.getpid())
+    assert same_process(known)
+    assert not same_process(known | {"process_started_s": known["process_started_s"] - 2.0})
+    for pid in (-1, 10**30, "x", None):
+        assert not same_process(known | {"pid": pid})
+    assert process_identity(2**22 + 1) == {"pid": 2**22 + 1}
+    assert 0.0 < spreeze.process_identity.process_age_s() < 10**6
 
 
 def test_a_process_is_killed_only_if_it_is_the_supervisor_that_was_recorded(tmp_path):

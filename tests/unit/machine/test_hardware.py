@@ -42,6 +42,15 @@ def _base(cgroup=V2):
     return files
 
 
+def test_where_none_can_be_pinned_all_cores_count_or_the_number_that_is_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "_PINS_CORES", False)
+    monkeypatch.setattr(hardware.os, "cpu_count", lambda: 6)
+    monkeypatch.setenv(hardware._CORES, "")
+    assert hardware.core_facts(tmp_path).reason == "6 cores"
+    hardware.use_cores([4, 5])
+    assert hardware.core_facts(tmp_path).ids == (4, 5)
+
+
 def test_without_any_limit_affinity_decides(tmp_path, kernel):
     kernel.cores = {0, 1, 2}
     facts = hardware.core_facts(_tree(tmp_path, _base()))

@@ -145,6 +145,49 @@ def test_what_a_marked_block_starts_is_found_and_the_process_is_as_it_was():
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
+def test_a_block_without_limits_marks_what_it_starts_by_the_variable(monkeypatch):
+    monkeypatch.delattr(resource, "prlimit")
+    nonce = new_nonce()
+    with processes.own_mark(nonce):
+        child = subprocess.Popen(["sleep", "600"])
+        poll(lambda: [process.pid for process in processes.marked(nonce)] == [child.pid], what="its variables")
+    assert processes.MARK not in os.environ
+    assert processes.end_orphans(nonce) == 1
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def test_a_watcher_is_none_of_the_family_where_it_can_take_no_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "_COMM", tmp_path / "none")
+    code = "import sys; sys.stdin.read()  # spreeze.machine.watcher"
+    with _begin(code) as child:
+        poll(lambda: psutil.Process(child.pid).cmdline()[1:2] == ["-c"], what="its command")
+        assert child.pid not in {process.pid for process in processes.family()}
+        child.kill()
+
+
+_HAS_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+child.wait()
+"""
+_WITHOUT_SIGNAL = """
+import os, time
+from spreeze.machine import processes
+processes.ctypes.CDLL = lambda *args, **options: object()
+processes.end_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_no_signal_tells_notices_the_end_of_its_parent():
+    command = [sys.executable, "-c", _HAS_CHILD, _WITHOUT_SIGNAL]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE) as parent:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        poll(lambda: not psutil.pid_exists(pid), what="the end of its child")
+
+
 def test_a_process_that_does_not_die_is_no_error(monkeypatch):
     with _begin(_WORKER, process_group=0) as worker:
         with monkeypatch.context() as patch:

@@ -102,10 +102,10 @@ def test_intent_is_stored_before_any_row_and_publication_after_the_last():
     shards=st.integers(1, 3),
     rows=st.integers(1, 40),
     steps=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.booleans()), min_size=1, max_size=30),
-    locked=st.booleans(),
+    fenced=st.booleans(),
 )
-def test_window_is_the_newest_rows_of_every_shard(shards, rows, steps, locked):
-    with ring_of(shards=shards, rows=rows, locked=locked) as ring:
+def test_window_is_the_newest_rows_of_every_shard(shards, rows, steps, fenced):
+    with ring_of(shards=shards, rows=rows, fenced=fenced) as ring:
         writers = [ShardWriter(ring, shard) for shard in range(shards)]
         model = [[] for _ in range(shards)]
         reader = AgelessReader(ring)
@@ -293,10 +293,10 @@ def test_learning_begins_anew_with_a_new_baseline():
 
 
 @pytest.mark.warm
-@pytest.mark.parametrize("locked", [False, True])
-def test_two_processes_and_no_torn_row(locked):
+@pytest.mark.parametrize("fenced", [False, True])
+def test_two_processes_and_no_torn_row(fenced):
     """A small ring, so that the writers lap the reader all the time; every row carries a checksum."""
-    with ring_of(RowLayout(22, 6, checksum=True), shards=2, rows=2048, locked=locked) as ring:
+    with ring_of(RowLayout(22, 6, checksum=True), shards=2, rows=2048, fenced=fenced) as ring:
         with writer_process(ring, 0, 10**9), writer_process(ring, 1, 10**9):
             wait_for(lambda: ring.committed.min() > 4000)
             reader, rng = ReplayReader(ring), np.random.default_rng(0)

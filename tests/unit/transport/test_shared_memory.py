@@ -16,7 +16,7 @@ from spreeze.errors import ResourceError, TransportError
 from spreeze.machine.hardware import memory_limits, read_machine
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import shared_memory
-from spreeze.transport.shared_memory import ArraySpec, SharedArrays
+from spreeze.transport.shared_memory import ArraySpec, SharedArrays, Wakeup
 from spreeze.types import Box, EnvSpec
 
 FIELDS = (ArraySpec("one", (3,), "int64"), ArraySpec("two", (2, 5), "float32"))
@@ -103,14 +103,23 @@ def test_child_sees_the_same_memory_through_the_inherited_descriptor():
     arrays.close()
 
 
-def test_fallback_without_memfd_works_alike(monkeypatch):
-    monkeypatch.setattr(shared_memory.sys, "platform", "darwin")
+def test_memory_and_wakeups_without_calls_of_linux_work_alike(monkeypatch):
+    for name in ("memfd_create", "eventfd", "pread", "pwrite"):  # the last two fail on memory of macOS
+        monkeypatch.delattr(os, name)
     arrays = SharedArrays.create("spreeze-test", FIELDS)
     arrays["two"][0, 0] = 1
     other = SharedArrays.attach(os.dup(arrays.fd), FIELDS)
     assert other["two"][0, 0] == 1
+    with pytest.raises(TransportError, match="other arrays"):
+        SharedArrays.attach(os.dup(arrays.fd), FIELDS[:1])
     other.close()
     arrays.close()
+    wakeup = Wakeup.create()
+    assert not wakeup.wait(0.0)
+    for _ in range(100_000):  # more than a pipe holds
+        wakeup.notify()
+    assert wakeup.wait(0.0)
+    wakeup.close()
 
 
 def test_the_tuner_may_choose_a_replay_for_which_there_is_room_unless_its_size_is_asked_for(monkeypatch):

@@ -166,10 +166,10 @@ def test_rows_announced_as_overwritten_during_the_copy_are_not_taken():
 
 
 @pytest.mark.warm
-@pytest.mark.parametrize("locked", [False, True])
-def test_no_torn_row_beside_a_writer_that_never_pauses(locked):
+@pytest.mark.parametrize("fenced", [False, True])
+def test_no_torn_row_beside_a_writer_that_never_pauses(fenced):
     rows = 10_000
-    with ring_of(rows=256, locked=locked) as ring, writer_process(ring, 0, rows) as child:
+    with ring_of(rows=256, fenced=fenced) as ring, writer_process(ring, 0, rows) as child:
         wait_for(lambda: ring.total_committed() > 0)
         mirror = mirror_of(ring, draws=512)
         checked = 0
