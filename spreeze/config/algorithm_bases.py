@@ -363,7 +363,29 @@ def nearest_divisor(number: int, wanted: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncOnPolicyConfig(OnPolicyConfig):
+class AdamOnPolicyConfig(OnPolicyConfig):
+    """Settings of the on-policy algorithms that step with Adam."""
+
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedPolicyConfig(AdamOnPolicyConfig):
+    """Settings of the algorithms with PPO's clipped objective."""
+
+    clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
+    target_kl: float | None = setting(
+        None,
+        "target KL divergence per rollout of an adaptive learning rate of at most lr (SB3 stops the epochs "
+        "early instead)",
+        unit="nat",
+        low=1e-6,
+        high=10.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncOnPolicyConfig(AdamOnPolicyConfig):
     """Settings of the algorithms of mode impact: the circular buffer C(N, K) and the correction for lag."""
 
     slots: int = setting(
@@ -390,7 +412,6 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
     broadcast_updates: int = setting(
         4, "updates between publications of the weights to samplers (t_frequency)", unit="updates", low=1, high=NO_LIMIT
     )
-    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
