@@ -77,7 +77,6 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
 
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
-        self.check_memory(spec, self.network)
         for name, plain in (("dueling", False), ("noisy", False), ("critics", "mean")):
             if self.network and getattr(self, name) != plain:
                 raise ConfigError(

@@ -29,7 +29,7 @@ from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import NO_LIMIT, setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import EnvSpec, TransitionBatch
+from spreeze.types import TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,6 @@ class SoftActorCriticConfig(DistributionalConfig):
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(RecurrentReplayConfig, SoftActorCriticConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
-
-    def check_task(self, spec: EnvSpec) -> None:
-        super().check_task(spec)
-        self.check_memory(spec, self.network)
 
 
 class _SACBuffers:

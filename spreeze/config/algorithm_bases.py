@@ -84,6 +84,7 @@ class AlgorithmConfig(Section):
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
+        _check_memory(self, spec)
 
     def row_layout(self, spec: EnvSpec) -> RowLayout:
         """The layout of replay rows for a task."""
@@ -130,6 +131,7 @@ class ActorCriticConfig(AlgorithmConfig):
     )
 
     def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
         if spec.box is None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions have no tanh; remove it")
         if spec.frames is not None and self.network:
@@ -179,16 +181,6 @@ class RecurrentReplayConfig(Section):
         if self.recurrent == "none":
             return None
         return SequenceShape(self.sequence_length, self.burn_in, state_dim(self.recurrent, self.recurrent_size))
-
-    def check_memory(self, spec: EnvSpec, network: str) -> None:
-        """Raises a ConfigError if a recurrent network is requested but cannot be built."""
-        reasons = {
-            "it is not supported with images": spec.frames is not None,
-            f"it cannot be combined with network = {network}": bool(network),
-            "with action masks it is supported by on-policy algorithms only": spec.action_mask,
-        }
-        if self.recurrent != "none" and (why := first_true(reasons)):
-            raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,15 +336,30 @@ class OnPolicyConfig(Section):
         return min(divisor, steps, key=lambda length: abs(math.log(length / self.sequence_length)))
 
     def check_task(self, spec: EnvSpec) -> None:
-        """Raises a ConfigError if a recurrent network is requested but cannot be built."""
-        if self.recurrent != "none" and (spec.frames is not None or self.network):
-            with_network = f"it cannot be combined with network = {self.network}"
-            why = "it is not supported with images" if spec.frames is not None else with_network
-            raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
+        """Raises a ConfigError if a setting does not fit the task."""
+        _check_memory(self, spec)
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
         """Number of equal minibatches of ``rows`` env steps, ``steps`` of each environment."""
         return 1
+
+
+def memory_refusal(config: type, spec: EnvSpec) -> str | None:
+    """The reason why a policy with settings of this class can have no memory in this environment, or None."""
+    reasons = {
+        "its policy has no memory": not hasattr(config, "recurrent"),
+        "it is not supported with images": spec.frames is not None,
+        "with action masks it is supported by on-policy algorithms only": spec.action_mask
+        and not issubclass(config, OnPolicyConfig),
+    }
+    return first_true(reasons)
+
+
+def _check_memory(config: AlgorithmConfig | OnPolicyConfig, spec: EnvSpec) -> None:
+    recurrent = getattr(config, "recurrent", "none")
+    with_network = f"it cannot be combined with network = {config.network}" if config.network else None
+    if recurrent != "none" and (why := memory_refusal(type(config), spec) or with_network):
+        raise ConfigError(f"recurrent = {recurrent}: {why}; remove it")
 
 
 def nearest_divisor(number: int, wanted: float) -> int:
