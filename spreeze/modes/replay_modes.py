@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.plan import RunPlan
@@ -87,23 +88,19 @@ def assemble(run: Assembly) -> None:
                 offline=config.replay.offline,
             ),
         )
+    facts = _row_facts(plan)
     for group, ring in enumerate(rings):
         for index in range(0 if config.replay.offline else plan.samplers_of(group)):
             run.sampler(
                 group,
                 index,
                 ReplaySamplerJob(
+                    **facts,
                     group_dir=str(run.folder(group)),
-                    spec=plan.spec,
                     index=index,
                     seed=plan.session_seed + run.seed_offset(group),
                     num_envs=config.sampling.envs_per_sampler,
-                    n_step=config.algorithm.n_step,
-                    gamma=config.algorithm.gamma,
-                    nan_policy=config.sampling.nan_policy,
                     replay=ring.handle,
-                    her=config.replay.her,
-                    rows_per_step=config.replay.rows_per_step,
                     loaded_rows=int(ring.committed[index]),
                     limiter=_limiter(plan, ring),
                     wakeup=sampler_wakeups[group][index] if data_flow.balanced else None,
@@ -125,23 +122,31 @@ def _load_rows(plan: RunPlan, folder: Path, ring: ReplayRing) -> ReturnSums:
     return load_demonstrations(text, plan.spec, ring, plan.config.algorithm.gamma)[1] if text else NO_RETURNS
 
 
+def _row_facts(plan: RunPlan) -> dict[str, Any]:
+    """Fields of ``RowFacts``."""
+    config = plan.config
+    return {
+        "spec": plan.spec,
+        "nan_policy": config.sampling.nan_policy,
+        "n_step": config.algorithm.n_step,
+        "gamma": config.algorithm.gamma,
+        "her": config.replay.her,
+        "rows_per_step": config.replay.rows_per_step,
+    }
+
+
 def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
     plan, config, limiter = run.plan, run.plan.config, _limiter(run.plan, ring)
     assert config.cluster.address is not None
     host = HostJob(
-        spec=plan.spec,
+        **_row_facts(plan),
         layout=plan.layout,
-        n_step=config.algorithm.n_step,
-        gamma=config.algorithm.gamma,
-        nan_policy=config.sampling.nan_policy,
         seed=config.run.seed,
         samplers=1 if plan.single_env else config.cluster.samplers,
         envs_per_sampler=config.sampling.envs_per_sampler,
         step_deadline_s=config.sampling.step_deadline_s,
         start_deadline_s=config.sampling.start_deadline_s,
         memory_limit_bytes=config.sampling.memory_limit_bytes,
-        her=config.replay.her,
-        rows_per_step=config.replay.rows_per_step,
         gives_way=config.tuning.give_way,
         tune=plan.host_tune,
     )

@@ -145,18 +145,13 @@ class HostSamplers(HostThread):
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
             sampler = ReplaySamplerJob(
+                **job.row_facts,
                 group_dir=str(self._folder),
-                spec=job.spec,
                 index=index,
                 seed=self._seed,
-                n_step=job.n_step,
                 num_envs=self.envs_per_sampler,
-                gamma=job.gamma,
-                nan_policy=job.nan_policy,
                 replay=ring.handle,
                 limiter=outlet_limiter(self.samplers, rows),
-                her=job.her,
-                rows_per_step=job.rows_per_step,
             )
             self._workers.add(
                 WorkerSpec(
