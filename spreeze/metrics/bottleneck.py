@@ -7,7 +7,7 @@ from spreeze.metrics.snapshot import LOADS_S, Snapshot
 
 WAITS = 0.10  # share of time above which a side counts as waiting; less is within the noise of two-second windows
 CPU_FULL = 0.85
-_BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
+BACKGROUND_CORES = 0.15  # load of other programs that is always there
 _HEAVY_CORES = 0.5  # load of other programs that is named with any bottleneck: it lowers the rates
 _WORTH_CORES = 0.25  # external load whose end would noticeably raise the rates
 _NOTHING_MOVES = 0.9  # Share of time that both sides wait where neither does anything.
@@ -97,7 +97,7 @@ def _cores_full(snapshot: Snapshot) -> bool:
 
 def _others_active(snapshot: Snapshot) -> bool:
     """True if other programs use more cores than usually in the background."""
-    return (snapshot.external_cpu_cores or 0.0) > _BACKGROUND_CORES
+    return (snapshot.external_cpu_cores or 0.0) > BACKGROUND_CORES
 
 
 def _used_elsewhere(snapshot: Snapshot) -> float | None:
@@ -107,7 +107,7 @@ def _used_elsewhere(snapshot: Snapshot) -> float | None:
 
 
 def _cpu_users(snapshot: Snapshot) -> str:
-    if (snapshot.sibling_cpu_cores or 0.0) <= _BACKGROUND_CORES:
+    if (snapshot.sibling_cpu_cores or 0.0) <= BACKGROUND_CORES:
         return "other programs"
     low_priority = "the page, other runs and programs of low priority"
     return f"other programs, {low_priority}" if _others_active(snapshot) else low_priority

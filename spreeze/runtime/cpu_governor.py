@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from spreeze.formatting import number, percent
 from spreeze.machine.utilisation import ContentionReader, CpuContention
+from spreeze.metrics.bottleneck import BACKGROUND_CORES
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, samples_per_insert
 from spreeze.transport import status_table
@@ -42,7 +43,6 @@ from spreeze.workers.roles import role_of
 
 STEP = 0.125  # of the number of active samplers, and its minimum
 DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04  # smallest change: cores, or a share of the usable ones if that is more
-BACKGROUND_CORES = 0.15  # load of other programs that is always there, and no part of a share to be left free
 LIGHT_CORES = 0.5  # load of other programs for which the low priority of workers that give way suffices
 RESTING_SHARE = 0.5  # of the samplers, at most, beside heavier loads
 SETTLE_S = 5
@@ -133,6 +133,7 @@ class Governor:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
         external, usable_cores = second.external_cpu_cores, second.usable_cores
         if self.leave_free > 0.0:
+            # What is always there is no part of the share to be left free.
             free = usable_cores - max(external - BACKGROUND_CORES, self.leave_free * usable_cores)
         else:
             free = max(usable_cores - second.sibling_cores, self._fixed + self._maximum * self._per_sampler)

@@ -30,7 +30,7 @@ from spreeze.workers.collectors.rollout_collector import RolloutCollector, Rollo
 from spreeze.workers.collectors.transition_collector import GoalCollector, SequenceCollector, TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
-from spreeze.workers.jobs import BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
+from spreeze.workers.jobs import BaseSamplerJob, BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
 from spreeze.workers.roles import Phase
 
 _POLL_S = 0.0005
@@ -50,7 +50,7 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
     elif writer.layout.sequence is not None:
         collector_class = SequenceCollector
     collector = collector_class(
-        TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),
+        _task_source(context, job),
         job.num_envs,
         job.spec,
         writer,
@@ -70,6 +70,10 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
     finally:
         collector.close()
         writer.close()
+
+
+def _task_source(context: WorkerContext, job: BaseSamplerJob) -> TaskSource:
+    return TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS))
 
 
 class NewestPolicy:
@@ -190,7 +194,7 @@ def _collector(
 ) -> RolloutCollector:
     """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``options`` are keyword arguments."""
     collector = RolloutCollector(
-        TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),
+        _task_source(context, job),
         job.spec,
         rollouts,
         first=job.index * job.num_envs,
