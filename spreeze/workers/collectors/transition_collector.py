@@ -441,15 +441,10 @@ class Relabeling:
             over = rewards.terminated(achieved, goal[live], infos)
             ended[live] = np.array(episode.terminated)[at] if over is None else over
             length[live] = age + 1
-        rows = np.zeros((len(start), layout.width), np.float32)
-        rows[:, layout.obs], rows[:, layout.next_obs] = obs[start], next_obs[start + length - 1]
-        for columns in (layout.obs, layout.next_obs):
-            rows[:, columns][:, self._desired] = goal
-        rows[:, layout.action] = np.stack(episode.action)[start]
-        rows[:, layout.reward], rows[:, layout.terminated] = np.clip(total, -FLOAT32_MAX, FLOAT32_MAX), ended
-        if layout.num_steps is not None:
-            rows[:, layout.num_steps] = length
-        return rows
+        obs, next_obs = obs[start], next_obs[start + length - 1]
+        obs[:, self._desired] = next_obs[:, self._desired] = goal
+        sums = np.clip(total, -FLOAT32_MAX, FLOAT32_MAX)
+        return layout.pack(obs, np.stack(episode.action)[start], sums, ended, next_obs, length)
 
 
 class GoalRowWriter(FlatObsRowWriter):
