@@ -33,7 +33,7 @@ from spreeze.algorithms.fused_mlp import MlpBuffers
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm, Samples
 from spreeze.envs.families import family_of
-from spreeze.envs.task import Task, vector_env
+from spreeze.envs.task import vector_env
 from spreeze.envs.vector_task import DeviceTask, VectorStep
 from spreeze.errors import BadTransition, UsageError
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
@@ -174,7 +174,7 @@ class DeviceCollector(Collector):
         heartbeat: Heartbeat,
     ) -> None:
         """``make_env`` makes all environments from a seed; their rewards are added to ``returns``."""
-        super().__init__(_no_task, num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
+        super().__init__(num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
         self._make_env, self._sink, self._actor, self._discounted = make_env, sink, actor, returns
         device = actor.device
         self._reward_log = torch.zeros((BLOCK, num_envs), device=device)
@@ -284,10 +284,6 @@ class DeviceCollector(Collector):
 
     def close(self) -> None:
         self._env.close()
-
-
-def _no_task() -> Task:
-    raise AssertionError("environments on a device are made together")
 
 
 def learn_from_device_replay(context: WorkerContext, job: DeviceReplayJob) -> Iterator[None]:

@@ -27,7 +27,12 @@ from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.transport.weights import ParameterSource
 from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
-from spreeze.workers.collectors.transition_collector import GoalCollector, SequenceCollector, TransitionCollector
+from spreeze.workers.collectors.transition_collector import (
+    GoalCollector,
+    SequenceCollector,
+    TransitionCollector,
+    VectorCollector,
+)
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
 from spreeze.workers.jobs import BaseSamplerJob, BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
@@ -45,7 +50,9 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
     stream = job.index if job.stream is None else job.stream
     rng = np.random.default_rng([job.seed, stream, writer.next_logical - job.loaded_rows])
     collector_class: Callable[..., TransitionCollector] = TransitionCollector
-    if job.rows_per_step > 1:
+    if (make_vector := vector_maker(job.spec)) is not None:
+        collector_class = partial(VectorCollector, make_vector=make_vector)
+    elif job.rows_per_step > 1:
         collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
     elif writer.layout.sequence is not None:
         collector_class = SequenceCollector
@@ -58,7 +65,6 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
         gamma=job.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy,
-        make_vector=vector_maker(job.spec),
         heartbeat=context.heartbeat,
         on_error=context.env_error,
     )
