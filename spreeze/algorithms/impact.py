@@ -28,8 +28,8 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.networks.recurrent_networks import Sequences
 from spreeze.algorithms.on_policy import AdamOnPolicy, ClippedPolicy, ForwardPass, Samples
-from spreeze.algorithms.recurrent_networks import Sequences
 from spreeze.config.algorithm_bases import AsyncOnPolicyConfig, ClippedPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import NO_LIMIT, setting

@@ -24,10 +24,10 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
-from spreeze.algorithms.conv_networks import ConvActorCritic, refuse_layers
-from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters
+from spreeze.algorithms.networks.conv_networks import ConvActorCritic, refuse_layers
+from spreeze.algorithms.networks.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters
+from spreeze.algorithms.networks.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
-from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.config.algorithm_bases import AdamOnPolicyConfig, ClippedPolicyConfig, OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, UsageError

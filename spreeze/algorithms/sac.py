@@ -18,9 +18,9 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
-from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
+from spreeze.algorithms.networks.conv_networks import over_images
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, CriticNetworks, Critics, DiscreteCritics
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.fused_mlp import MlpBuffers
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import MlpActorCritic, OnPolicyAlgorithm, Samples
 from spreeze.envs.families import family_of
