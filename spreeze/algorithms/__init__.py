@@ -24,7 +24,7 @@ impala         impact, on_policy, losses
 
 SAC, CrossQ and TD3 support distributional critics (``distributional``) with the same interface. DQN has dueling
 streams and distributions, and noise in its weights (``networks.value_heads``). Memories are in
-``networks.recurrent_networks``.
+``networks.recurrent_networks``. Mode ``device`` acts and learns from its rollouts by ``on_device``.
 
 *Gradients are hand-derived.* ``networks.fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces
 ``torch.optim``; ``tests/support/lean_sac.py`` measures the speed-up over autograd (``assets/figures.md``). QMIX, image

@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import torch
 
 from spreeze.algorithms import create
+from spreeze.algorithms.on_device import DeviceActor
 from spreeze.config.algorithms import find_row
 from spreeze.envs.make import import_user_module
 from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import DeviceTask, make_vector
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.workers.device_learner import DeviceActor, DeviceCollector
+from spreeze.workers.device_learner import DeviceCollector
 from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows, DeviceStream, GraphedUpdates
 from spreeze.workers.torch_devices import synchronize
 
