@@ -479,7 +479,7 @@ class ReplayConfig(Section):
         command_line_only=True,
     )
     offline: bool = setting(False, "learn from --demonstrations alone: no samplers are started", flag="--offline")
-    go_back: bool = setting(
+    roll_back: bool = setting(
         True,
         "mode spreeze with one learner: once the return has fallen below half of what was gained and stays there, roll "
         "back to the checkpoint nearest to the best policy, with half the learning rates",

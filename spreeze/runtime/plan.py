@@ -113,7 +113,7 @@ class RunPlan:
         flow = self.config.data_flow
         single_learner = self.learners == 1 and self.joins is None and not self.spans_hosts
         from_replay = self.config.on_policy is None and not (flow.serial or flow.averages_parameters)
-        return from_replay and single_learner and self.config.evaluation.enabled and self.config.replay.go_back
+        return from_replay and single_learner and self.config.evaluation.enabled and self.config.replay.roll_back
 
     @property
     def target_return(self) -> float | None:

@@ -247,7 +247,7 @@ class Learner:
         context.event(
             "warning",
             f"rolled back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest "
-            f"to the best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
+            f"to the best policy ({best}); {rates}; replay is kept (replay.roll_back=false: never)",
         )
         self._publish()
         self._checkpoint()  # a learner that dies now starts from here

@@ -328,7 +328,7 @@ class ReplayTrainer:
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
             "return_scale": self.statistics.return_scale,
-            **({"times_back": self._rollbacks} if self._rollbacks else {}),
+            **({"rollbacks": self._rollbacks} if self._rollbacks else {}),
             **{name: self._in_task_units(name, value) for name, value in self.algorithm.metrics().items()},
         }
 
@@ -389,7 +389,7 @@ class ReplayTrainer:
             "updates": self.updates,
             "draw_rng": self.batches.rng.bit_generator.state,
             **self.statistics.state(),
-            "times_back": self._rollbacks,
+            "rollbacks": self._rollbacks,
             "largest_error": self._prioritised.largest_error if self._prioritised else None,
         }
         tensors = self.algorithm.state_arrays()
@@ -420,7 +420,7 @@ class ReplayTrainer:
         self.statistics.load_state(state)
         if self._prioritised is not None:
             self._prioritised.reset_priorities(float(state.get("largest_error") or 1.0))
-        self._set_rollbacks(int(state.get("times_back", 0)))
+        self._set_rollbacks(int(state.get("rollbacks", state.get("times_back", 0))))
 
     def roll_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays.
@@ -428,7 +428,7 @@ class ReplayTrainer:
         Observations since then are those of policies that fell. They are left out of the normalizer's statistics, by
         which the policy of the checkpoint would act otherwise than it did.
         """
-        counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._rollbacks + 1}
+        counts = {"updates": self.updates, _AVERAGE: self.updates, "rollbacks": self._rollbacks + 1}
         counts |= {"counted": self.statistics.state()["counted"]}
         algorithm = state["algorithm"] | {"updates": self.updates}
         draws = self.batches.rng.bit_generator.state
