@@ -126,7 +126,7 @@ def _spaces(probe: Probe) -> list[Check]:
     checks += [_finding("other algorithms", f"do not fit: {unfit}")] if unfit else []
     if isinstance(spec.action, Choices) and "sac" in fitting:
         text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
-        checks.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
+        checks.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its entropy coefficient"))
     if recurrent := [name for name in fitting if not memory_refusal(known[name].config, spec)]:
         text = f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm gives the policy a memory"
         checks.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))

@@ -96,19 +96,19 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     name, paused = now.name or "", now.phase == "paused"
     run = read_run(folder / name)
     parts = data_flow(run)
-    one_process = parts is not None and parts.one_process
+    takes_turns = parts is not None and parts.takes_turns
     text = "Suspends all processes and frees the cores; replay and networks stay in memory."
     pause = ("pause", "Pause", text, False, "")
     if paused:
         pause = ("continue", "Continue", "Lets all processes go on where they were suspended.", False, "")
     trace = "Records and shows the phases of all workers for 0.25 s."
-    if one_process:
+    if takes_turns:
         trace = "Not available: this mode has a single process."
     buttons = (
         pause,
         ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused, "the return gets a point"),
         ("checkpoint", "Save now", "Writes a checkpoint now.", paused, "a checkpoint is written"),
-        ("timeline", "Timeline", trace, paused or one_process, "the phases of the workers are shown"),
+        ("timeline", "Timeline", trace, paused or takes_turns, "the phases of the workers are shown"),
     )
     more: dict[str, Any]
     for request, label, text, disabled, then in buttons:

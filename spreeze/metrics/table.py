@@ -364,7 +364,7 @@ POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("host.pulls", "pulls", "chunks requested and not received yet"),
     InternalSlot("host.seen", "flag", "1 once there was such a host"),
     InternalSlot("host.alive", "flag", "1 while it answers and gives rows"),
-    InternalSlot("visualizer.paused", "flag", "1 while it rests"),
+    InternalSlot("visualizer.paused", "flag", "1 while it is paused"),
 )
 # fmt: on
 

@@ -60,7 +60,7 @@ def assemble(run: Assembly) -> None:
         learning_starts=max(1, replay.learning_starts),
         batch_size=config.learner.batch_size,
         rows_per_write=envs.num_envs,
-        in_turn=True,
+        serial=True,
     )
     job = DeviceReplayJob(**fields, limiter=limiter, sampler_status_rows=(row,), layout=plan.layout, envs=envs)
     run.learner(0, job, **deadlines)

@@ -369,7 +369,7 @@ class Recorder:
         reading = dataclasses.replace(reading, t_s=t_s)
         self._report_sleep()
         self.reading = reading
-        # A sampler that the tuner did not choose rests, and is not missed.
+        # A sampler that the tuner did not choose is paused, and is not missed.
         self._samplers_alive = min(samplers_alive, self.samplers_wanted)
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
             self.starting_s = self.session_s

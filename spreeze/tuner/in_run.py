@@ -2,7 +2,7 @@
 
 The run begins with the settings that it would have without the tuner. Off-policy, the same search as before a run
 applies its candidates to the run's workers in turn, for a fraction of a second each, and in the end its choice.
-Samplers that the choice does not need rest.
+Samplers that the choice does not need are paused.
 
 On-policy, sizes of shared memory are among the choices, so candidates are measured in processes of their own; during a
 turn, the run's workers are suspended. A choice of other sizes takes effect by a restart of the workers, with the
@@ -110,7 +110,7 @@ class _RunWindows(Windows):
         return int(self.run.status.control(self._learner)[status_table.PID])
 
     def apply(self, setting: Setting, max_ratio: float = NO_LIMIT, *, keeps_all: bool = False) -> None:
-        """Applies a setting, with at most ``max_ratio`` samples per insert; all samplers rest if it names none.
+        """Applies a setting, with at most ``max_ratio`` samples per insert; all samplers are paused if it names none.
 
         With samplers the rate limiter counts anew: what they inserted before earns no updates. Unless it ``keeps_all``,
         rows beyond those of the ``base`` are dropped: unthrottled samplers of a fast environment would fill replay.

@@ -212,14 +212,14 @@ def _mean(values: Collection[float]) -> float:
 
 
 class PolicyBroadcast:
-    """Hands the newest policy to the samplers: after every few updates, and whenever the learner starts to wait."""
+    """Broadcasts the newest policy to samplers: after every few updates, and whenever the learner starts to wait."""
 
     def __init__(
         self, trainer: BufferTrainer, weights: VersionedParameters, every_updates: int, min_s: float = _BROADCAST_S
     ) -> None:
         self._trainer, self._weights = trainer, weights
         self._every_updates, self._min_s = every_updates, min_s
-        # A learner that was killed may have handed over policies of an epoch that no file records.
+        # A learner that was killed may have broadcast policies of an epoch that no file records.
         self._min_epoch = 0 if (newest := weights.newest) is None else newest[0] + 1
         self._updates, self._at_s = -1, 0.0
 

@@ -257,7 +257,7 @@ class DeviceReplayUpdateLoop(ReplayUpdateLoop):
         job = dataclasses.replace(job, learner=learner)
         replay = DeviceReplay(job.layout, job.envs.capacity, learner.batch_size, device, job.seed)
         super().__init__(context, job, replay, stack, replay)
-        self.ends_by_env_steps = self._updates_in_turn = True
+        self.ends_by_env_steps = self._is_serial = True
         self._rows, trainer, config = replay, self.trainer, job.settings
         trainer.use_gpu_replay(replay, lambda: CudaGraph(device))
         self._actor = DeviceActor(trainer.algorithm, job.envs.seed + 2)

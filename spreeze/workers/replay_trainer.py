@@ -2,9 +2,9 @@
 
 Two learner threads are a pair: each critic has its thread, and the actor's passes are split by rows or by outputs. No
 sum is split, so results equal those of one core. ``--device split`` puts the actor on one GPU, critics and targets on
-the other (Spreeze, section 3.1): only actions, log-densities, dQ/da and SAC's temperature cross. On a GPU replay is
-copied to the device as far as memory allows, and whole updates are CUDA graphs (``gpu_replay``). Its kernels can be
-fused by ``torch.compile`` before they are recorded.
+the other (Spreeze, section 3.1): only actions, log-densities, dQ/da and SAC's entropy coefficient cross. On a GPU
+replay is copied to the device as far as memory allows, and whole updates are CUDA graphs (``gpu_replay``). Its kernels
+can be fused by ``torch.compile`` before they are recorded.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         state = memory.states.read(rollouts.current)
         if state is None and rollouts.current > 0:
             raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
-        # Samplers may have the policy that a predecessor handed over before it died. It is not learned again: mixed
+        # Samplers may have the policy that a predecessor published before it died. It is not learned again: mixed
         # with the others' present weights, it would be another policy with the same number.
         following = None if state is None else memory.states.read(rollouts.current + 1)
         latest = state if following is None else following
@@ -315,7 +315,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         return self._rollouts.env_steps_before(self._rollouts.current)
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """Policy of this rollout, theta(j), as it was handed over; of several learners that mix, the mean of theirs."""
+        """Policy of this rollout, theta(j), as it was published; of several learners that mix, the mean of theirs."""
         weights, mixer = _read(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: weights.arrays if mixer is None else mixer.mean_policy(weights.arrays), weights.meta
 

@@ -131,7 +131,7 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        if self._context.rest_if_throttled(start):
+        if self._context.pause_if_told(start):
             pass
         elif self._may_insert():
             self._context.heartbeat(Phase.STEP)
@@ -247,13 +247,13 @@ class _BufferSampler:
     ) -> None:
         self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
         self._needs_policy = True
-        """True if the next step is by the newest policy: in a new rollout, and after a rest."""
+        """True if the next step is by the newest policy: in a new rollout, and after a pause."""
         self._at_rollout_start = True
 
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
         start, context, counts = perf_counter(), self._context, self._envs.counts
-        if context.rest_if_throttled(start):
+        if context.pause_if_told(start):
             self._needs_policy = True
         elif self._step():
             context.account_work(start)

@@ -36,7 +36,7 @@ class DevicePath:
         layout = config.row_layout(spec)
         self.algorithm = create("sac", spec.obs_dim, spec.action_dim, config, 0, args.device)
         self.replay = DeviceReplay(layout, args.capacity, args.batch_size, device, 0)
-        self.limiter = RateLimiter(0.0, args.samples_per_insert, 1, args.batch_size, args.envs, in_turn=True)
+        self.limiter = RateLimiter(0.0, args.samples_per_insert, 1, args.batch_size, args.envs, serial=True)
         self.layout, self.gamma = layout, config.gamma
         self.collector = DeviceCollector(
             make, args.envs, DeviceRows(self.replay, config.n_step, config.gamma, args.envs),
