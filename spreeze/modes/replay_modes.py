@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import GroupSample
-from spreeze.transport.checkpoint import CheckpointStore, load_replay
+from spreeze.transport.checkpoint import load_replay
 from spreeze.transport.demonstrations import NO_RETURNS, ReturnSums, load_demonstrations
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
@@ -61,7 +60,7 @@ def assemble(run: Assembly) -> None:
     plan, config, data_flow = run.plan, run.plan.config, run.plan.config.data_flow
     groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
-    returns = [_load_rows(plan, run.folder(group), ring) for group, ring in enumerate(rings)]
+    returns = [_load_rows(run, group, ring) for group, ring in enumerate(rings)]
     shares = data_flow.averages_parameters and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
     learner_wakeups = [run.wakeups(1)[0] if data_flow.balanced else None for _ in groups]
@@ -112,9 +111,9 @@ def assemble(run: Assembly) -> None:
         _add_hosts(run, rings[0])
 
 
-def _load_rows(plan: RunPlan, folder: Path, ring: ReplayRing) -> ReturnSums:
+def _load_rows(run: Assembly, group: int, ring: ReplayRing) -> ReturnSums:
     """Loads the rows of an earlier session into an empty ring, else the demonstrations; the sums of their returns."""
-    checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
+    plan, checkpoint = run.plan, run.checkpoint(group)
     if checkpoint is not None and checkpoint.replay_path is not None:
         load_replay(checkpoint.replay_path, ring)
         return NO_RETURNS

@@ -57,9 +57,8 @@ def assemble(run: Assembly) -> None:
 
 
 def _learner_changes(plan: RunPlan, job: BaseLearnerJob) -> dict[str, Any]:
-    stop, evaluation = job.stop, plan.config.evaluation
-    if isinstance(job, ReplayLearnerJob) and (stop.env_steps is not None or stop.updates is not None):
-        stop = dataclasses.replace(stop, seconds=None)
+    evaluation = plan.config.evaluation
+    stop = job.stop.by_counts if isinstance(job, ReplayLearnerJob) else job.stop
     publish_s = max(_PUBLISH_S, job.learner.publish_interval_s)
     learner = dataclasses.replace(job.learner, gpu_replay=False, updates_per_launch=0, publish_interval_s=publish_s)
     session, interval = float(plan.earlier.sessions), evaluation.interval_updates if evaluation.enabled else None

@@ -21,6 +21,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport import status_table
+from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
 from spreeze.transport.status_table import StatusTable
@@ -85,6 +86,15 @@ class Assembly(contextlib.ExitStack):
         folder = group_folder(self.run_dir, group)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def checkpoint(self, group: int) -> Checkpoint | None:
+        """The newest checkpoint of a group's learner from an earlier session."""
+        return CheckpointStore(self.folder(group) / "checkpoints").load_latest() if self.plan.earlier.sessions else None
+
+    def first_updates(self) -> int:
+        """Updates of the run's only learner in earlier sessions."""
+        checkpoint = self.checkpoint(0)
+        return 0 if checkpoint is None else checkpoint.updates
 
     def open(self, create: Callable[[], _T]) -> _T:
         """Creates a channel that lasts as long as the run; a ResourceError if there are too few descriptors."""
