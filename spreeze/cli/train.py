@@ -46,6 +46,7 @@ from spreeze.modes import run_mode
 from spreeze.process_identity import process_age_s, process_identity
 from spreeze.run_directory import (
     RunDir,
+    best_record,
     find_run,
     finite_number,
     new_name,
@@ -473,7 +474,7 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
 
 def _kept_policy(run: Path) -> str:
     """A line on the policy that is kept as the best; empty where there is none."""
-    best = read_json(run / "checkpoints" / "best.json")
+    best = best_record(run)
     value, played, updates = finite_number(best.get("return")), best.get("played"), whole_number(best.get("updates"))
     if value is None or updates is None:
         return ""

@@ -74,7 +74,7 @@ class Recorder:
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
         self.curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
-        self._evaluations_before = len(self.curve)
+        self._session_curve: list[EvaluationRow] = []
         self._inserted_before: int | None = None  # Rows of a saved replay.
         self._target_reached = False
         self._ending = plan.ending
@@ -301,6 +301,7 @@ class Recorder:
 
     def _keep(self, row: EvaluationRow, record: Mapping[str, Any]) -> None:
         self.curve.append(row)
+        self._session_curve.append(row)
         self._store.evaluation(row)
         self._loggers.evaluation(row)
         scores = {"eval_return": row.return_mean, "eval_length": float(row.length_mean)}
@@ -337,7 +338,7 @@ class Recorder:
             mean = final_metric(curve, policies)
             return len(curve) >= policies and mean is not None and mean >= target
 
-        if outcome.time_to_target_held_s is None and held(self.curve[self._evaluations_before :], HELD):
+        if outcome.time_to_target_held_s is None and held(self._session_curve, HELD):
             outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
         latest = self.curve[-stop.target_evaluations :]
         enough = outcome.time_to_target_s is not None or sum(row.episodes for row in latest) >= CONFIRMING_EPISODES
@@ -489,7 +490,7 @@ class Recorder:
             stop_requested=self._run_dir.requested("stop"),
             target_reached=self._target_reached or at_first,
             trained_s=self.session_s - self.starting_s,
-            curve=self.curve[self._evaluations_before :],
+            curve=self._session_curve,
             updates=min(updates, default=None),
             env_steps=None if reading is None else reading.env_steps + self._plan.earlier.env_steps,
         )
