@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
 
+from spreeze.algorithms.averages import RolloutAverage
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS
@@ -26,14 +27,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import CheckpointedUpdateLoop, Learner
 from spreeze.workers.roles import Phase
-from spreeze.workers.rollout_learner import (
-    OnPolicy,
-    Progress,
-    RolloutAverage,
-    RolloutTrainer,
-    on_policy_algorithm,
-    progress_of,
-)
+from spreeze.workers.rollout_learner import OnPolicy, Progress, RolloutTrainer, on_policy_algorithm, progress_of
 from spreeze.workers.torch_devices import open_device
 
 _UPDATES = SLOTS["learner"].index("updates")
