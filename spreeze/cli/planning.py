@@ -241,7 +241,7 @@ def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) 
         size = f"rollout.size = {rollout.size}"
         text = f"{interval}: {envs * interval} env steps of {envs} environments together ({size})"
         reasons["rollout.sync_interval"] = text
-    if config.data_flow.balanced and config.on_policy is None:
+    if config.data_flow.balanced:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
         text = (

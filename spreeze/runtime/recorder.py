@@ -113,8 +113,7 @@ class Recorder:
 
     def _new_rates(self) -> Rates:
         plan = self._plan
-        balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
-        rows = plan.config.replay.capacity if balanced else None
+        rows = plan.config.replay.capacity if plan.config.data_flow.balanced else None
         return Rates(plan.batch_size, restores=plan.earlier.sessions > 0, balanced_rows=rows)
 
     def go_on_with(self, plan: RunPlan) -> RunPlan:

@@ -68,7 +68,7 @@ def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
         and config.tuning.govern
         and config.on_policy is None
         and problem.configured.keys() <= _CHANGEABLE | _DECIDED_BEFORE
-        and not (flow.serial or flow.balanced or flow.averages_parameters or config.mode.module)
+        and not (flow.serial or flow.averages_parameters or config.mode.module)
         and config.run.learners == 1
         and config.cluster.address is None
         and not config.replay.offline
