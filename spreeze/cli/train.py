@@ -400,8 +400,7 @@ def _run(
         except OSError as error:
             say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
-        counts = ("wall_s", "env_steps", "updates", "episodes", "eval_best", "eval_final")
-        run_dir.write_state(exit_reason=outcome.stopped_by, **{name: getattr(outcome, name) for name in counts})
+        run_dir.write_state(exit_reason=outcome.stopped_by, wall_s=outcome.wall_s, **outcome.totals)
     finally:
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
             # The settings may be the cause; with those of the earlier session the run can continue.

@@ -96,7 +96,7 @@ class Recorder:
         self._unevaluated, self._told_unevaluated = False, 0
         best = plan.earlier.best_return
         self.outcome = Outcome(
-            eval_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
+            eval_return_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
         )
         self._update_final_metrics()
         self._gpu_trouble: str | None = None
@@ -265,8 +265,8 @@ class Recorder:
         outcome, group = self.outcome, int(record.get("group", 0))
         requested = self._plan.config.evaluation.episodes
         whole = bool(record.get("whole", int(record.get("episodes") or 0) == requested))
-        if whole and (outcome.eval_best is None or value > outcome.eval_best):
-            outcome.eval_best = value
+        if whole and (outcome.eval_return_best is None or value > outcome.eval_return_best):
+            outcome.eval_return_best = value
         if not final:
             self._report_target_confirmation(record.get("target"))
         self._scores[group] = value
@@ -277,7 +277,7 @@ class Recorder:
                 self._write(row.t, int(row.env_steps), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
-        outcome.eval_return = self._metrics["eval_return"] = value
+        outcome.eval_return_mean = self._metrics["eval_return"] = value
         self._eval_returns.append(value)
         outcome.eval_episodes = int(record.get("episodes") or 0)
         outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
@@ -345,8 +345,8 @@ class Recorder:
 
     def _update_final_metrics(self) -> None:
         outcome, curve = self.outcome, self.curve
-        outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
-        outcome.eval_final_evaluations = min(len(curve), FINAL_EVALUATIONS)
+        outcome.eval_return_final, outcome.eval_return_worst_of_20 = final_metric(curve), worst_of_last(curve)
+        outcome.eval_return_final_evaluations = min(len(curve), FINAL_EVALUATIONS)
 
     def no_final_evaluation(self, budget_s: float) -> None:
         instead = "using the last evaluation during training" if self.curve else "this run has none"
@@ -420,8 +420,8 @@ class Recorder:
                 wall_s=self.wall_s,
                 env_steps=metrics["env_steps"],
                 updates=metrics["updates"],
-                eval_best=self.outcome.eval_best,
-                eval_final=self.outcome.eval_final,
+                eval_best=self.outcome.eval_return_best,
+                eval_final=self.outcome.eval_return_final,
                 episodes=metrics["episodes"],
                 unevaluated=self._unevaluated,
                 tuner_measures=self.tuner_measures,
@@ -454,8 +454,8 @@ class Recorder:
             "env_id": plan.spec.env_id,
             "algo": plan.config.run.algo,
             "wall_s": self.wall_s,
-            "eval_best": outcome.eval_best,
-            "eval_final": outcome.eval_final,
+            "eval_best": outcome.eval_return_best,
+            "eval_final": outcome.eval_return_final,
             "unevaluated": self._unevaluated,
             "tuner_measures": self.tuner_measures,
             **({} if self.leave_free is None else {"leave_free": self.leave_free}),
@@ -501,7 +501,7 @@ class Recorder:
         outcome.wall_s = self.wall_s
         outcome.env_steps = int(metrics.get("env_steps") or 0)
         outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
-        outcome.rates, outcome.warmup_s = self.rates.steady(), self.rates.warmup_s
+        outcome.rates, outcome.rates_warmup_s = self.rates.steady(), self.rates.warmup_s
         if outcome.bottleneck is not None:  # of the whole run, whose last second says little
             loads = {name: total / count for name, (total, count) in self._loads.items()}
             rates = {name: rate for name, rate in outcome.rates.items() if rate is not None}
