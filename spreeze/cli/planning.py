@@ -428,7 +428,7 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
         raise ConfigError(f"{part}.envs_per_sampler = {num_envs}: {why}; use --envs-per-sampler 1, or remove it")
     reasons = {f"{part}.envs_per_sampler": f"1: {why}"}
     values: Values = {part: {"envs_per_sampler": 1}}
-    if probe.alone_in_process and not (config.data_flow.takes_turns and samplers == 1):
+    if probe.alone_in_process and not config.data_flow.takes_turns(samplers):
         return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, max_envs=1)
     if samplers > 1 and samplers_are_set:
         raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or remove it")

@@ -54,10 +54,9 @@ class DataFlow:
         """True if learners draw from replay, False if they take rollouts."""
         return self.lag is None
 
-    @property
-    def takes_turns(self) -> bool:
-        """True if one sampler, learner and evaluator take turns in the process of the command; nothing is rendered."""
-        return self.serial and not self.on_device
+    def takes_turns(self, samplers: int) -> bool:
+        """True if sampler, learner and evaluator take turns in the process of the command; nothing is rendered."""
+        return self.serial and not self.on_device and samplers == 1
 
     @property
     def supports_learner_groups(self) -> bool:

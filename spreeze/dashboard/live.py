@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from spreeze.dashboard import autotune, components, control, navigation, start
-from spreeze.dashboard.run_data import SAMPLE, data_flow, row, runs_dir
+from spreeze.dashboard.run_data import SAMPLE, row, runs_dir, takes_turns
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, whole
-from spreeze.run_directory import LIVE_STATES, read_run, steer
+from spreeze.run_directory import LIVE_STATES, read_config, read_run, steer
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
@@ -95,20 +95,19 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     """Buttons that leave the run alive; returns the commands that do the same."""
     name, paused = now.name or "", now.phase == "paused"
     run = read_run(folder / name)
-    parts = data_flow(run)
-    takes_turns = parts is not None and parts.takes_turns
+    one_process = takes_turns(run, read_config(folder / name))
     text = "Suspends all processes and frees the cores; replay and networks stay in memory."
     pause = ("pause", "Pause", text, False, "")
     if paused:
         pause = ("continue", "Continue", "Lets all processes go on where they were suspended.", False, "")
     trace = "Records and shows the phases of all workers for 0.25 s."
-    if takes_turns:
+    if one_process:
         trace = "Not available: this mode has a single process."
     buttons = (
         pause,
         ("evaluate", "Evaluate now", "Evaluates the newest policy now.", paused, "the return gets a point"),
         ("checkpoint", "Save now", "Writes a checkpoint now.", paused, "a checkpoint is written"),
-        ("timeline", "Timeline", trace, paused or takes_turns, "the phases of the workers are shown"),
+        ("timeline", "Timeline", trace, paused or one_process, "the phases of the workers are shown"),
     )
     more: dict[str, Any]
     for request, label, text, disabled, then in buttons:

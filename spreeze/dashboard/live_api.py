@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from spreeze.config.modes import DataFlow
 from spreeze.dashboard import control
-from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir
+from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir, takes_turns
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import OTHERS_LIMIT, bottleneck
@@ -249,7 +249,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
             "final": number(curve.final) + (f" (n={count})" if 0 < count < FINAL_EVALUATIONS else ""),
             "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
             "trend": _trend(curve, run, config.get("stop", {}), state, best),
-            "no_picture": _no_picture(path, config, state, takes_turns=parts is not None and parts.takes_turns),
+            "no_picture": _no_picture(path, config, state, rendered=not takes_turns(run, config)),
         },
         "evals": evaluations,
         "shares": {
@@ -409,8 +409,8 @@ def texts(
     }
 
 
-def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, takes_turns: bool) -> str:
-    if takes_turns:
+def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, rendered: bool) -> str:
+    if not rendered:
         text = "This mode draws no picture during training."
     elif config.get("visualizer", {}).get("enabled") is False:
         text = "The visualizer is disabled (visualizer.enabled)."

@@ -110,7 +110,7 @@ class RunPlan:
     @property
     def takes_turns(self) -> bool:
         """True if all workers take turns in this process."""
-        return self.config.data_flow.takes_turns and self.samplers == 1
+        return self.config.data_flow.takes_turns(self.samplers)
 
     @property
     def rollback_enabled(self) -> bool:
