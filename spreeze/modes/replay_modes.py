@@ -142,10 +142,7 @@ def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
         layout=plan.layout,
         seed=config.run.seed,
         samplers=1 if plan.single_env else config.cluster.samplers,
-        envs_per_sampler=config.sampling.envs_per_sampler,
-        step_deadline_s=config.sampling.step_deadline_s,
-        start_deadline_s=config.sampling.start_deadline_s,
-        memory_limit_bytes=config.sampling.memory_limit_bytes,
+        sampling=config.sampling,
         gives_way=config.tuning.give_way,
         tune=plan.host_tune,
     )

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from spreeze.config.schema import EvaluationConfig, LearnerConfig, StopConfig, VisualizerConfig, algorithm_section
+from spreeze.config.schema import (
+    EvaluationConfig,
+    LearnerConfig,
+    SamplingConfig,
+    StopConfig,
+    VisualizerConfig,
+    algorithm_section,
+)
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
@@ -238,11 +245,8 @@ class HostJob(RowFacts):
 
     layout: RowLayout  # layout of a row; the host derives it as well, and they have to be equal
     seed: int
-    envs_per_sampler: int
+    sampling: SamplingConfig
     samplers: int | None = None  # None: the choice of the host's tuner, or one per usable core
-    step_deadline_s: float = 30.0
-    start_deadline_s: float = 120.0
-    memory_limit_bytes: int | None = None
     gives_way: bool = False
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""

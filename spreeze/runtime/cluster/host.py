@@ -110,7 +110,7 @@ class HostSamplers(HostThread):
         self.orphaned = False
         """True once they ended because rows were not requested."""
         self.outlet: RowReader | None = None
-        self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
+        self.samplers, self.envs_per_sampler = 0, job.sampling.envs_per_sampler
         self._folder = Path()
         self._status: StatusTable | None = None
         self._workers: WorkerPool | None = None
@@ -158,9 +158,9 @@ class HostSamplers(HostThread):
                     address=Address("sampler", 0, index),
                     row=index,
                     job=sampler,
-                    step_deadline_s=job.step_deadline_s,
-                    start_deadline_s=job.start_deadline_s,
-                    memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
+                    step_deadline_s=job.sampling.step_deadline_s,
+                    start_deadline_s=job.sampling.start_deadline_s,
+                    memory_limit_bytes=limit_of_each(job.sampling.memory_limit_bytes, self.samplers),
                 )
             )
         self.outlet = outlet
@@ -168,14 +168,14 @@ class HostSamplers(HostThread):
     def _choose(self, nonce: str) -> tuple[int, int]:
         job = self.job
         if job.samplers is not None:
-            return job.samplers, job.envs_per_sampler
+            return job.samplers, job.sampling.envs_per_sampler
         if job.tune:
             try:
                 choice = self._tuned(nonce)
                 return int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"])
             except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self._note("warning", f"not tuned here: {clean(error, 200)}")
-        return max(1, min(int(core_facts().usable), MAX_HOST_SAMPLERS)), job.envs_per_sampler
+        return max(1, min(int(core_facts().usable), MAX_HOST_SAMPLERS)), job.sampling.envs_per_sampler
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         process = start_process(
