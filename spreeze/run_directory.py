@@ -393,6 +393,11 @@ def read_run(path: Path) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None or stored[name] is None}
 
 
+def best_record(path: Path) -> dict[str, Any]:
+    """The record of the policy that a run keeps as its best (``workers.best_policy``); empty where there is none."""
+    return read_json(path / "checkpoints" / "best.json")
+
+
 def check_format(path: Path) -> None:
     """Raises a RunError for the directory of a run that a newer version of Spreeze has written."""
     refuse_newer(read_run(path).get("format"), FORMAT, path / "run.json", RunError)

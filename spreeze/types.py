@@ -559,6 +559,15 @@ class RowLayout:
             next_obs=rows[:, self.next_obs],
         )
 
+    def pack(self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any) -> np.ndarray:
+        """Rows [N, W] float32 of transitions of vectors; ``num_steps`` [N] is left out where they have one step."""
+        rows = np.zeros((len(reward), self.width), np.float32)
+        rows[:, self.obs], rows[:, self.action], rows[:, self.next_obs] = obs, action, next_obs
+        rows[:, self.reward], rows[:, self.terminated] = reward, terminated
+        if self.num_steps is not None:
+            rows[:, self.num_steps] = num_steps
+        return rows
+
     @property
     def sequence_rewards(self) -> slice:
         """Columns of the rewards of a sequence."""

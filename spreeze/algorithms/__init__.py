@@ -23,11 +23,12 @@ impala         impact, on_policy, losses
 =============  ================================
 
 SAC, CrossQ and TD3 support distributional critics (``distributional``) with the same interface. DQN has dueling
-streams and distributions, and noise in its weights (``value_heads``). Memories are in ``recurrent_networks``.
+streams and distributions, and noise in its weights (``networks.value_heads``). Memories are in
+``networks.recurrent_networks``. Mode ``device`` acts and learns from its rollouts by ``on_device``.
 
-*Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``;
-``tests/support/lean_sac.py`` measures the speed-up over autograd (``assets/figures.md``). QMIX, image networks
-(``conv_networks``) and custom networks (``custom_networks``) use autograd.
+*Gradients are hand-derived.* ``networks.fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces
+``torch.optim``; ``tests/support/lean_sac.py`` measures the speed-up over autograd (``assets/figures.md``). QMIX, image
+networks (``networks.conv_networks``) and custom networks (``networks.custom_networks``) use autograd.
 """
 
 from __future__ import annotations

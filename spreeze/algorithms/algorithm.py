@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import Parameters, dead_units
+from spreeze.algorithms.networks.fused_mlp import Parameters, dead_units
 from spreeze.errors import CheckpointError
 from spreeze.inference.lazy_torch import Tensor, torch
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms.distributional import CategoricalCritics, QuantileCritics
-from spreeze.algorithms.fused_mlp import Parameters
+from spreeze.algorithms.networks.fused_mlp import Parameters
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.algorithms.sac import SAC, SoftActorCriticConfig
 from spreeze.config.algorithm_bases import average_setting

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import MlpBuffers
 from spreeze.algorithms.losses import drop_top_quantiles, pairs_for, projected, quantile_huber_gradient
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.algorithm_bases import ActorCriticConfig, DistributionalConfig
 from spreeze.inference.lazy_torch import Tensor, torch

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
-from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, new_parameters
+from spreeze.algorithms.networks.conv_networks import ConvParameters, refuse_layers
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, host_copies, new_parameters
+from spreeze.algorithms.networks.recurrent_networks import RecurrentEncoder
+from spreeze.algorithms.networks.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
 from spreeze.algorithms.off_policy import (
     ActionValues,
     ActorOutputs,
@@ -27,8 +29,6 @@ from spreeze.algorithms.off_policy import (
     OffPolicyAlgorithm,
     action_value_meta,
 )
-from spreeze.algorithms.recurrent_networks import RecurrentEncoder
-from spreeze.algorithms.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
 from spreeze.config.algorithm_bases import ActionValueConfig, RecurrentReplayConfig, ReturnRange, average_setting
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow
 from spreeze.config.section import NO_LIMIT, setting
@@ -77,7 +77,6 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
 
     def check_task(self, spec: EnvSpec) -> None:
         super().check_task(spec)
-        self.check_memory(spec, self.network)
         for name, plain in (("dueling", False), ("noisy", False), ("critics", "mean")):
             if self.network and getattr(self, name) != plain:
                 raise ConfigError(

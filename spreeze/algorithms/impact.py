@@ -28,10 +28,9 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
-from spreeze.algorithms.on_policy import ForwardPass, OnPolicyAlgorithm, Samples
-from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.algorithms.recurrent_networks import Sequences
-from spreeze.config.algorithm_bases import AsyncOnPolicyConfig
+from spreeze.algorithms.networks.recurrent_networks import Sequences
+from spreeze.algorithms.on_policy import AdamOnPolicy, ClippedPolicy, ForwardPass, Samples
+from spreeze.config.algorithm_bases import AsyncOnPolicyConfig, ClippedPolicyConfig
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import NO_LIMIT, setting
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -50,11 +49,10 @@ class ImpalaConfig(AsyncOnPolicyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppoConfig(AsyncOnPolicyConfig):
+class AppoConfig(ClippedPolicyConfig, AsyncOnPolicyConfig):
     """Asynchronous PPO: clipped ratio to the collecting policy, without a target network."""
 
     uses: int = setting(20, "maximum uses of a rollout (K)", low=1, high=65_535)
-    clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
     vtrace: bool = setting(
         True, "advantages and value targets by V-trace; false: by GAE, without off-policy correction"
     )
@@ -203,7 +201,7 @@ def _unfilled(tensor: Tensor, dim: int, count: int) -> Tensor:
     return tensor.new_empty(shape)
 
 
-class AsyncOnPolicy(OnPolicyAlgorithm):
+class AsyncOnPolicy(AdamOnPolicy):
     """Base class of algorithms that correct for any policy lag (IMPACT, APPO, IMPALA)."""
 
     single_step = False
@@ -213,10 +211,6 @@ class AsyncOnPolicy(OnPolicyAlgorithm):
     def minibatches(self) -> int:
         """Updates per use of a rollout."""
         return self._config.minibatches
-
-    def _new_optimizer(self) -> FlatAdam:
-        config = self._config
-        return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
         """Runs all K uses of a rollout."""
@@ -305,10 +299,9 @@ class Impala(AsyncOnPolicy):
         return weighted
 
 
-class Appo(AsyncOnPolicy):
+class Appo(ClippedPolicy, AsyncOnPolicy):
     name = "appo"
     _config: AppoConfig
-    _lr_factor = 1.0  # factor of the scheduled learning rate, adapted to the KL divergence
     _divergences = 0  # number of updates since the last adaptation to the divergence
 
     def __init__(self, spec: EnvSpec, config: AppoConfig, *arguments: Any, **options: Any) -> None:
@@ -335,18 +328,13 @@ class Appo(AsyncOnPolicy):
 
     def _adapt(self, divergence: float, from_target: float) -> None:
         """Adapts to the means of ``_divergence_sums`` over the updates of a whole buffer."""
-        if self._config.target_kl is not None:
-            self._lr_factor = losses.adaptive_lr_factor(self._lr_factor, divergence, self._config.target_kl)
+        self._adapt_lr(divergence)
 
     def state_json(self) -> dict[str, Any]:
         if not self._adapts:
             return super().state_json()
         sums = [total if math.isfinite(total) else None for total in self._divergence_sums.tolist()]
-        return super().state_json() | {
-            "step_share": self._lr_factor,
-            "divergences": self._divergences,
-            "divergence_sums": sums,
-        }
+        return super().state_json() | {"divergences": self._divergences, "divergence_sums": sums}
 
     def load_state_json(self, state: dict[str, Any]) -> None:
         super().load_state_json(state)
@@ -354,17 +342,9 @@ class Appo(AsyncOnPolicy):
             sums = [math.inf if total is None else float(total) for total in state["divergence_sums"]]
             self._divergence_sums.copy_(torch.tensor(sums, dtype=torch.float64))
             self._divergences = int(state["divergences"])
-        if self._config.target_kl is not None:  # without it, then or now, the learning rate is not scaled
-            self._lr_factor = float(state.get("step_share", 1.0))
-
-    def metrics(self) -> dict[str, float]:
-        return super().metrics() | self._clip_fraction(self._config.clip)
 
     def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
         return super()._lag(reference, worker) if self._config.vtrace else torch.ones_like(worker)
-
-    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
 
 
 class Impact(Appo):

@@ -25,8 +25,8 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
-from spreeze.algorithms.conv_networks import ConvParameters, ImageEncoder
-from spreeze.algorithms.fused_mlp import (
+from spreeze.algorithms.networks.conv_networks import ConvParameters, ImageEncoder
+from spreeze.algorithms.networks.fused_mlp import (
     RELU,
     HiddenLayers,
     MlpBuffers,
@@ -35,10 +35,10 @@ from spreeze.algorithms.fused_mlp import (
     policy_snapshot,
     row_chunks,
 )
+from spreeze.algorithms.networks.recurrent_networks import RecurrentEncoder
+from spreeze.algorithms.networks.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
 from spreeze.algorithms.optimizers import Encoder, F, FlatAdam, TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams, TwoThreads
-from spreeze.algorithms.recurrent_networks import RecurrentEncoder
-from spreeze.algorithms.value_heads import DuelingHead, NoisyNetworks, ReturnHead, perceptron_of
 from spreeze.config.algorithm_bases import ActionValueConfig, ActorCriticConfig, AlgorithmConfig, RecurrentReplayConfig
 from spreeze.config.algorithms import NetworkRow
 from spreeze.errors import ConfigError

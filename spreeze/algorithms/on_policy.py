@@ -24,11 +24,11 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
-from spreeze.algorithms.conv_networks import ConvActorCritic, refuse_layers
-from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters
+from spreeze.algorithms.networks.conv_networks import ConvActorCritic, refuse_layers
+from spreeze.algorithms.networks.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters
+from spreeze.algorithms.networks.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
-from spreeze.algorithms.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
-from spreeze.config.algorithm_bases import OnPolicyConfig
+from spreeze.config.algorithm_bases import AdamOnPolicyConfig, ClippedPolicyConfig, OnPolicyConfig
 from spreeze.config.algorithms import find_network
 from spreeze.errors import CheckpointError, UsageError
 from spreeze.inference.lazy_torch import Tensor, torch
@@ -358,12 +358,6 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         if isinstance(self.net, MlpActorCritic) and self._latest is not None:
             yield self.net.networks, self.net.obs
 
-    def _clip_fraction(self, clip: float) -> dict[str, float]:
-        """Fraction of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``, as a metric."""
-        if self._latest is None or self._latest[1].isnan().any():
-            return {}
-        return {"clip_share": (self._latest[1].expm1().abs_() > clip).float().mean().item()}
-
     def _divergence(self) -> Tensor:
         """KL divergence in nat on the latest minibatch, by the estimator k3 of Schulman 2020, never negative."""
         assert self._latest is not None
@@ -428,6 +422,47 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"theta": self.net.flat} | ({} if self._before is None else {"theta_before": self._before})
         return tensors | {f"optimiser.{name}": tensor for name, tensor in self.optimizer.tensors().items()}
+
+
+class AdamOnPolicy(OnPolicyAlgorithm):
+    """Base class of the algorithms whose steps are Adam's."""
+
+    _config: AdamOnPolicyConfig
+
+    def _new_optimizer(self) -> FlatAdam:
+        config = self._config
+        return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
+
+
+class ClippedPolicy(AdamOnPolicy):
+    """PPO's clipped objective, with a learning rate that adapts to the KL divergence if ``target_kl`` is set."""
+
+    _config: ClippedPolicyConfig
+    _lr_factor = 1.0  # factor of the scheduled learning rate, adapted to the KL divergence
+
+    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
+
+    def _adapt_lr(self, divergence: float) -> None:
+        if self._config.target_kl is not None:
+            self._lr_factor = losses.adaptive_lr_factor(self._lr_factor, divergence, self._config.target_kl)
+
+    def metrics(self) -> dict[str, float]:
+        """With the fraction of the latest minibatch whose ratio is outside of ``1 - clip .. 1 + clip``."""
+        metrics = super().metrics()
+        if self._latest is not None and not self._latest[1].isnan().any():
+            outside = self._latest[1].expm1().abs_() > self._config.clip
+            metrics["clip_share"] = outside.float().mean().item()
+        return metrics
+
+    def state_json(self) -> dict[str, Any]:
+        factor = {} if self._config.target_kl is None else {"step_share": self._lr_factor}
+        return super().state_json() | factor
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        super().load_state_json(state)
+        # Without target_kl, then or now, the learning rate is not scaled.
+        self._lr_factor = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
 def _needs_next_value(batch: RolloutBatch) -> np.ndarray:

@@ -24,15 +24,14 @@ import numpy as np
 from spreeze.algorithms import losses
 from spreeze.algorithms.on_policy import (
     CategoricalDistribution,
+    ClippedPolicy,
     Distribution,
     ForwardPass,
     GaussianDistribution,
     MlpActorCritic,
-    OnPolicyAlgorithm,
     Samples,
 )
-from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.algorithm_bases import OnPolicyConfig, nearest_divisor
+from spreeze.config.algorithm_bases import ClippedPolicyConfig, nearest_divisor
 from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.inference.heads import HALF_LOG_2PI
@@ -43,10 +42,9 @@ _MAX_ROWS, _MAX_UNITS = 512, 256  # largest minibatch and layer for which NumPy 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(OnPolicyConfig):
+class PPOConfig(ClippedPolicyConfig):
     """Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347)."""
 
-    clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "clip the value function, with the same range")
     epochs: int = setting(10, "epochs per rollout", low=1, high=1000)
     minibatch_size: int = setting(
@@ -56,26 +54,16 @@ class PPOConfig(OnPolicyConfig):
         low=1,
         high=2**24,
     )
-    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
-    target_kl: float | None = setting(
-        None,
-        "target KL divergence per rollout of an adaptive learning rate of at most lr (SB3 stops the epochs "
-        "early instead)",
-        unit="nat",
-        low=1e-6,
-        high=10.0,
-    )
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
         """Equal minibatches, of whole sequences, whose size is nearest to ``minibatch_size``, by ratio."""
         return nearest_divisor(rows // self.sequence_of(steps), rows / self.minibatch_size)
 
 
-class PPO(OnPolicyAlgorithm):
+class PPO(ClippedPolicy):
     name = "ppo"
     single_step = False
     _config: PPOConfig
-    _lr_factor = 1.0  # factor of the scheduled learning rate, adapted to the KL divergence
 
     def __init__(self, spec: EnvSpec, config: PPOConfig, *args: Any, **options: Any) -> None:
         super().__init__(spec, config, *args, **options)
@@ -92,13 +80,6 @@ class PPO(OnPolicyAlgorithm):
         self.on_gradient()
         self._latest = self._small(samples)
 
-    def _new_optimizer(self) -> FlatAdam:
-        config = self._config
-        return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
-
-    def metrics(self) -> dict[str, float]:
-        return super().metrics() | self._clip_fraction(self._config.clip)
-
     def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         config, sequences = self._config, samples.sequences
         minibatches = config.minibatches_of(len(samples.target), 1 if sequences is None else sequences.begins.shape[1])
@@ -114,27 +95,14 @@ class PPO(OnPolicyAlgorithm):
                     self.optimizer.step()
                     self.updates += 1
         if config.target_kl is not None:
-            divergence = torch.stack(divergences).mean().item()
-            self._lr_factor = losses.adaptive_lr_factor(self._lr_factor, divergence, config.target_kl)
+            self._adapt_lr(torch.stack(divergences).mean().item())
         if theta is not None and start is not None:
             self.net.flat.sub_(start).add_(theta)
-
-    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
 
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
         if self._config.clip_value:
             return losses.clipped_value_error(value, samples.target, samples.value, self._config.clip)
         return super()._value_error(value, samples)
-
-    def state_json(self) -> dict[str, Any]:
-        factor = {} if self._config.target_kl is None else {"step_share": self._lr_factor}
-        return super().state_json() | factor
-
-    def load_state_json(self, state: dict[str, Any]) -> None:
-        super().load_state_json(state)
-        # Without target_kl, then or now, the learning rate is not scaled.
-        self._lr_factor = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
 def _is_small(net: object, kind: Distribution) -> TypeGuard[MlpActorCritic]:

@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.fused_mlp import host_copies, uniform_
+from spreeze.algorithms.networks.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm, action_value_meta
 from spreeze.config.algorithm_bases import ActionValueConfig
 from spreeze.config.algorithms import AlgorithmRow, NetworkRow

@@ -1,11 +1,11 @@
 """Soft actor-critic with twin critics, for continuous actions, for discrete ones, and for both at once.
 
-Haarnoja et al. 2018 (arXiv 1812.05905), with automatic temperature; Christodoulou 2019 (arXiv 1910.07207); Delalleau et
-al. 2019 (arXiv 1912.11077). Departures from the authors' code: an update steps in the order critics, actor,
-temperature, targets; the temperature's step is on log alpha; both action draws of an update (at ``next_obs`` for the
-target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions, expectations are
-computed exactly from the policy's probabilities. ``OffPolicyAlgorithm.update`` (off_policy.py) calls the steps below;
-``architecture.md`` lists the functions from an observation to the published weights.
+Haarnoja et al. 2018 (arXiv 1812.05905), with automatic entropy coefficient; Christodoulou 2019 (arXiv 1910.07207);
+Delalleau et al. 2019 (arXiv 1912.11077). Departures from the authors' code: an update steps in the order critics,
+actor, entropy coefficient, targets; the coefficient's step is on log alpha; both action draws of an update (at
+``next_obs`` for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows. With discrete actions,
+expectations are computed exactly from the policy's probabilities. ``OffPolicyAlgorithm.update`` (off_policy.py) calls
+the steps below; ``architecture.md`` lists the functions from an observation to the published weights.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
-from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
+from spreeze.algorithms.networks.conv_networks import over_images
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, Parameters, new_parameters
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, CriticNetworks, Critics, DiscreteCritics
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
@@ -29,7 +29,7 @@ from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import NO_LIMIT, setting
 from spreeze.inference.heads import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.inference.lazy_torch import Tensor, torch
-from spreeze.types import EnvSpec, TransitionBatch
+from spreeze.types import TransitionBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,6 @@ class SoftActorCriticConfig(DistributionalConfig):
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(RecurrentReplayConfig, SoftActorCriticConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); discrete: arXiv 1910.07207; hybrid: 1912.11077."""
-
-    def check_task(self, spec: EnvSpec) -> None:
-        super().check_task(spec)
-        self.check_memory(spec, self.network)
 
 
 class _SACBuffers:
@@ -173,7 +169,7 @@ class _SoftActorCritic(ActorCritic):
     def _network_optimizers(self) -> list[FlatAdam]:
         return [adam for adam in super()._network_optimizers() if adam is not self._alpha_adam]
 
-    def _temperature_step(self) -> None:
+    def _alpha_step(self) -> None:
         self._alpha_adam.step()
         if self._log_alpha_max is not None:
             self.log_alpha.clamp_(max=self._log_alpha_max)
@@ -265,7 +261,7 @@ class SAC(_SoftActorCritic):
         return self.critics.action_gradient(batch.obs, action, use_min=True)
 
     def actor_step(self, dq_da: Tensor) -> None:
-        """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18).
+        """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on alpha (eq. 18).
 
         ``action_penalty`` adds the mean square of the means to the loss.
         """
@@ -300,7 +296,7 @@ class SAC(_SoftActorCritic):
         assert self._buffers is not None
         entropy = torch.dot(self._buffers.negative_entropy, self._buffers.minus_mean_weights)
         torch.sub(entropy, self._target_entropy, out=self.alpha_gradient)
-        self._temperature_step()
+        self._alpha_step()
 
 
 class DiscreteSAC(_SoftActorCritic):
@@ -353,7 +349,7 @@ class DiscreteSAC(_SoftActorCritic):
         return values
 
     def actor_step(self, dq_da: Tensor) -> None:
-        """Gradient step on ``mean E_pi(alpha log pi(a|s) - Q(s, a))`` (eq. 12), then on the temperature (eq. 11).
+        """Gradient step on ``mean E_pi(alpha log pi(a|s) - Q(s, a))`` (eq. 12), then on alpha (eq. 11).
 
         ``dq_da`` [K, B] is Q of each action.
         """
@@ -366,7 +362,7 @@ class DiscreteSAC(_SoftActorCritic):
         if self._config.tune_alpha:
             torch.neg(buffers.negative_entropy.mean(), out=self.alpha_gradient[0])
             self.alpha_gradient.sub_(self._target_entropy_of_choice(buffers.x_obs))
-            self._temperature_step()
+            self._alpha_step()
 
 
 class HybridCritics(DiscreteCritics):
@@ -457,7 +453,7 @@ class HybridSAC(SAC):
         target = self._target_entropy[0], self._target_entropy_of_choice(buffers.x_obs)
         for index, negative in enumerate((buffers.negative_entropy, self._negative_entropy_of_choice)):
             self.alpha_gradient[index] = -negative.mean() - target[index]
-        self._temperature_step()
+        self._alpha_step()
 
     def _actor_metrics(self) -> dict[str, float]:
         """The metrics of SAC, with entropy and loss of both parts; ``alpha`` is the choice's."""

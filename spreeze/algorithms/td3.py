@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.conv_networks import over_images
 from spreeze.algorithms.distributional import create_critics
-from spreeze.algorithms.fused_mlp import MlpBuffers, MlpPasses, Parameters
+from spreeze.algorithms.networks.conv_networks import over_images
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers, MlpPasses, Parameters
 from spreeze.algorithms.off_policy import ActorCritic, ActorOutputs, Critics
 from spreeze.algorithms.optimizers import TrainedNetworks
 from spreeze.algorithms.parallel_work import Parallel

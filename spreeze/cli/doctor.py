@@ -32,8 +32,8 @@ from rich.text import Text
 
 from spreeze.cli.arguments import Parser
 from spreeze.cli.terminal import Screen
-from spreeze.config.algorithm_bases import ReplayConfig
-from spreeze.config.algorithms import actions_text, fitting_algorithms, may_be_recurrent, rows
+from spreeze.config.algorithm_bases import ReplayConfig, memory_refusal
+from spreeze.config.algorithms import actions_text, fitting_algorithms, rows
 from spreeze.envs.make import FALLBACK_ID, MUJOCO_ID, default_env_id, has_display, is_bullet
 from spreeze.envs.pictures import seen_as
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
@@ -115,20 +115,20 @@ def speed(probe: Probe) -> str:
 
 
 def _spaces(probe: Probe) -> list[Check]:
-    spec, fitting = probe.spec, fitting_algorithms(probe.spec)
+    spec, fitting, known = probe.spec, fitting_algorithms(probe.spec), rows(probe.spec.import_module)
     steps = spec.max_episode_steps
     limit = "no registered time limit" if steps is None else f"at most {steps} env steps"
     text = f"{spec.env_id}: {spec.obs_dim} observation values, {actions_text(spec)}, {limit}"
     checks = [_finding("environment", f"{text}; algorithms that fit: {', '.join(fitting)}")]
     others: dict[str, list[str]] = {}
-    for row in rows(spec.import_module).values():
+    for row in known.values():
         others.setdefault(row.why_not(spec), []).append(row.name)
     unfit = "; ".join(f"{', '.join(names)} ({why})" for why, names in others.items() if why)
     checks += [_finding("other algorithms", f"do not fit: {unfit}")] if unfit else []
     if isinstance(spec.action, Choices) and "sac" in fitting:
         text = "with discrete actions try dqn or ppo first: where an episode's end is a loss, sac learns only because"
-        checks.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its temperature"))
-    if recurrent := [name for name in fitting if may_be_recurrent(name, spec)]:
+        checks.append(_finding("discrete sac", f"{text} sac.max_alpha bounds its entropy coefficient"))
+    if recurrent := [name for name in fitting if not memory_refusal(known[name].config, spec)]:
         text = f"where an observation does not tell all, --set {recurrent[0]}.recurrent=lstm gives the policy a memory"
         checks.append(_finding("recurrent", f"{text} ({', '.join(recurrent)})"))
     if spec.goals is not None:

@@ -243,7 +243,7 @@ def _with_intervals(settings: Settings, samplers: int, reasons: dict[str, str]) 
         size = f"rollout.size = {rollout.size}"
         text = f"{interval}: {envs * interval} env steps of {envs} environments together ({size})"
         reasons["rollout.sync_interval"] = text
-    if config.data_flow.balanced and config.on_policy is None:
+    if config.data_flow.balanced:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
         settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(SAMPLES_PER_INSERT_BOUNDS, ratio)}))
         text = (
@@ -430,7 +430,7 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
         raise ConfigError(f"{part}.envs_per_sampler = {num_envs}: {why}; use --envs-per-sampler 1, or remove it")
     reasons = {f"{part}.envs_per_sampler": f"1: {why}"}
     values: Values = {part: {"envs_per_sampler": 1}}
-    if probe.alone_in_process and not (config.data_flow.serial and samplers == 1):
+    if probe.alone_in_process and not config.data_flow.takes_turns(samplers):
         return Allowed(samplers=samplers, settings=_with(settings, values), reasons=reasons, max_envs=1)
     if samplers > 1 and samplers_are_set:
         raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or remove it")

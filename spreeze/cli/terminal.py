@@ -154,7 +154,7 @@ def plain_line(snapshot: Snapshot) -> str:
     ]
     if snapshot.env_errors:
         parts.append(f"env errors {snapshot.env_errors}")
-    if snapshot.samplers_rest:
+    if snapshot.samplers_paused:
         parts.append(_active(snapshot))
     parts += _more(snapshot)
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
@@ -207,7 +207,7 @@ def _health(snapshot: Snapshot) -> Text:
         (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
         (restarts, "yellow" if snapshot.restarts else ""),
         (f"  env errors {snapshot.env_errors}" if snapshot.env_errors else "", "yellow"),
-        (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
+        (f"  {_active(snapshot)}" if snapshot.samplers_paused else "", "yellow"),
     )  # fmt: skip
 
 

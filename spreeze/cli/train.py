@@ -46,6 +46,7 @@ from spreeze.modes import run_mode
 from spreeze.process_identity import process_age_s, process_identity
 from spreeze.run_directory import (
     RunDir,
+    best_record,
     find_run,
     finite_number,
     new_name,
@@ -399,8 +400,7 @@ def _run(
         except OSError as error:
             say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
-        counts = ("wall_s", "env_steps", "updates", "episodes", "eval_best", "eval_final")
-        run_dir.write_state(exit_reason=outcome.stopped_by, **{name: getattr(outcome, name) for name in counts})
+        run_dir.write_state(exit_reason=outcome.stopped_by, wall_s=outcome.wall_s, **outcome.totals)
     finally:
         if state == "failed" and settings_before is not None and _checkpoint_times(run_dir.path) == checkpoints_before:
             # The settings may be the cause; with those of the earlier session the run can continue.
@@ -473,7 +473,7 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
 
 def _kept_policy(run: Path) -> str:
     """A line on the policy that is kept as the best; empty where there is none."""
-    best = read_json(run / "checkpoints" / "best.json")
+    best = best_record(run)
     value, played, updates = finite_number(best.get("return")), best.get("played"), whole_number(best.get("updates"))
     if value is None or updates is None:
         return ""

@@ -84,6 +84,7 @@ class AlgorithmConfig(Section):
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
+        _check_memory(self, spec)
 
     def row_layout(self, spec: EnvSpec) -> RowLayout:
         """The layout of replay rows for a task."""
@@ -130,6 +131,7 @@ class ActorCriticConfig(AlgorithmConfig):
     )
 
     def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
         if spec.box is None and self.action_penalty > 0.0:
             raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions have no tanh; remove it")
         if spec.frames is not None and self.network:
@@ -179,16 +181,6 @@ class RecurrentReplayConfig(Section):
         if self.recurrent == "none":
             return None
         return SequenceShape(self.sequence_length, self.burn_in, state_dim(self.recurrent, self.recurrent_size))
-
-    def check_memory(self, spec: EnvSpec, network: str) -> None:
-        """Raises a ConfigError if a recurrent network is requested but cannot be built."""
-        reasons = {
-            "it is not supported with images": spec.frames is not None,
-            f"it cannot be combined with network = {network}": bool(network),
-            "with action masks it is supported by on-policy algorithms only": spec.action_mask,
-        }
-        if self.recurrent != "none" and (why := first_true(reasons)):
-            raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,15 +336,30 @@ class OnPolicyConfig(Section):
         return min(divisor, steps, key=lambda length: abs(math.log(length / self.sequence_length)))
 
     def check_task(self, spec: EnvSpec) -> None:
-        """Raises a ConfigError if a recurrent network is requested but cannot be built."""
-        if self.recurrent != "none" and (spec.frames is not None or self.network):
-            with_network = f"it cannot be combined with network = {self.network}"
-            why = "it is not supported with images" if spec.frames is not None else with_network
-            raise ConfigError(f"recurrent = {self.recurrent}: {why}; remove it")
+        """Raises a ConfigError if a setting does not fit the task."""
+        _check_memory(self, spec)
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
         """Number of equal minibatches of ``rows`` env steps, ``steps`` of each environment."""
         return 1
+
+
+def memory_refusal(config: type, spec: EnvSpec) -> str | None:
+    """The reason why a policy with settings of this class can have no memory in this environment, or None."""
+    reasons = {
+        "its policy has no memory": not hasattr(config, "recurrent"),
+        "it is not supported with images": spec.frames is not None,
+        "with action masks it is supported by on-policy algorithms only": spec.action_mask
+        and not issubclass(config, OnPolicyConfig),
+    }
+    return first_true(reasons)
+
+
+def _check_memory(config: AlgorithmConfig | OnPolicyConfig, spec: EnvSpec) -> None:
+    recurrent = getattr(config, "recurrent", "none")
+    with_network = f"it cannot be combined with network = {config.network}" if config.network else None
+    if recurrent != "none" and (why := memory_refusal(type(config), spec) or with_network):
+        raise ConfigError(f"recurrent = {recurrent}: {why}; remove it")
 
 
 def nearest_divisor(number: int, wanted: float) -> int:
@@ -363,7 +370,29 @@ def nearest_divisor(number: int, wanted: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncOnPolicyConfig(OnPolicyConfig):
+class AdamOnPolicyConfig(OnPolicyConfig):
+    """Settings of the on-policy algorithms that step with Adam."""
+
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedPolicyConfig(AdamOnPolicyConfig):
+    """Settings of the algorithms with PPO's clipped objective."""
+
+    clip: float = setting(0.2, "clip range of the probability ratio", low=1e-3, high=10.0)
+    target_kl: float | None = setting(
+        None,
+        "target KL divergence per rollout of an adaptive learning rate of at most lr (SB3 stops the epochs "
+        "early instead)",
+        unit="nat",
+        low=1e-6,
+        high=10.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncOnPolicyConfig(AdamOnPolicyConfig):
     """Settings of the algorithms of mode impact: the circular buffer C(N, K) and the correction for lag."""
 
     slots: int = setting(
@@ -390,7 +419,6 @@ class AsyncOnPolicyConfig(OnPolicyConfig):
     broadcast_updates: int = setting(
         4, "updates between publications of the weights to samplers (t_frequency)", unit="updates", low=1, high=NO_LIMIT
     )
-    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -451,7 +479,7 @@ class ReplayConfig(Section):
         command_line_only=True,
     )
     offline: bool = setting(False, "learn from --demonstrations alone: no samplers are started", flag="--offline")
-    go_back: bool = setting(
+    roll_back: bool = setting(
         True,
         "mode spreeze with one learner: once the return has fallen below half of what was gained and stays there, roll "
         "back to the checkpoint nearest to the best policy, with half the learning rates",

@@ -143,13 +143,6 @@ def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ..
     return tuple(sorted(fitting, key=lambda name: not find_row(name).preferred))
 
 
-def may_be_recurrent(name: str, spec: EnvSpec) -> bool:
-    """True if the algorithm's setting ``recurrent`` can give its policy a memory in this environment."""
-    row = find_row(name, spec.import_module)
-    on_policy = bool(row.on_policy)
-    return hasattr(row.config, "recurrent") and spec.frames is None and (on_policy or not spec.action_mask)
-
-
 def default_algorithm(spec: EnvSpec, mode: Mode | None) -> Reasoned:
     """The default algorithm, which also implies the mode unless that is given."""
     mode = mode or find_mode(implied_mode(find_row(fitting_algorithms(spec)[0], spec.import_module)))

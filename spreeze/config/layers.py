@@ -169,7 +169,7 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
 OTHER_NAMES = {"learning_rate": "lr", "ent_coef": "entropy_coef", "clip_range": "clip", "n_epochs": "epochs"}
 """Names of Stable-Baselines3 for settings of algorithms, and ours."""
 
-_RENAMED = {"dqn.duelling": "dueling"}
+_RENAMED = {"dqn.duelling": "dueling", "replay.go_back": "roll_back"}
 """Settings that earlier versions recorded by another name."""
 
 

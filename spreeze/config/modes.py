@@ -31,7 +31,7 @@ class DataFlow:
 
     stages: tuple[PipelineBox, ...]
     serial: bool = False
-    """Sampling and learning alternate in one process; otherwise they run in parallel processes."""
+    """Sampling and learning alternate; otherwise they run in parallel."""
     on_device: bool = False
     """The learner steps the environments on its own device; evaluator and visualizer run in other processes."""
     lag: int | None = None
@@ -54,10 +54,9 @@ class DataFlow:
         """True if learners draw from replay, False if they take rollouts."""
         return self.lag is None
 
-    @property
-    def one_process(self) -> bool:
-        """True if all parts take turns in the process of the command, so that nothing is rendered during training."""
-        return self.serial and not self.on_device
+    def takes_turns(self, samplers: int) -> bool:
+        """True if sampler, learner and evaluator take turns in the process of the command; nothing is rendered."""
+        return self.serial and not self.on_device and samplers == 1
 
     @property
     def supports_learner_groups(self) -> bool:

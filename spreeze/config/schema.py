@@ -550,6 +550,12 @@ class StopConfig(Section):
         """True if a return ends the run."""
         return self.target_return is not None and self.target_evaluations > 0
 
+    @property
+    def by_counts(self) -> StopConfig:
+        """Without the time if a count also ends the run, so that learning does not depend on the clock."""
+        counted = self.env_steps is not None or self.updates is not None
+        return dataclasses.replace(self, seconds=None) if counted else self
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

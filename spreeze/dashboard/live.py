@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from spreeze.dashboard import autotune, components, control, navigation, start
-from spreeze.dashboard.run_data import SAMPLE, data_flow, row, runs_dir
+from spreeze.dashboard.run_data import SAMPLE, row, runs_dir, takes_turns
 from spreeze.files import read_json
 from spreeze.formatting import DASH, clean, whole
-from spreeze.run_directory import LIVE_STATES, read_run, steer
+from spreeze.run_directory import LIVE_STATES, read_config, read_run, steer
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
@@ -95,8 +95,7 @@ def _steer_buttons(line: DeltaGenerator, now: control.Activity, folder: Path) ->
     """Buttons that leave the run alive; returns the commands that do the same."""
     name, paused = now.name or "", now.phase == "paused"
     run = read_run(folder / name)
-    parts = data_flow(run)
-    one_process = parts is not None and parts.one_process
+    one_process = takes_turns(run, read_config(folder / name))
     text = "Suspends all processes and frees the cores; replay and networks stay in memory."
     pause = ("pause", "Pause", text, False, "")
     if paused:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from spreeze.config.modes import DataFlow
 from spreeze.dashboard import control
-from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir
+from spreeze.dashboard.run_data import data_flow, newest_log, newest_timeline, run_path, runs_dir, takes_turns
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import OTHERS_LIMIT, bottleneck
@@ -249,7 +249,7 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
             "final": number(curve.final) + (f" (n={count})" if 0 < count < FINAL_EVALUATIONS else ""),
             "since_best": DASH if best is None or shown.wall_s is None else duration(max(0.0, shown.wall_s - best.t)),
             "trend": _trend(curve, run, config.get("stop", {}), state, best),
-            "no_picture": _no_picture(path, config, state, serial=parts is not None and parts.one_process),
+            "no_picture": _no_picture(path, config, state, rendered=not takes_turns(run, config)),
         },
         "evals": evaluations,
         "shares": {
@@ -409,8 +409,8 @@ def texts(
     }
 
 
-def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, serial: bool) -> str:
-    if serial:
+def _no_picture(path: Path, config: Mapping[str, Any], state: str, *, rendered: bool) -> str:
+    if not rendered:
         text = "This mode draws no picture during training."
     elif config.get("visualizer", {}).get("enabled") is False:
         text = "The visualizer is disabled (visualizer.enabled)."
@@ -457,8 +457,8 @@ def _latest_returns(path: Path, nonce: str, count: int) -> _Curve:
 
 def _samplers(shown: Snapshot) -> str:
     """Active samplers of all, in words; a fraction is one that the governor pauses part of the time."""
-    working, wanted = shown.samplers_active if shown.samplers_rest else shown.samplers_alive, shown.samplers_wanted
-    if working is not None and shown.samplers_rest and wanted == 1:
+    working, wanted = shown.samplers_active if shown.samplers_paused else shown.samplers_alive, shown.samplers_wanted
+    if working is not None and shown.samplers_paused and wanted == 1:
         return f"{percent(working)} of 1"
     if working is None or wanted is None:
         return number(working)

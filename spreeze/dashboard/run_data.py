@@ -222,3 +222,9 @@ def data_flow(run: Mapping[str, Any]) -> DataFlow | None:
     """Data flow of a run, from its ``run.json``; None if unknown."""
     on_policy = run["data_flow"].get("lag") is not None if run.get("data_flow") else run.get("algo") in ON_POLICY
     return data_flow_of(run, on_policy=on_policy)
+
+
+def takes_turns(run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]]) -> bool:
+    """True if the workers of a run with these settings take turns in one process."""
+    flow = data_flow(run)
+    return flow is not None and flow.takes_turns(config.get("rollout", {}).get("samplers") or 1)

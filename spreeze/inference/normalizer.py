@@ -1,7 +1,7 @@
 """Normalization of observations, and scaling of rewards, by running standard deviations.
 
 With returns in units of their deviation, one set of constants fits tasks of any reward size: learning rates, the
-temperature, Huber's threshold, the grid of returns. Processes that step environments add their rewards to
+entropy coefficient, Huber's threshold, the grid of returns. Processes that step environments add their rewards to
 ``DiscountedReturns``; the learner divides rewards by ``scale``.
 """
 

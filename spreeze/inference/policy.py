@@ -375,8 +375,8 @@ def places_agree(inputs: int, outputs: int) -> bool:
 class NoisyLayers:
     """The noise of a noisy network's layers (Fortunato et al. 2018, 1706.10295), drawn for each row of each step.
 
-    With the factorised noise of ``algorithms.value_heads``, that of a row's products is ``((x f(e_in)) deviations)
-    f(e_out)``: one more matmul per layer, without drawing weights.
+    With the factorised noise of ``algorithms.networks.value_heads``, that of a row's products is ``((x f(e_in))
+    deviations) f(e_out)``: one more matmul per layer, without drawing weights.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from spreeze.metrics.snapshot import LOADS_S, Snapshot
 
 WAITS = 0.10  # share of time above which a side counts as waiting; less is within the noise of two-second windows
 CPU_FULL = 0.85
-_BACKGROUND_CORES = 0.15  # load of other programs that is always there, as for the governor
+BACKGROUND_CORES = 0.15  # load of other programs that is always there
 _HEAVY_CORES = 0.5  # load of other programs that is named with any bottleneck: it lowers the rates
 _WORTH_CORES = 0.25  # external load whose end would noticeably raise the rates
 _NOTHING_MOVES = 0.9  # Share of time that both sides wait where neither does anything.
@@ -23,7 +23,7 @@ def bottleneck(snapshot: Snapshot) -> str:
     """One sentence on a run's bottleneck and a remedy, by time splits, the limiter's band and the machine's use.
 
     Only the limiter makes a side wait (samplers below its lower bound, the learner above its upper one), so the waiting
-    side shows that the other one is the bottleneck. Samplers that rest for other programs do not count as waiting; they
+    side shows that the other one is the bottleneck. Samplers paused for other programs do not count as waiting; they
     are named first.
     """
     sentence = _instead_of_rates(snapshot) or _bottleneck(snapshot)
@@ -58,8 +58,8 @@ def _bottleneck(snapshot: Snapshot) -> str:
     sampler_wait = snapshot.sampler_shares.get("wait")
     needless = sampler_wait is not None and sampler_wait >= WAITS  # active samplers wait: more would not help
     others = _others_active(snapshot)
-    if snapshot.samplers_rest and learner_wait is not None and not needless and (others or learner_wait >= WAITS):
-        return _resting(snapshot, learner_wait, others=others)
+    if snapshot.samplers_paused and learner_wait is not None and not needless and (others or learner_wait >= WAITS):
+        return _paused(snapshot, learner_wait, others=others)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return f"Bottleneck unknown: no times of the {missing} in the last seconds."
@@ -97,7 +97,7 @@ def _cores_full(snapshot: Snapshot) -> bool:
 
 def _others_active(snapshot: Snapshot) -> bool:
     """True if other programs use more cores than usually in the background."""
-    return (snapshot.external_cpu_cores or 0.0) > _BACKGROUND_CORES
+    return (snapshot.external_cpu_cores or 0.0) > BACKGROUND_CORES
 
 
 def _used_elsewhere(snapshot: Snapshot) -> float | None:
@@ -107,7 +107,7 @@ def _used_elsewhere(snapshot: Snapshot) -> float | None:
 
 
 def _cpu_users(snapshot: Snapshot) -> str:
-    if (snapshot.sibling_cpu_cores or 0.0) <= _BACKGROUND_CORES:
+    if (snapshot.sibling_cpu_cores or 0.0) <= BACKGROUND_CORES:
         return "other programs"
     low_priority = "the page, other runs and programs of low priority"
     return f"other programs, {low_priority}" if _others_active(snapshot) else low_priority
@@ -155,7 +155,7 @@ def _on_device(snapshot: Snapshot) -> str:
     return f"Environments are the limit: {split}; more of them at once would help."
 
 
-def _resting(snapshot: Snapshot, learner_wait: float, *, others: bool) -> str:
+def _paused(snapshot: Snapshot, learner_wait: float, *, others: bool) -> str:
     waits = f"learner waits {percent(learner_wait)}"
     if others and snapshot.leave_free == 0.0:
         active, cores = _active_samplers(snapshot), _busy(snapshot, snapshot.external_cpu_cores)
@@ -260,7 +260,7 @@ def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> s
     busy = f"the cores are {percent(snapshot.cpu_use)} busy"
     if snapshot.cpu_use is None:
         remedy = "; faster hardware would help both"
-    elif snapshot.samplers_rest:
+    elif snapshot.samplers_paused:
         remedy = f"; {_why_paused(snapshot)}"
     elif snapshot.cpu_use < CPU_FULL:
         remedy = f"; {busy}, so another sampler would add env steps"

@@ -16,7 +16,7 @@ from spreeze.files import read_json
 from spreeze.formatting import DASH, clean
 from spreeze.metrics.html_report import ticks
 from spreeze.metrics.published_returns import SOURCE, Published, published
-from spreeze.run_directory import read_run
+from spreeze.run_directory import best_record, read_run
 
 CLIP = "replay.mp4"  # the hub plays a file of this name beside the model's page
 CURVE = "return.png"
@@ -34,7 +34,7 @@ def card(run: Path, name: str, points: Sequence[tuple[int, float]], *, clip: boo
         points: env steps and mean return of each evaluation; ``curve`` draws them.
         clip: whether the repository has a clip.
     """
-    record, summary, best = read_run(run), read_json(run / "summary.json"), read_json(run / "checkpoints" / "best.json")
+    record, summary, best = read_run(run), read_json(run / "summary.json"), best_record(run)
     env, algo = clean(record.get("env_id"), 100), clean(record.get("algo"), 40)
     reference = published(env)
     returns = [

@@ -126,7 +126,7 @@ class Snapshot:
         return tuple(gpu for gpu in self.gpus if f"cuda:{gpu.index}" in parts)
 
     @property
-    def samplers_rest(self) -> bool:
+    def samplers_paused(self) -> bool:
         """True while the governor lets clearly fewer samplers work than there are."""
         if self.samplers_active is None or self.samplers_wanted is None:
             return False
@@ -172,7 +172,7 @@ def snapshot_of(
     by_part = [f"{name}/{part}" for name in per_learner for part in parts_of(values, name)]
     more = ((name, values.get(name)) for name in (*shown, *by_part) if name not in fields)
     tuner_measures = run.get("tuner_measures") is True
-    rests = tuner_measures and lag is not None  # its workers are suspended in turns, whatever their activity
+    suspended = tuner_measures and lag is not None  # its workers are suspended in turns, whatever their activity
     known: dict[str, Any] = {
         **{name: values.get(name) for name in shown if name in fields},
         "more": tuple((name, value) for name, value in more if value is not None),
@@ -199,8 +199,8 @@ def snapshot_of(
         "restarts": whole_number(values.get("restarts")) or 0,
         "core_uses": tuple(parts_of(values, "cpu_core_use").values()),
         "gpus": gpus,
-        "sampler_shares": {} if rests else split_of(values, "sampler"),
-        "learner_shares": {} if rests else split_of(values, "learner", on_policy=on_policy),
+        "sampler_shares": {} if suspended else split_of(values, "sampler"),
+        "learner_shares": {} if suspended else split_of(values, "learner", on_policy=on_policy),
     }
     return Snapshot(**known | extra)
 

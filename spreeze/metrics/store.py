@@ -55,6 +55,11 @@ class EvaluationRow(NamedTuple):
         return student_quantile(_NORMAL, degrees) * self.return_std / math.sqrt(degrees) if degrees > 0 else None
 
 
+RENAMED_SERIES = {"times_back": "rollbacks"}
+"""Series that earlier versions recorded by another name."""
+
+_CASES = " ".join(f"WHEN '{old}' THEN '{new}'" for old, new in RENAMED_SERIES.items())
+_SERIES = f"(SELECT id, CASE name {_CASES} ELSE name END AS name, unit, meaning FROM series)"
 _FIELDS = ", ".join(EvaluationRow._fields)
 
 
@@ -171,7 +176,7 @@ class MetricsReader:
     def names(self) -> list[str]:
         """Returns the names of all series, in order of appearance."""
         with self._session() as query:
-            return [str(name) for (name,) in query("SELECT name FROM series ORDER BY id")]
+            return [str(name) for (name,) in query(f"SELECT name FROM {_SERIES} ORDER BY id")]
 
     def series(self, name: str, since: float = 0.0, max_points: int = 1000) -> Series:
         """A series from ``since`` (seconds since the run started) on, in at most ``max_points`` buckets.
@@ -179,7 +184,7 @@ class MetricsReader:
         A RunError, here and below, if the file is damaged or takes too long to read.
         """
         with self._session() as query:
-            head = query("SELECT id, unit, meaning FROM series WHERE name = ?", name)
+            head = query(f"SELECT id, unit, meaning FROM {_SERIES} WHERE name = ?", name)
             if not head:
                 return _bucketed((name, "", ""), np.empty((0, 5)), max_points)
             number, unit, meaning = head[0]
@@ -203,7 +208,7 @@ class MetricsReader:
         table, width_s, _ = TIERS[-1]
         sql = f"SELECT t, step, last, bucket FROM {table} WHERE series = ? ORDER BY bucket DESC LIMIT 1"
         with self._session() as query:
-            series, raw = query("SELECT id, name FROM series ORDER BY id"), self._raw(query)
+            series, raw = query(f"SELECT id, name FROM {_SERIES} ORDER BY id"), self._raw(query)
             rolled = {number: row for number, _ in series for row in query(sql, number)}
             # The roll-ups of a bucket are written together, so newer values exist as raw values.
             after = max((float(bucket) * width_s for *_, bucket in rolled.values()), default=0.0)
@@ -226,7 +231,7 @@ class MetricsReader:
     def tail(self, names: Iterable[str], since: float, limit: int = 600) -> dict[str, list[Point]]:
         """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
         with self._session() as query:
-            numbers, raw = dict(query("SELECT name, id FROM series")), self._raw(query)
+            numbers, raw = dict(query(f"SELECT name, id FROM {_SERIES}")), self._raw(query)
             columns = {name: raw.column(int(numbers.get(name, -1)), since)[-limit:].tolist() for name in names}
             return {name: [Point(t, int(step), y) for t, step, y in rows] for name, rows in columns.items() if rows}
 

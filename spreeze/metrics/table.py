@@ -251,9 +251,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("return_scale", "return",
            "running standard deviation of discounted returns, by which rewards are divided", "algorithm",
            chart=Chart("return_scale", "Reward scale", "Learning")),
-    Metric("times_back", "times",
+    Metric("rollbacks", "times",
            "times that the learner rolled back to its best checkpoint after a fall, each with half the learning rates",
-           "algorithm", chart=Chart("times_back", "Rollbacks", "Learning")),
+           "algorithm", chart=Chart("rollbacks", "Rollbacks", "Learning")),
     Metric("alpha", "ratio", "entropy coefficient (SAC)", "algorithm",
            chart=Chart("alpha", "Entropy coefficient", "Learning")),
     Metric("alpha_numbers", "ratio", "entropy coefficient of the numbers beside a choice (SAC); alpha is the choice's",
@@ -364,7 +364,7 @@ POSTED: tuple[InternalSlot, ...] = (
     InternalSlot("host.pulls", "pulls", "chunks requested and not received yet"),
     InternalSlot("host.seen", "flag", "1 once there was such a host"),
     InternalSlot("host.alive", "flag", "1 while it answers and gives rows"),
-    InternalSlot("visualizer.paused", "flag", "1 while it rests"),
+    InternalSlot("visualizer.paused", "flag", "1 while it is paused"),
 )
 # fmt: on
 

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from spreeze.formatting import clean
-from spreeze.metrics.store import FORMAT, MAX_SERIES, RAW_S, TIERS, US, EvaluationRow, RawValues, format_number
+from spreeze.metrics.store import (
+    FORMAT,
+    MAX_SERIES,
+    RAW_S,
+    RENAMED_SERIES,
+    TIERS,
+    US,
+    EvaluationRow,
+    RawValues,
+    format_number,
+)
 from spreeze.metrics.table import TABLE
 
 _TIER_AGES = tuple((table, keep_s, f"bucket < ? / {width_s}") for table, width_s, keep_s in TIERS if keep_s < math.inf)
@@ -44,6 +54,7 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS events (t REAL, level TEXT, source TEXT, text TEXT)",
 )
 """``samples.us`` is t in microseconds; ``data`` has a float64 for each series, in order of their ids, NaN for none."""
+_SELECT_SERIES, _RENAME_SERIES = "SELECT name, id FROM series", "UPDATE OR IGNORE series SET name = ? WHERE name = ?"
 _INSERT_SERIES = "INSERT INTO series VALUES (?, ?, ?, ?)"
 _INSERT_SAMPLE = "INSERT INTO samples VALUES (?, ?, ?)"
 _INSERT_POINT = "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)"
@@ -227,8 +238,10 @@ class MetricsWriter:
         if self._connection is None:
             self._connection = _open_for_writing(self._path)
             try:
-                known = self._connection.execute("SELECT name, id FROM series")
-                self._series = {str(name): int(number) for name, number in known}
+                known = {str(name): int(number) for name, number in self._connection.execute(_SELECT_SERIES)}
+                for old in RENAMED_SERIES.keys() & known:
+                    self._connection.execute(_RENAME_SERIES, (RENAMED_SERIES[old], old))
+                self._series = {RENAMED_SERIES.get(name, name): number for name, number in known.items()}
                 (newest_us,) = self._connection.execute("SELECT max(us) FROM samples").fetchone()
                 self._newest_us = -math.inf if newest_us is None else int(newest_us)
                 if not self._ended and not any(rollup.rows() for rollup in self._rollups):

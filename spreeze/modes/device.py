@@ -11,7 +11,6 @@ import dataclasses
 
 from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.rates import GroupSample
-from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.workers.jobs import DeviceEnvs, DeviceReplayJob, DeviceRolloutJob
 
@@ -21,24 +20,21 @@ class DeviceData(GroupData):
 
     size_bytes = 0
 
-    def __init__(self, run: Assembly, row: int, batch_size: int, first_updates: int) -> None:
-        self._run, self._row, self._batch_size, self._first_updates = run, row, batch_size, first_updates
+    def __init__(self, run: Assembly, row: int) -> None:
+        self._run, self._row, self._first_updates = run, row, run.first_updates()
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         sampler = self._run.status.named_slots(self._row, "sampler")
-        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
         inserted = int(sampler["env_steps"])
-        return dataclasses.replace(posted, samplers=(sampler,), inserted=inserted, sampled=updates * self._batch_size)
+        sampled = posted.rows_drawn(self._run.plan.batch_size, self._first_updates)
+        return dataclasses.replace(posted, samplers=(sampler,), inserted=inserted, sampled=sampled)
 
 
 def assemble(run: Assembly) -> None:
     """One learner, which is its own sampler."""
     plan, config, row = run.plan, run.plan.config, run.rows(1)[0]
-    checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
-    run.data.append(DeviceData(run, row, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
-    fields = run.learner_fields(0)
-    if config.stop.env_steps is not None or config.stop.updates is not None:  # then it does not depend on the clock
-        fields |= {"stop": dataclasses.replace(config.stop, seconds=None)}
+    run.data.append(DeviceData(run, row))
+    fields = run.learner_fields(0) | {"stop": config.stop.by_counts}
     on_policy = config.on_policy is not None
     envs = DeviceEnvs(
         num_envs=plan.rollout_envs if on_policy else config.sampling.envs_per_sampler,
@@ -60,7 +56,7 @@ def assemble(run: Assembly) -> None:
         learning_starts=max(1, replay.learning_starts),
         batch_size=config.learner.batch_size,
         rows_per_write=envs.num_envs,
-        in_turn=True,
+        serial=True,
     )
     job = DeviceReplayJob(**fields, limiter=limiter, sampler_status_rows=(row,), layout=plan.layout, envs=envs)
     run.learner(0, job, **deadlines)

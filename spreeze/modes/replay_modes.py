@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
+from typing import Any
 
 from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import GroupSample
-from spreeze.transport.checkpoint import CheckpointStore, load_replay
+from spreeze.transport.checkpoint import load_replay
 from spreeze.transport.demonstrations import NO_RETURNS, ReturnSums, load_demonstrations
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
@@ -60,7 +60,7 @@ def assemble(run: Assembly) -> None:
     plan, config, data_flow = run.plan, run.plan.config, run.plan.config.data_flow
     groups, hosts = range(plan.learners), run.hosts_messages()
     rings = [run.open(functools.partial(ReplayRing.create, plan.ring_spec(group))) for group in groups]
-    returns = [_load_rows(plan, run.folder(group), ring) for group, ring in enumerate(rings)]
+    returns = [_load_rows(run, group, ring) for group, ring in enumerate(rings)]
     shares = data_flow.averages_parameters and plan.learners > 1 and hosts is None
     averages = tuple(run.open(VersionedParameters.create).handle for _ in groups if shares)
     learner_wakeups = [run.wakeups(1)[0] if data_flow.balanced else None for _ in groups]
@@ -87,23 +87,19 @@ def assemble(run: Assembly) -> None:
                 offline=config.replay.offline,
             ),
         )
+    facts = _row_facts(plan)
     for group, ring in enumerate(rings):
         for index in range(0 if config.replay.offline else plan.samplers_of(group)):
             run.sampler(
                 group,
                 index,
                 ReplaySamplerJob(
+                    **facts,
                     group_dir=str(run.folder(group)),
-                    spec=plan.spec,
                     index=index,
                     seed=plan.session_seed + run.seed_offset(group),
                     num_envs=config.sampling.envs_per_sampler,
-                    n_step=config.algorithm.n_step,
-                    gamma=config.algorithm.gamma,
-                    nan_policy=config.sampling.nan_policy,
                     replay=ring.handle,
-                    her=config.replay.her,
-                    rows_per_step=config.replay.rows_per_step,
                     loaded_rows=int(ring.committed[index]),
                     limiter=_limiter(plan, ring),
                     wakeup=sampler_wakeups[group][index] if data_flow.balanced else None,
@@ -115,9 +111,9 @@ def assemble(run: Assembly) -> None:
         _add_hosts(run, rings[0])
 
 
-def _load_rows(plan: RunPlan, folder: Path, ring: ReplayRing) -> ReturnSums:
+def _load_rows(run: Assembly, group: int, ring: ReplayRing) -> ReturnSums:
     """Loads the rows of an earlier session into an empty ring, else the demonstrations; the sums of their returns."""
-    checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
+    plan, checkpoint = run.plan, run.checkpoint(group)
     if checkpoint is not None and checkpoint.replay_path is not None:
         load_replay(checkpoint.replay_path, ring)
         return NO_RETURNS
@@ -125,23 +121,28 @@ def _load_rows(plan: RunPlan, folder: Path, ring: ReplayRing) -> ReturnSums:
     return load_demonstrations(text, plan.spec, ring, plan.config.algorithm.gamma)[1] if text else NO_RETURNS
 
 
+def _row_facts(plan: RunPlan) -> dict[str, Any]:
+    """Fields of ``RowFacts``."""
+    config = plan.config
+    return {
+        "spec": plan.spec,
+        "nan_policy": config.sampling.nan_policy,
+        "n_step": config.algorithm.n_step,
+        "gamma": config.algorithm.gamma,
+        "her": config.replay.her,
+        "rows_per_step": config.replay.rows_per_step,
+    }
+
+
 def _add_hosts(run: Assembly, ring: ReplayRing) -> None:
     plan, config, limiter = run.plan, run.plan.config, _limiter(run.plan, ring)
     assert config.cluster.address is not None
     host = HostJob(
-        spec=plan.spec,
+        **_row_facts(plan),
         layout=plan.layout,
-        n_step=config.algorithm.n_step,
-        gamma=config.algorithm.gamma,
-        nan_policy=config.sampling.nan_policy,
         seed=config.run.seed,
         samplers=1 if plan.single_env else config.cluster.samplers,
-        envs_per_sampler=config.sampling.envs_per_sampler,
-        step_deadline_s=config.sampling.step_deadline_s,
-        start_deadline_s=config.sampling.start_deadline_s,
-        memory_limit_bytes=config.sampling.memory_limit_bytes,
-        her=config.replay.her,
-        rows_per_step=config.replay.rows_per_step,
+        sampling=config.sampling,
         gives_way=config.tuning.give_way,
         tune=plan.host_tune,
     )

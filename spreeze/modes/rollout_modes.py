@@ -37,7 +37,7 @@ from spreeze.runtime.assembly import Assembly, GroupData
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import GroupSample
 from spreeze.runtime.recorder import Recorder
-from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.gossip import asynchronous_bound, contraction, mixing_matrix, radius, synchronous_bound
 from spreeze.transport.mixing import NORMS, MixMemory, MixSpec
 from spreeze.transport.rollouts import InferenceMailbox, LearnerMemory, Rollouts, restore_rollouts
@@ -68,11 +68,11 @@ class RolloutData(GroupData):
     def __init__(self, run: Assembly, group: int) -> None:
         """A ResourceError if there is no room, a ConfigError if the checkpoint does not fit the settings."""
         plan, spec = run.plan, run.plan.rollout_spec()
-        self.rollouts, self.batch_size = run.open(lambda: Rollouts.create(spec)), plan.batch_size
+        self.rollouts, self._batch_size = run.open(lambda: Rollouts.create(spec)), plan.batch_size
         self.mailbox = run.open(lambda: InferenceMailbox.create(spec))
         self.memory = LearnerMemory(run.open(VersionedParameters.create), run.open(VersionedParameters.create))
         self.size_bytes = spec.size_bytes
-        if plan.earlier.sessions and not self._restore(run.folder(group)):
+        if (checkpoint := run.checkpoint(group)) is not None and not self._restore(checkpoint, run.folder(group)):
             learner = Address("learner", group).name
             run.notes.append(
                 f"{learner} now has {spec.num_envs} environments and rollouts of {spec.rows} rows, other than before: "
@@ -81,11 +81,8 @@ class RolloutData(GroupData):
         self._first_rollout, state = self.rollouts.current, self.memory.states.read(self.rollouts.current)
         self._first_updates = 0 if state is None else int(state.meta["updates"])
 
-    def _restore(self, folder: Path) -> bool:
+    def _restore(self, checkpoint: Checkpoint, folder: Path) -> bool:
         """False if rollouts have other sizes now."""
-        checkpoint = CheckpointStore(folder / "checkpoints").load_latest()
-        if checkpoint is None:
-            return True
         try:
             return restore_rollouts(checkpoint.tensors, checkpoint.state, self.rollouts, self.memory)
         except (CheckpointError, KeyError) as error:
@@ -103,11 +100,10 @@ class RolloutData(GroupData):
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
         """Counts whole rollouts only, since a resume collects the rest again."""
         collected = (self.rollouts.current - self._first_rollout) * self.rollouts.spec.rows
-        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
         samplers = posted.samplers
         if ending:
             samplers = tuple({**sampler, "env_steps": collected / len(samplers)} for sampler in samplers)
-        sampled = updates * self.batch_size
+        sampled = posted.rows_drawn(self._batch_size, self._first_updates)
         return dataclasses.replace(posted, samplers=samplers, inserted=collected, sampled=sampled)
 
 
@@ -294,18 +290,17 @@ class BufferData(GroupData):
         self.size_bytes = rollouts.spec.size_bytes
 
     def read(self, posted: GroupSample, *, ending: bool) -> GroupSample:
-        updates = int(max(0.0, posted.learner["updates"] - self._first_updates))
-        return dataclasses.replace(posted, inserted=int(self._rollouts.steps.sum()), sampled=updates * self._batch_size)
+        sampled = posted.rows_drawn(self._batch_size, self._first_updates)
+        return dataclasses.replace(posted, inserted=int(self._rollouts.steps.sum()), sampled=sampled)
 
 
 def _assemble_buffer(run: Assembly) -> None:
     """One learner and its samplers."""
     plan, config, num_envs = run.plan, run.plan.config, run.plan.config.rollout.envs_per_sampler
-    checkpoint = CheckpointStore(run.run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
     rollouts = run.open(lambda: Rollouts.create(plan.rollout_spec()))
     weights_channel = run.open(lambda: VersionedParameters.create(_POLICIES)).handle
     (wakeup,) = run.wakeups(1)
-    run.data.append(BufferData(rollouts, plan.batch_size, 0 if checkpoint is None else checkpoint.updates))
+    run.data.append(BufferData(rollouts, plan.batch_size, run.first_updates()))
     run.learner(
         0,
         BufferLearnerJob(

@@ -31,7 +31,7 @@ _NO_RESTART = RestartLimit(failures=1, window_s=1.0, quarantine_s=None)  # its w
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, in workers."""
-    if plan.samplers == 1:
+    if plan.takes_turns:
         lower_priority(LOW_PRIORITY if plan.config.tuning.give_way else 0)
         launcher = TurnLauncher(run_dir, interrupts, plan.config.sampling)
     return run_workers(assemble, plan, run_dir, view, interrupts, launcher)
@@ -39,9 +39,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 
 def assemble(run: Assembly) -> None:
     """One learner and one sampler, independent of the clock; on-policy with several samplers, as in mode hts."""
-    run.in_one_process = run.plan.samplers == 1
+    run.takes_turns = run.plan.takes_turns
     (rollout_modes if run.plan.config.on_policy is not None else replay_modes).assemble(run)
-    if not run.in_one_process:
+    if not run.takes_turns:
         return
     weights_channel, part = LocalHandle(fds=(), channel=LocalParameters()), run.plan.config.replay
     for name, spec in run.specs.items():
@@ -49,7 +49,7 @@ def assemble(run: Assembly) -> None:
         changes = _learner_changes(run.plan, job) if isinstance(job, BaseLearnerJob) else {}
         if isinstance(job, ReplayLearnerJob | ReplaySamplerJob):
             ratio = part.serial_ratio(job.limiter.batch_size * run.plan.layout.env_steps_per_row) / part.rows_per_step
-            limiter = dataclasses.replace(job.limiter, minimum=0.0, maximum=ratio, in_turn=True)
+            limiter = dataclasses.replace(job.limiter, minimum=0.0, maximum=ratio, serial=True)
             changes |= {"limiter": limiter, "weights_channel": weights_channel}
         if isinstance(job, ReplaySamplerJob):
             changes |= {"seed": run.plan.config.run.seed, "stream": run.plan.earlier.sessions}
@@ -57,9 +57,8 @@ def assemble(run: Assembly) -> None:
 
 
 def _learner_changes(plan: RunPlan, job: BaseLearnerJob) -> dict[str, Any]:
-    stop, evaluation = job.stop, plan.config.evaluation
-    if isinstance(job, ReplayLearnerJob) and (stop.env_steps is not None or stop.updates is not None):
-        stop = dataclasses.replace(stop, seconds=None)
+    evaluation = plan.config.evaluation
+    stop = job.stop.by_counts if isinstance(job, ReplayLearnerJob) else job.stop
     publish_s = max(_PUBLISH_S, job.learner.publish_interval_s)
     learner = dataclasses.replace(job.learner, gpu_replay=False, updates_per_launch=0, publish_interval_s=publish_s)
     session, interval = float(plan.earlier.sessions), evaluation.interval_updates if evaluation.enabled else None

@@ -21,6 +21,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.runtime.recorder import Recorder
 from spreeze.transport import status_table
+from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.gossip import GossipHandle, GossipMemory
 from spreeze.transport.shared_memory import Wakeup, WakeupHandle, available_bytes
 from spreeze.transport.status_table import StatusTable
@@ -74,7 +75,7 @@ class Assembly(contextlib.ExitStack):
         """Adds facts on all learners together to a sample of the groups; None: nothing."""
         self.host_rows = range(0)
         """Rows of the status table of other hosts, each of which looks like a sampler."""
-        self.in_one_process = False
+        self.takes_turns = False
         """Its workers take turns in this process: it has no visualizer, no free core, and no limit of memory."""
         self._rows = 0
 
@@ -85,6 +86,15 @@ class Assembly(contextlib.ExitStack):
         folder = group_folder(self.run_dir, group)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def checkpoint(self, group: int) -> Checkpoint | None:
+        """The newest checkpoint of a group's learner from an earlier session."""
+        return CheckpointStore(self.folder(group) / "checkpoints").load_latest() if self.plan.earlier.sessions else None
+
+    def first_updates(self) -> int:
+        """Updates of the run's only learner in earlier sessions."""
+        checkpoint = self.checkpoint(0)
+        return 0 if checkpoint is None else checkpoint.updates
 
     def open(self, create: Callable[[], _T]) -> _T:
         """Creates a channel that lasts as long as the run; a ResourceError if there are too few descriptors."""
@@ -158,7 +168,7 @@ class Assembly(contextlib.ExitStack):
 
     def add(self, address: Address, job: Job, **options: Any) -> None:
         """Adds a worker with its job; ``options`` as in ``WorkerSpec``."""
-        if self.in_one_process:
+        if self.takes_turns:
             options["memory_limit_bytes"] = None
         self.specs[address.name] = WorkerSpec(address=address, row=self._rows, job=job, **options)
         self._rows += 1
@@ -182,7 +192,7 @@ class Assembly(contextlib.ExitStack):
                 address=address, messages=self.messages, topology=topology, arguments=plan.host_arguments
             )
             self.add(Address("bridge"), job)
-        free_core = plan.free_core and not self.in_one_process
+        free_core = plan.free_core and not self.takes_turns
         if plan.config.evaluation.enabled and not plan.single_env:
             self.add(
                 Address("evaluator"),
@@ -190,7 +200,7 @@ class Assembly(contextlib.ExitStack):
                 memory_limit_bytes=observer_limit_bytes(plan, plan.config.evaluation.episodes),
                 start_deadline_s=start_s,
             )
-        if plan.config.visualizer.enabled and not self.in_one_process:
+        if plan.config.visualizer.enabled and not self.takes_turns:
             viewer = VisualizerJob(
                 run_dir=str(self.run_dir),
                 spec=plan.spec,

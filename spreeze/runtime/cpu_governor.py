@@ -4,19 +4,19 @@ It changes only the number of active samplers, in eighths: 1.25 is one sampler a
 time.
 
 * The kernel shares the cores between this run and other programs, at the priority of any program. Other programs go
-  first only with ``give_way``: all workers then run at low priority, and at most half of the samplers rest for what
-  priorities do not reach (memory bandwidth, the second thread of a core), not for loads of up to half a core.
+  first only with ``give_way``: all workers then run at low priority, and at most half of the samplers are paused for
+  what priorities do not reach (memory bandwidth, the second thread of a core), not for loads of up to half a core.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that stays.
 * It starts five seconds after learning, and ignores memory and GPU load. Runs in another container are not recognized.
-* No run rests because of another run. The cores that they keep busy are not available to this one, so each sees the
-  same shortage and gives way when another program comes.
+* No run pauses samplers because of another run. The cores that they keep busy are not available to this one, so each
+  sees the same shortage and gives way when another program comes.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Reactivates samplers when nine of the
   last ten seconds leave room; a load that returns within two minutes extends this wait, up to a minute. Never more than
   six changes in a minute.
 * Where a mode balances production and consumption (TianJi, arXiv 2502.20190, Eq. 3), the limiter holds rows drawn over
-  rows inserted at one ratio. Only so many samplers work as the learner needs: if they wait for it, some rest.
+  rows inserted at one ratio. Only so many samplers work as the learner needs: if they wait for it, some are paused.
 * Even where a share is to be left free, an eighth of a sampler stays active. More come back if the learner waits for
   rows. Each of several learners has its samplers' share of the active ones, and the one that waits most counts.
 """
@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from spreeze.formatting import number, percent
 from spreeze.machine.utilisation import ContentionReader, CpuContention
+from spreeze.metrics.bottleneck import BACKGROUND_CORES
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, samples_per_insert
 from spreeze.transport import status_table
@@ -42,16 +43,18 @@ from spreeze.workers.roles import role_of
 
 STEP = 0.125  # of the number of active samplers, and its minimum
 DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04  # smallest change: cores, or a share of the usable ones if that is more
-BACKGROUND_CORES = 0.15  # load of other programs that is always there, and no part of a share to be left free
 LIGHT_CORES = 0.5  # load of other programs for which the low priority of workers that give way suffices
-RESTING_SHARE = 0.5  # of the samplers, at most, beside heavier loads
+PAUSED_SHARE = 0.5  # of the samplers, at most, beside heavier loads
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
 LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
 STARVED_SHARE = 0.10  # the learner starves if it waits for rows for a larger share of its time
 SPARE_SHARE = 0.10  # share of their time that balanced samplers wait for the learner: room for a slow second
-BALANCE_S, FED_S = 5, 60  # seconds over which that waiting is averaged; after the learner had to be fed, nobody rests
+BALANCE_S, FED_S = (
+    5,
+    60,
+)  # seconds over which that waiting is averaged; after the learner had to be fed, nobody is paused
 SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 
@@ -87,8 +90,9 @@ class Governor:
     ) -> None:
         """``leave_free`` is the share of the usable cores to keep free for other programs, used or not.
 
-        Without it no sampler rests for others unless the run ``gives_way``. With ``balanced_groups`` learners, whole
-        samplers that these do not need rest, down to one each; one that works part of its time would deliver in bursts.
+        Without it no sampler is paused for others unless the run ``gives_way``. With ``balanced_groups`` learners,
+        whole samplers that these do not need are paused, down to one each; one that works part of its time would
+        deliver in bursts.
         """
         self._maximum, self.leave_free, self._gives_way = float(maximum), leave_free, gives_way
         self._groups, self._needed, self._fed_s = balanced_groups, self._maximum, -math.inf
@@ -133,6 +137,7 @@ class Governor:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
         external, usable_cores = second.external_cpu_cores, second.usable_cores
         if self.leave_free > 0.0:
+            # What is always there is no part of the share to be left free.
             free = usable_cores - max(external - BACKGROUND_CORES, self.leave_free * usable_cores)
         else:
             free = max(usable_cores - second.sibling_cores, self._fixed + self._maximum * self._per_sampler)
@@ -141,7 +146,7 @@ class Governor:
 
     def _limited(self, fitting: float) -> float:
         steps = math.floor(fitting / STEP + 1e-6)
-        working = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - RESTING_SHARE) * self._maximum / STEP) * STEP
+        working = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - PAUSED_SHARE) * self._maximum / STEP) * STEP
         return min(max(steps * STEP, self._minimum, working), self._maximum)
 
     def _feed_learner(self, second: LoadSecond) -> Change | None:
@@ -178,7 +183,7 @@ class Governor:
         return self._change(fewer, self._reason(mean))
 
     def _balance(self, second: LoadSecond) -> Change | None:
-        """Rests samplers that only wait for the learner, except for some spare time."""
+        """Pauses samplers that only wait for the learner, except for some spare time."""
         latest = list(self._seen)[-BALANCE_S:]
         waits = sum(one.sampler_wait_share for one in latest) / len(latest)
         needed = float(max(math.ceil(self.active * (1.0 - waits) / (1.0 - SPARE_SHARE) - 1e-6), self._groups))
@@ -328,7 +333,7 @@ class GovernorLoop:
         self._governor.leave_free = fraction
 
     def _pass_turn(self, now_s: float, inserted: int) -> None:
-        """While some samplers rest, makes the next one the first when the active ones have written enough."""
+        """While some samplers are paused, makes the next one the first when the active ones have written enough."""
         (began_s, before), active = self._turn_began, self._governor.active
         if inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S:
             self._turn_began = now_s, inserted

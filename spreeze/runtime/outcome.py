@@ -41,15 +41,21 @@ class Outcome:
     error: str | None = None
     bottleneck: str | None = None
     parameters_sha256: str | None = None  # of group 0's networks
+    rates_warmup_s: float | None = None
+    eval_return_mean: float | None = None
+    eval_return_best: float | None = None
+    eval_return_final: float | None = None  # the final metric: over all episodes of the last FINAL_EVALUATIONS
+    eval_return_final_evaluations: int = 0
+    eval_return_worst_of_20: float | None = None  # of the last WORST_OF evaluations
     # Up to here, the keys of summary.json.
     rates: dict[str, float | None] = field(default_factory=dict)
-    warmup_s: float | None = None
-    eval_return: float | None = None
-    eval_best: float | None = None
-    eval_final: float | None = None  # the final metric: over all episodes of the last FINAL_EVALUATIONS evaluations
-    eval_final_evaluations: int = 0
-    eval_worst: float | None = None  # of the last WORST_OF evaluations
     learners: dict[int, dict[str, Any]] = field(default_factory=dict)  # group -> its learner's results
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Totals and scores as ``run.json`` has them."""
+        counts = {name: getattr(self, name) for name in ("env_steps", "updates", "episodes")}
+        return counts | {"eval_best": self.eval_return_best, "eval_final": self.eval_return_final}
 
     def take_learner_result(self, group: int, message: Mapping[str, Any]) -> None:
         """Takes a learner's last message."""
@@ -64,10 +70,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
     """``summary.json``: all that scripts and comparisons need of a finished run; None is unknown."""
     config, rates, on_policy = plan.config, outcome.rates, plan.config.on_policy is not None
     part = config.rollout if on_policy else config.sampling
-    fields = vars(outcome).copy()
-    eval_return, eval_best, learners, warmup_s = map(fields.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
-    eval_final, evaluations, worst = map(fields.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
-    del fields["rates"]
+    fields = {name: value for name, value in vars(outcome).items() if name not in ("rates", "learners")}
     shares = split_names(on_policy=on_policy, inference_workers=plan.inference_workers > 0)
     document = {
         "run_dir": str(run_dir),
@@ -83,21 +86,15 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
         **{name: rates.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
         "rates_measured_s": rates.get("measured_s"),
-        "rates_warmup_s": warmup_s,
         "time_split": {name: rates.get(name) for name in shares},
         "samples_per_insert_band": config.replay.samples_per_insert_band,
-        "eval_return_mean": eval_return,
-        "eval_return_best": eval_best,
         "target_return": plan.target_return,
-        "eval_return_final": eval_final,
-        "eval_return_final_evaluations": evaluations,
-        "eval_return_worst_of_20": worst,
         "reasons": plan.reasons,
         "versions": versions(),
         "machine": machine.one_line(),
     }
     if plan.learners > 1:
-        document["learners"] = [{"group": group, **learners.get(group, {})} for group in range(plan.learners)]
+        document["learners"] = [{"group": group, **outcome.learners.get(group, {})} for group in range(plan.learners)]
     if on_policy:
         document |= {
             "inference_workers": plan.inference_workers,

@@ -110,12 +110,17 @@ class RunPlan:
         return ending_of(self.config, self.spec.env_id, self.earlier.best_return)
 
     @property
+    def takes_turns(self) -> bool:
+        """True if all workers take turns in this process."""
+        return self.config.data_flow.takes_turns(self.samplers)
+
+    @property
     def rollback_enabled(self) -> bool:
         """True if the learner rolls back to its best checkpoint once the return has fallen."""
         flow = self.config.data_flow
         single_learner = self.learners == 1 and self.joins is None and not self.spans_hosts
         from_replay = self.config.on_policy is None and not (flow.serial or flow.averages_parameters)
-        return from_replay and single_learner and self.config.evaluation.enabled and self.config.replay.go_back
+        return from_replay and single_learner and self.config.evaluation.enabled and self.config.replay.roll_back
 
     @property
     def target_return(self) -> float | None:
@@ -272,8 +277,8 @@ def _check(plan: RunPlan) -> None:
     _check_learners(plan)
     if plan.config.cluster.address is not None:
         _check_cluster(plan)
-    interval, serial = plan.config.evaluation.interval_updates, plan.config.data_flow.serial
-    if interval is not None and not (serial and (plan.config.on_policy is None or plan.samplers == 1)):
+    interval = plan.config.evaluation.interval_updates
+    if interval is not None and not plan.takes_turns:
         raise ConfigError(
             f"evaluation.interval_updates = {interval}: in mode {plan.config.run.mode} the evaluator runs in "
             "parallel with the learner; use --mode serial with one sampler, or remove it"

@@ -38,6 +38,10 @@ class GroupSample:
         """True if the learner takes whole rollouts instead of batches from replay."""
         return self.learner.get("learn_s", 0.0) > 0.0
 
+    def rows_drawn(self, batch_size: int, first_updates: int) -> int:
+        """Rows of all updates after the first ones, those of earlier sessions."""
+        return int(max(0.0, self.learner["updates"] - first_updates)) * batch_size
+
     def knows(self, metric: Metric) -> bool:
         """True if a learner of this kind has this number now."""
         other = Needs.REPLAY if self.on_policy else Needs.ROLLOUTS

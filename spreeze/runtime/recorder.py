@@ -74,7 +74,7 @@ class Recorder:
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
         self.curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
-        self._evaluations_before = len(self.curve)
+        self._session_curve: list[EvaluationRow] = []
         self._inserted_before: int | None = None  # Rows of a saved replay.
         self._target_reached = False
         self._ending = plan.ending
@@ -96,7 +96,7 @@ class Recorder:
         self._unevaluated, self._told_unevaluated = False, 0
         best = plan.earlier.best_return
         self.outcome = Outcome(
-            eval_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
+            eval_return_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
         )
         self._update_final_metrics()
         self._gpu_trouble: str | None = None
@@ -113,8 +113,7 @@ class Recorder:
 
     def _new_rates(self) -> Rates:
         plan = self._plan
-        balanced = plan.config.data_flow.balanced and plan.config.on_policy is None
-        rows = plan.config.replay.capacity if balanced else None
+        rows = plan.config.replay.capacity if plan.config.data_flow.balanced else None
         return Rates(plan.batch_size, restores=plan.earlier.sessions > 0, balanced_rows=rows)
 
     def go_on_with(self, plan: RunPlan) -> RunPlan:
@@ -266,8 +265,8 @@ class Recorder:
         outcome, group = self.outcome, int(record.get("group", 0))
         requested = self._plan.config.evaluation.episodes
         whole = bool(record.get("whole", int(record.get("episodes") or 0) == requested))
-        if whole and (outcome.eval_best is None or value > outcome.eval_best):
-            outcome.eval_best = value
+        if whole and (outcome.eval_return_best is None or value > outcome.eval_return_best):
+            outcome.eval_return_best = value
         if not final:
             self._report_target_confirmation(record.get("target"))
         self._scores[group] = value
@@ -278,7 +277,7 @@ class Recorder:
                 self._write(row.t, int(row.env_steps), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
-        outcome.eval_return = self._metrics["eval_return"] = value
+        outcome.eval_return_mean = self._metrics["eval_return"] = value
         self._eval_returns.append(value)
         outcome.eval_episodes = int(record.get("episodes") or 0)
         outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
@@ -301,6 +300,7 @@ class Recorder:
 
     def _keep(self, row: EvaluationRow, record: Mapping[str, Any]) -> None:
         self.curve.append(row)
+        self._session_curve.append(row)
         self._store.evaluation(row)
         self._loggers.evaluation(row)
         scores = {"eval_return": row.return_mean, "eval_length": float(row.length_mean)}
@@ -337,7 +337,7 @@ class Recorder:
             mean = final_metric(curve, policies)
             return len(curve) >= policies and mean is not None and mean >= target
 
-        if outcome.time_to_target_held_s is None and held(self.curve[self._evaluations_before :], HELD):
+        if outcome.time_to_target_held_s is None and held(self._session_curve, HELD):
             outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
         latest = self.curve[-stop.target_evaluations :]
         enough = outcome.time_to_target_s is not None or sum(row.episodes for row in latest) >= CONFIRMING_EPISODES
@@ -345,8 +345,8 @@ class Recorder:
 
     def _update_final_metrics(self) -> None:
         outcome, curve = self.outcome, self.curve
-        outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
-        outcome.eval_final_evaluations = min(len(curve), FINAL_EVALUATIONS)
+        outcome.eval_return_final, outcome.eval_return_worst_of_20 = final_metric(curve), worst_of_last(curve)
+        outcome.eval_return_final_evaluations = min(len(curve), FINAL_EVALUATIONS)
 
     def no_final_evaluation(self, budget_s: float) -> None:
         instead = "using the last evaluation during training" if self.curve else "this run has none"
@@ -369,7 +369,7 @@ class Recorder:
         reading = dataclasses.replace(reading, t_s=t_s)
         self._report_sleep()
         self.reading = reading
-        # A sampler that the tuner did not choose rests, and is not missed.
+        # A sampler that the tuner did not choose is paused, and is not missed.
         self._samplers_alive = min(samplers_alive, self.samplers_wanted)
         if self._plan.start_s > _SLOW_START_S and not reading.env_steps:
             self.starting_s = self.session_s
@@ -420,8 +420,8 @@ class Recorder:
                 wall_s=self.wall_s,
                 env_steps=metrics["env_steps"],
                 updates=metrics["updates"],
-                eval_best=self.outcome.eval_best,
-                eval_final=self.outcome.eval_final,
+                eval_best=self.outcome.eval_return_best,
+                eval_final=self.outcome.eval_return_final,
                 episodes=metrics["episodes"],
                 unevaluated=self._unevaluated,
                 tuner_measures=self.tuner_measures,
@@ -454,8 +454,8 @@ class Recorder:
             "env_id": plan.spec.env_id,
             "algo": plan.config.run.algo,
             "wall_s": self.wall_s,
-            "eval_best": outcome.eval_best,
-            "eval_final": outcome.eval_final,
+            "eval_best": outcome.eval_return_best,
+            "eval_final": outcome.eval_return_final,
             "unevaluated": self._unevaluated,
             "tuner_measures": self.tuner_measures,
             **({} if self.leave_free is None else {"leave_free": self.leave_free}),
@@ -489,7 +489,7 @@ class Recorder:
             stop_requested=self._run_dir.requested("stop"),
             target_reached=self._target_reached or at_first,
             trained_s=self.session_s - self.starting_s,
-            curve=self.curve[self._evaluations_before :],
+            curve=self._session_curve,
             updates=min(updates, default=None),
             env_steps=None if reading is None else reading.env_steps + self._plan.earlier.env_steps,
         )
@@ -501,7 +501,7 @@ class Recorder:
         outcome.wall_s = self.wall_s
         outcome.env_steps = int(metrics.get("env_steps") or 0)
         outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
-        outcome.rates, outcome.warmup_s = self.rates.steady(), self.rates.warmup_s
+        outcome.rates, outcome.rates_warmup_s = self.rates.steady(), self.rates.warmup_s
         if outcome.bottleneck is not None:  # of the whole run, whose last second says little
             loads = {name: total / count for name, (total, count) in self._loads.items()}
             rates = {name: rate for name, rate in outcome.rates.items() if rate is not None}

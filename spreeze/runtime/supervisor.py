@@ -445,7 +445,7 @@ def _evaluate_at_the_end(
     outcome = recorder.outcome
     wanted = plan.config.evaluation.enabled and outcome.updates > 0
     in_a_hurry = interrupts.count or outcome.stopped_by in (StopReason.REQUEST, StopReason.FAILURE)
-    is_first = outcome.eval_return is None and not in_a_hurry  # worth the wait
+    is_first = outcome.eval_return_mean is None and not in_a_hurry  # worth the wait
     budget_s = _FIRST_EVALUATION_S if is_first else min(_EVALUATION_S, _EXIT_S - stopping_s)
     if plan.start_s > 0.5 * _EVALUATION_S:
         wanted = wanted and is_first

@@ -219,7 +219,7 @@ class TurnedWorker(Worker):
 class TurnContext(WorkerContext):
     """A worker's view of its run when it takes turns."""
 
-    serial = True
+    takes_turns = True
 
     def __init__(self, worker: TurnedWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
         spec, self._launcher = worker.spec, launcher

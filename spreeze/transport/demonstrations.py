@@ -250,12 +250,7 @@ def rows_of(data: Demonstrations, layout: RowLayout, gamma: float) -> np.ndarray
         total[live] += gamma**age * data.reward[live + age]
         over[live], length[live] = data.ended[live + age], age + 1
     last = np.arange(count) + length - 1
-    rows = np.zeros((count, layout.width), np.float32)
-    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.reward] = data.obs, data.action, total
-    rows[:, layout.terminated], rows[:, layout.next_obs] = data.terminated[last], data.next_obs[last]
-    if layout.num_steps is not None:
-        rows[:, layout.num_steps] = length
-    return rows
+    return layout.pack(data.obs, data.action, total, data.terminated[last], data.next_obs[last], length)
 
 
 def save_demonstrations(path: Path, episodes: Iterable[Sequence[tuple[Any, ...]]]) -> int:

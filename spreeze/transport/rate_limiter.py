@@ -39,8 +39,8 @@ class RateLimiter:
     learning_starts: int  # rows inserted before the first batch; 0 counts as 1
     batch_size: int  # b: rows drawn at once
     rows_per_write: int  # w: rows that all samplers together may insert between two reads of the counters
-    in_turn: bool = False
-    """Samplers and learner take turns: each batch is drawn as soon as its rows are there. Once learning has started,
+    serial: bool = False
+    """Inserting and sampling alternate: each batch is drawn as soon as its rows are there. Once learning has started,
     inserting waits for nothing, and ``sampled`` never exceeds i * ``maximum``."""
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class RateLimiter:
 
     def may_insert(self, inserted: int, inserted_at_learning_start: int, sampled: int, rows: int) -> bool:
         """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""
-        if self.in_turn:
+        if self.serial:
             return inserted_at_learning_start >= 0 or inserted < max(self.learning_starts, 1)
         if self.minimum == 0:
             return True
@@ -84,7 +84,7 @@ class RateLimiter:
         """True if the learner may draw a batch now, or, with -1 for ``inserted_at_learning_start``, start to learn."""
         if inserted < max(self.learning_starts, 1):
             return False
-        ahead = self.batch_size if self.in_turn else 0
+        ahead = self.batch_size if self.serial else 0
         return (
             inserted_at_learning_start < 0 or sampled + ahead <= (inserted - inserted_at_learning_start) * self.maximum
         )

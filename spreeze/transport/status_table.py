@@ -33,7 +33,7 @@ changes of the five words after it, which the tuner puts in force (``RetunedSett
 
 The supervisor writes them; only ``WEIGHTS_COUNTER`` is written by the group's learner. Of the group's ``SAMPLERS``
 samplers, counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works
-``SLOWED_SHARE`` thousandths of it, and the others rest.
+``SLOWED_SHARE`` thousandths of it, and the others are paused.
 """
 HEARTBEAT, PHASE, PID = 0, 1, 2  # control words of a row, written by its worker
 PHASE_BITS = 4  # low bits of an event, which hold the phase; the others hold the monotonic time [ns]

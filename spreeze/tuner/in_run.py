@@ -2,7 +2,7 @@
 
 The run begins with the settings that it would have without the tuner. Off-policy, the same search as before a run
 applies its candidates to the run's workers in turn, for a fraction of a second each, and in the end its choice.
-Samplers that the choice does not need rest.
+Samplers that the choice does not need are paused.
 
 On-policy, sizes of shared memory are among the choices, so candidates are measured in processes of their own; during a
 turn, the run's workers are suspended. A choice of other sizes takes effect by a restart of the workers, with the
@@ -68,7 +68,7 @@ def can_tune_in_run(problem: TuningProblem, config: Config) -> bool:
         and config.tuning.govern
         and config.on_policy is None
         and problem.configured.keys() <= _CHANGEABLE | _DECIDED_BEFORE
-        and not (flow.serial or flow.balanced or flow.averages_parameters or config.mode.module)
+        and not (flow.serial or flow.averages_parameters or config.mode.module)
         and config.run.learners == 1
         and config.cluster.address is None
         and not config.replay.offline
@@ -110,7 +110,7 @@ class _RunWindows(Windows):
         return int(self.run.status.control(self._learner)[status_table.PID])
 
     def apply(self, setting: Setting, max_ratio: float = NO_LIMIT, *, keeps_all: bool = False) -> None:
-        """Applies a setting, with at most ``max_ratio`` samples per insert; all samplers rest if it names none.
+        """Applies a setting, with at most ``max_ratio`` samples per insert; all samplers are paused if it names none.
 
         With samplers the rate limiter counts anew: what they inserted before earns no updates. Unless it ``keeps_all``,
         rows beyond those of the ``base`` are dropped: unthrottled samplers of a fast environment would fill replay.

@@ -356,7 +356,7 @@ def _rollout_sampler_counts(problem: TuningProblem, current: Setting) -> Iterabl
 
 
 def _keeps_free(problem: TuningProblem) -> bool:
-    """True if only the number of samplers keeps cores free: a governor rests some only with rollouts of any age."""
+    """True if only the number of samplers keeps cores free: a governor pauses some only with rollouts of any age."""
     return problem.targets.leave_free > 0.0 and problem.full_name(USES) is None
 
 

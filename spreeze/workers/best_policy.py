@@ -18,8 +18,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.files import read_json, replace_bytes, write_json
+from spreeze.files import replace_bytes, write_json
 from spreeze.metrics import student_quantile
+from spreeze.run_directory import best_record
 
 _TEST_EVERY = 8  # evaluations for one test
 _FAR = 4.0  # standard deviations of the returns of either policy
@@ -130,7 +131,7 @@ class BestPolicy:
 
 def best_updates(run_dir: Path) -> int | None:
     """Updates of the best policy of a run so far; None where there is none."""
-    updates = read_json(run_dir / "checkpoints" / "best.json").get("updates")
+    updates = best_record(run_dir).get("updates")
     return updates if isinstance(updates, int) else None
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
 
+from spreeze.algorithms.averages import RolloutAverage
 from spreeze.algorithms.impact import AsyncOnPolicy, Evaluated
 from spreeze.errors import WeightsError
 from spreeze.metrics.table import SLOTS
@@ -26,14 +27,7 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import BufferLearnerJob
 from spreeze.workers.learner import CheckpointedUpdateLoop, Learner
 from spreeze.workers.roles import Phase
-from spreeze.workers.rollout_learner import (
-    OnPolicy,
-    Progress,
-    RolloutAverage,
-    RolloutTrainer,
-    on_policy_algorithm,
-    progress_of,
-)
+from spreeze.workers.rollout_learner import OnPolicy, Progress, RolloutTrainer, on_policy_algorithm, progress_of
 from spreeze.workers.torch_devices import open_device
 
 _UPDATES = SLOTS["learner"].index("updates")
@@ -212,14 +206,14 @@ def _mean(values: Collection[float]) -> float:
 
 
 class PolicyBroadcast:
-    """Hands the newest policy to the samplers: after every few updates, and whenever the learner starts to wait."""
+    """Broadcasts the newest policy to samplers: after every few updates, and whenever the learner starts to wait."""
 
     def __init__(
         self, trainer: BufferTrainer, weights: VersionedParameters, every_updates: int, min_s: float = _BROADCAST_S
     ) -> None:
         self._trainer, self._weights = trainer, weights
         self._every_updates, self._min_s = every_updates, min_s
-        # A learner that was killed may have handed over policies of an epoch that no file records.
+        # A learner that was killed may have broadcast policies of an epoch that no file records.
         self._min_epoch = 0 if (newest := weights.newest) is None else newest[0] + 1
         self._updates, self._at_s = -1, 0.0
 

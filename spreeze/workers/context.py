@@ -23,7 +23,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import ParameterStore, WeightsStore
 from spreeze.workers.roles import ROLES, Address, Phase
 
-_REST_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time
+_PAUSE_S = 0.01  # sleep while the governor pauses a sampler: it returns soon and takes almost no CPU time
 _MAX_MESSAGE_BYTES = 4096  # A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all
 _MAX_UNREAD_BYTES = 16_384 if select.PIPE_BUF >= _MAX_MESSAGE_BYTES else 8_192
 """Unread bytes in the pipe, of at least 64 KiB (macOS: 16), above which no metrics are sent: events have to fit."""
@@ -47,7 +47,7 @@ def open_values(folder: Path) -> WeightsStore:
 class WorkerContext:
     """A worker body's view of the run. None of its calls waits for another process."""
 
-    serial = False  # True where several workers take turns in one process: none of them may wait
+    takes_turns = False  # True where several workers take turns in one process: none of them may wait
 
     def __init__(
         self, address: Address, status: StatusTable, row: int, message_fd: int | None, errors_dir: Path | None = None
@@ -62,7 +62,7 @@ class WorkerContext:
         self._slot_index = {name: i for i, name in enumerate(TABLE.slots.get(ROLES[address.role].slots, ()))}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._unsent: dict[str, float] = {}
-        self._fraction, self._rest_until_s, self._next_info_s = 1.0, 0.0, 0.0
+        self._fraction, self._paused_until_s, self._next_info_s = 1.0, 0.0, 0.0
         self._control[status_table.PID] = os.getpid()
 
     def heartbeat(self, phase: Phase) -> None:
@@ -109,23 +109,23 @@ class WorkerContext:
         beyond = (self.address.index - int(group[status_table.FIRST_SAMPLER])) % samplers - active
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[status_table.SLOWED_SHARE]) / 1000
 
-    def rest_if_throttled(self, now_s: float) -> bool:
-        """True if the governor wants this sampler to rest at ``perf_counter`` time ``now_s``; it has slept briefly.
+    def pause_if_told(self, now_s: float) -> bool:
+        """True if the governor pauses this sampler at ``perf_counter`` time ``now_s``; it has slept briefly.
 
-        A rest does not count as waiting for the limiter or the learner.
+        A pause does not count as waiting for the limiter or the learner.
         """
         self._fraction = fraction = self.sampler_share
-        if fraction >= 1.0 or (fraction > 0.0 and now_s >= self._rest_until_s):
+        if fraction >= 1.0 or (fraction > 0.0 and now_s >= self._paused_until_s):
             return False
         self.heartbeat(Phase.WAIT)
-        time.sleep(_REST_S if fraction <= 0.0 else min(_REST_S, self._rest_until_s - now_s))
+        time.sleep(_PAUSE_S if fraction <= 0.0 else min(_PAUSE_S, self._paused_until_s - now_s))
         return True
 
     def account_work(self, since_s: float) -> None:
-        """Notes that the sampler has worked, after which it may have to rest."""
+        """Notes that the sampler has worked, after which it may have to pause."""
         if 0.0 < self._fraction < 1.0:
             now_s = time.perf_counter()
-            self._rest_until_s = now_s + (now_s - since_s) * (1.0 - self._fraction) / self._fraction
+            self._paused_until_s = now_s + (now_s - since_s) * (1.0 - self._fraction) / self._fraction
 
     def post(self, **values: float) -> None:
         """Stores numbers into slots by name (see ``metrics.table``); a WorkerError if there is none."""
@@ -221,7 +221,7 @@ class WorkerContext:
             left = end - time.monotonic()
             if left <= 0:
                 return
-            if not self.serial:
+            if not self.takes_turns:
                 time.sleep(min(left, 0.1))
             yield
 

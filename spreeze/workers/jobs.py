@@ -6,10 +6,17 @@ have jobs of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from spreeze.config.schema import EvaluationConfig, LearnerConfig, StopConfig, VisualizerConfig, algorithm_section
+from spreeze.config.schema import (
+    EvaluationConfig,
+    LearnerConfig,
+    SamplingConfig,
+    StopConfig,
+    VisualizerConfig,
+    algorithm_section,
+)
 from spreeze.transport.gossip import GossipHandle
 from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
@@ -160,16 +167,29 @@ class BaseSamplerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplaySamplerJob(BaseSamplerJob):
+class RowFacts(Jsonable):
+    """Facts of the run that decide what rows its samplers write, on any host."""
+
+    spec: EnvSpec
+    nan_policy: str
+    n_step: int
+    gamma: float
+    her: str = "off"  # goals that are added, as ``ReplayConfig.her``
+    rows_per_step: int = 1  # rows of one env step, at most: its transition, and those with other goals
+
+    @property
+    def row_facts(self) -> dict[str, Any]:
+        """These fields, for another object that has them."""
+        return {part.name: getattr(self, part.name) for part in fields(RowFacts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySamplerJob(RowFacts, BaseSamplerJob):
     entry_point = "spreeze.workers.samplers:run_sampler"
 
     group_dir: str
-    n_step: int
-    gamma: float
     limiter: RateLimiter
     replay: RingHandle
-    her: str = "off"  # goals that are added, as ``ReplayConfig.her``
-    rows_per_step: int = 1  # rows of one env step, at most: its transition, and those with other goals
     loaded_rows: int = 0
     stream: int | None = None  # number that, with the seed, determines its random numbers; None: its index
     weights_channel: ParametersHandle | None = None
@@ -220,22 +240,13 @@ class VisualizerJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostJob(Jsonable):
+class HostJob(RowFacts):
     """Facts of the run that a host needs."""
 
-    spec: EnvSpec
     layout: RowLayout  # layout of a row; the host derives it as well, and they have to be equal
-    n_step: int
-    gamma: float
-    nan_policy: str
     seed: int
-    envs_per_sampler: int
+    sampling: SamplingConfig
     samplers: int | None = None  # None: the choice of the host's tuner, or one per usable core
-    step_deadline_s: float = 30.0
-    start_deadline_s: float = 120.0
-    memory_limit_bytes: int | None = None
-    her: str = "off"
-    rows_per_step: int = 1  # both as in ``ReplaySamplerJob``
     gives_way: bool = False
     tune: tuple[str, ...] = ()
     """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""

@@ -57,7 +57,9 @@ class UpdateLoop(ABC):
     """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
     stepping_s = 0.0
     """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
-    broadcast_s = 0.0  # time spent sending weights to samplers that do not read the published ones (mode serial) [s]
+    broadcast_s = (
+        0.0  # time spent broadcasting weights to samplers that do not read the published ones (mode serial) [s]
+    )
 
     def __init__(self, context: WorkerContext, job: BaseLearnerJob) -> None:
         self._context, self._job = context, job
@@ -147,7 +149,7 @@ class Learner:
         self._publisher = PublishingThread(self._weights, context.weights_published, values, report)
         self._epoch = 0  # rises with each start of the learner
         # Where workers take turns, all others would wait for the evaluation of a policy that has learned nothing.
-        self._last_published_updates = 0 if context.serial else -1  # updates of the policy handed over last
+        self._last_published_updates = 0 if context.takes_turns else -1  # updates of the policy published last
         self._saved_updates = 0  # updates in the newest checkpoint of this process
         slots = context.slot_values()
         self._base = {name: slots[name] for name in TABLE.cumulative("learner")}
@@ -163,7 +165,7 @@ class Learner:
 
     @property
     def _policy_changed(self) -> bool:
-        """True if the policy has changed since it was last handed over for publishing."""
+        """True if the policy has changed since it was last published."""
         return self._trainer.updates != self._last_published_updates
 
     def _stop_reason(self) -> StopReason | None:
@@ -197,7 +199,7 @@ class Learner:
             if not loop.train():
                 start = perf_counter()
                 context.heartbeat(Phase.WAIT)
-                if not context.serial:
+                if not context.takes_turns:
                     loop.wait()
                 self._wait_s += perf_counter() - start
             if loop.learning_started and not began:
@@ -247,7 +249,7 @@ class Learner:
         context.event(
             "warning",
             f"rolled back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest "
-            f"to the best policy ({best}); {rates}; replay is kept (replay.go_back=false: never)",
+            f"to the best policy ({best}); {rates}; replay is kept (replay.roll_back=false: never)",
         )
         self._publish()
         self._checkpoint()  # a learner that dies now starts from here
@@ -338,7 +340,7 @@ class PublishingThread:
         values: ParameterPublisher | None = None,
         on_failure: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``values`` takes the values handed over with a version.
+        """``values`` takes the values published with a version.
 
         The helper thread calls ``on_published`` after each version, and ``on_failure`` with the text of a failure; of
         those in a row the first, the tenth, ...
@@ -360,7 +362,7 @@ class PublishingThread:
         version: int,
         values: LazySnapshot | None = None,
     ) -> None:
-        """Hands over a version and returns at once; ``arrays`` is called in the helper thread."""
+        """Publishes a version and returns at once; ``arrays`` is called in the helper thread."""
         with self._change:
             self._waiting = arrays, meta, epoch, version, values
             self._change.notify_all()

@@ -77,7 +77,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
             session=job.session,
             loaded_rows=job.loaded_rows,
         )
-        self.ends_by_env_steps = self._updates_in_turn = context.serial
+        self.ends_by_env_steps = self._is_serial = context.takes_turns
         self._weights_channel = None if job.weights_channel is None else job.weights_channel.attach()
         self._epoch = 0
         self._limiter = job.limiter
@@ -111,7 +111,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         return f"learning rates are {self.trainer.algorithm.lr_multiplier:g} of the settings"
 
     def _broadcast(self) -> None:
-        """Hands its samplers the newest weights, where they do not read the published ones."""
+        """Sends its samplers the newest weights, where they do not read the published ones."""
         if self._weights_channel is not None:
             start = perf_counter()
             arrays, meta = self.trainer.exploring_policy()
@@ -142,7 +142,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         if not self.learning_started and inserted >= max(self._job.limiter.learning_starts, 1):
             # Counted anew at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
-            if not self._updates_in_turn:
+            if not self._is_serial:
                 self._update_statistics()
             self.learning_started = True
             done = f"{inserted * ring.spec.layout.env_steps_per_row} transitions"
@@ -153,7 +153,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
             return False
         self._context.heartbeat(Phase.UPDATE)
         self._update()
-        while self._updates_in_turn and self._may_update(inserted):
+        while self._is_serial and self._may_update(inserted):
             self._update()
         self._post_update()
         if self._peers is not None and (note := self._peers.advance(self.trainer.updates)):
@@ -211,7 +211,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
 
     def _update(self) -> None:
         trainer = self.trainer
-        if self._updates_in_turn:  # else by the clock
+        if self._is_serial:  # else by the clock
             self._update_statistics()
         job = self._job
         if self._anneals:
@@ -244,7 +244,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
     def check(self) -> None:
         """Also takes in the samplers' returns, and reports the trainer's notes and targets that are too slow."""
         super().check()
-        if not self._updates_in_turn:
+        if not self._is_serial:
             self._count_returns()
         if self.learning_started and (note := self._pace.note(self.session_s(), self.trainer.updates)):
             self._report(note, "warning")
@@ -255,9 +255,10 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
 class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
-    Every ``interval`` updates a learner sends its networks, targets and temperature, and the statistics that scale
-    inputs and outputs, then takes the mean of these and the newest of each other learner. Moments of the optimizer stay
-    its own. No learner waits: one silent for ``_SILENT_STEPS`` of these steps is left out until it sends again.
+    Every ``interval`` updates a learner sends its networks, targets and entropy coefficient, and the statistics that
+    scale inputs and outputs, then takes the mean of these and the newest of each other learner. Moments of the
+    optimizer stay its own. No learner waits: one silent for ``_SILENT_STEPS`` of these steps is left out until it sends
+    again.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
 Two learner threads are a pair: each critic has its thread, and the actor's passes are split by rows or by outputs. No
 sum is split, so results equal those of one core. ``--device split`` puts the actor on one GPU, critics and targets on
-the other (Spreeze, section 3.1): only actions, log-densities, dQ/da and SAC's temperature cross. On a GPU replay is
-copied to the device as far as memory allows, and whole updates are CUDA graphs (``gpu_replay``). Its kernels can be
-fused by ``torch.compile`` before they are recorded.
+the other (Spreeze, section 3.1): only actions, log-densities, dQ/da and SAC's entropy coefficient cross. On a GPU
+replay is copied to the device as far as memory allows, and whole updates are CUDA graphs (``gpu_replay``). Its kernels
+can be fused by ``torch.compile`` before they are recorded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.algorithms.algorithm import LazySnapshot
+from spreeze.algorithms.averages import PolicyAverage
 from spreeze.algorithms.off_policy import DeviceSplit, OffPolicyAlgorithm
 from spreeze.algorithms.parallel_work import Parallel, TwoStreams
 from spreeze.config.algorithm_bases import AlgorithmConfig
@@ -44,8 +45,6 @@ from spreeze.workers.torch_devices import out_of_memory, release_cached, resolve
 _REFRESH_S = 0.005  # age at which the reader's windows are refreshed; older windows only miss the newest rows
 _AVERAGE = "policy_average"
 _MIN_BATCH = 32
-_AVERAGE_EVERY = 8
-"""Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _COMPILED = ("actor_forward", "critic_step", "action_gradient", "actor_step")
 """Parts of an update that ``torch.compile`` fuses; the optimizers between them are one kernel each already."""
 
@@ -328,7 +327,7 @@ class ReplayTrainer:
             "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(),
             "return_scale": self.statistics.return_scale,
-            **({"times_back": self._rollbacks} if self._rollbacks else {}),
+            **({"rollbacks": self._rollbacks} if self._rollbacks else {}),
             **{name: self._in_task_units(name, value) for name, value in self.algorithm.metrics().items()},
         }
 
@@ -389,7 +388,7 @@ class ReplayTrainer:
             "updates": self.updates,
             "draw_rng": self.batches.rng.bit_generator.state,
             **self.statistics.state(),
-            "times_back": self._rollbacks,
+            "rollbacks": self._rollbacks,
             "largest_error": self._prioritised.largest_error if self._prioritised else None,
         }
         tensors = self.algorithm.state_arrays()
@@ -420,7 +419,7 @@ class ReplayTrainer:
         self.statistics.load_state(state)
         if self._prioritised is not None:
             self._prioritised.reset_priorities(float(state.get("largest_error") or 1.0))
-        self._set_rollbacks(int(state.get("times_back", 0)))
+        self._set_rollbacks(int(state.get("rollbacks", state.get("times_back", 0))))
 
     def roll_back(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Learns on from what ``state`` returned, at half the learning rates; the number of updates stays.
@@ -428,7 +427,7 @@ class ReplayTrainer:
         Observations since then are those of policies that fell. They are left out of the normalizer's statistics, by
         which the policy of the checkpoint would act otherwise than it did.
         """
-        counts = {"updates": self.updates, _AVERAGE: self.updates, "times_back": self._rollbacks + 1}
+        counts = {"updates": self.updates, _AVERAGE: self.updates, "rollbacks": self._rollbacks + 1}
         counts |= {"counted": self.statistics.state()["counted"]}
         algorithm = state["algorithm"] | {"updates": self.updates}
         draws = self.batches.rng.bit_generator.state
@@ -442,51 +441,6 @@ class ReplayTrainer:
         self.algorithm.anneal(self._progress_thousandths / 1000.0)
         if self._graphed is not None:
             self._graphed.set_batch_size(self.batch_size)  # a recorded graph may hold the rate as a constant
-
-
-class PolicyAverage:
-    """An exponential average of a policy's weights over updates (Polyak and Juditsky 1992; Tarvainen and Valpola 2017).
-
-    After u updates it keeps ``min(decay, (1 + u) / (10 + u))`` of itself in an update. It takes a step every
-    ``_AVERAGE_EVERY`` updates, or after each launch of several, with the same decay per update; outside of recorded
-    graphs, on the stream that they run on.
-    """
-
-    def __init__(self, algorithm: OffPolicyAlgorithm, decay: float) -> None:
-        self._algorithm, self._decay = algorithm, decay
-        self.weights = torch.cat(algorithm.policy_parameters)
-        self.updates = 0
-
-    def advance(self, updates: int) -> None:
-        """Takes a step if one is due."""
-        elapsed = updates - self.updates
-        if elapsed >= _AVERAGE_EVERY:
-            kept = min(self._decay, (1 + updates) / (10 + updates)) ** elapsed
-            for average, newest in self._parts():
-                average.lerp_(newest, 1.0 - kept)
-            self.updates = updates
-
-    def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """The algorithm's ``policy_snapshot`` with the averaged weights; on a GPU copied before the next update."""
-        newest = [online.clone() for _, online in self._parts()]
-        for average, online in self._parts():
-            online.copy_(average)
-        try:
-            return self._algorithm.policy_snapshot()
-        finally:
-            for (_, online), kept in zip(self._parts(), newest, strict=True):
-                online.copy_(kept)
-
-    def _parts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        newest = self._algorithm.policy_parameters
-        return list(zip(torch.split(self.weights, [len(part) for part in newest]), newest, strict=True))
-
-    def restore(self, weights: np.ndarray | None, updates: int) -> None:
-        """Continues a stored average; restarts at the current weights if none fits."""
-        fits = weights is not None and weights.shape == tuple(self.weights.shape)
-        newest = torch.cat(self._algorithm.policy_parameters)
-        self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else newest)
-        self.updates = updates
 
 
 def compile_updates(off_policy: OffPolicyAlgorithm, update: Callable[[], None]) -> str:

@@ -22,9 +22,9 @@ import numpy as np
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.algorithm import LazySnapshot
+from spreeze.algorithms.averages import RolloutAverage
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
-from spreeze.inference.policy import with_exploring
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.mixing import Mixer, MixSpec
@@ -40,7 +40,6 @@ from spreeze.workers.torch_devices import open_device, resolve_device
 _POLL_S = 0.0005
 _BEAT_S = 1.0
 Progress = Callable[[int], float]  # env steps of a learner -> share of the run that is over
-_AVERAGE = "policy_average/"  # prefix of the averaged weights' names among the arrays of a learner's state
 _MAX_SKIPPED_ROLLOUTS = 5
 OnPolicy = TypeVar("OnPolicy", bound=OnPolicyAlgorithm)
 
@@ -210,13 +209,13 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         self.algorithm, self._rollouts, self._memory = algorithm, rollouts, memory
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
         self._progress, self.mixer = progress, mixer
-        self.learn_s = self.hand_s = 0.0
+        self.learn_s = self.publish_s = 0.0
         self._learned = -1
         self._average = RolloutAverage(algorithm)
         state = memory.states.read(rollouts.current)
         if state is None and rollouts.current > 0:
             raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
-        # Samplers may have the policy that a predecessor handed over before it died. It is not learned again: mixed
+        # Samplers may have the policy that a predecessor published before it died. It is not learned again: mixed
         # with the others' present weights, it would be another policy with the same number.
         following = None if state is None else memory.states.read(rollouts.current + 1)
         latest = state if following is None else following
@@ -226,7 +225,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
             self._average.restore(latest.arrays)
         if following is not None:
             self._learned = rollouts.current
-        self._hand_over(rollouts.current + (following is not None))
+        self._publish(rollouts.current + (following is not None))
         self.continued = state is not None
         self.updates = algorithm.updates if state is None else int(state.meta["updates"])
         """Updates at the start of this rollout."""
@@ -237,7 +236,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
             mixer.statistics = algorithm.averaged_statistics()
             mixer.begin(algorithm.parameters(), rollouts.current)
 
-    def _hand_over(self, current: int) -> None:
+    def _publish(self, current: int) -> None:
         """Stores state and policy of a rollout, for inference workers and a successor."""
         start = perf_counter()
         algorithm = self.algorithm
@@ -245,7 +244,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         self._memory.states.publish(algorithm.state_arrays() | self._average.state_arrays(), state, 0, current)
         meta = {**algorithm.policy_meta(), **self._meta, "updates": algorithm.updates}
         self._memory.policies.publish(self._average.policy_arrays(), meta, 0, current)
-        self.hand_s += perf_counter() - start
+        self.publish_s += perf_counter() - start
 
     def learn(self) -> bool:
         """Learns what is due in this rollout, once; False if that is done, or the rollout is not full yet (lag 0)."""
@@ -268,7 +267,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
             self._average.advance()
             self.learn_s += perf_counter() - start - (self.waited_s - waited_s)
             self._check_skipped()
-        self._hand_over(current + 1)
+        self._publish(current + 1)
         self._learned = current
         return True
 
@@ -315,7 +314,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         return self._rollouts.env_steps_before(self._rollouts.current)
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """Policy of this rollout, theta(j), as it was handed over; of several learners that mix, the mean of theirs."""
+        """Policy of this rollout, theta(j), as it was published; of several learners that mix, the mean of theirs."""
         weights, mixer = _read(self._memory.policies, self._rollouts.current), self.mixer
         return lambda: weights.arrays if mixer is None else mixer.mean_policy(weights.arrays), weights.meta
 
@@ -338,49 +337,8 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         return sha256_of(_read(self._memory.states, self._rollouts.current).arrays)
 
     def metrics(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        metrics = super().metrics(wait_s=wait_s + self.waited_s, publish_s=publish_s + self.hand_s)
+        metrics = super().metrics(wait_s=wait_s + self.waited_s, publish_s=publish_s + self.publish_s)
         return metrics | ({} if self.mixer is None else self.mixer.metrics())
-
-
-class RolloutAverage:
-    """An exponential average of an on-policy algorithm's policy, one step after each rollout learned from.
-
-    With ``policy_average`` = 0 it is the newest policy. Over u updates it keeps ``policy_average ** u`` of itself,
-    after r rollouts no more than r / (9 + r): the first weights are soon forgotten. The running mean and deviation of
-    observations are averaged with the weights learned with them.
-    """
-
-    def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
-        self._algorithm, self._decay = algorithm, algorithm.policy_average
-        self._arrays = {name: np.array(array) for name, array in algorithm.policy_arrays().items()}
-        self._rollouts, self._updates = 0, algorithm.updates
-
-    def advance(self) -> None:
-        """Takes a step from the algorithm's policy."""
-        if not self._decay:
-            return
-        self._rollouts += 1
-        kept = min(self._decay ** (self._algorithm.updates - self._updates), self._rollouts / (9 + self._rollouts))
-        self._updates = self._algorithm.updates
-        for name, array in self._algorithm.policy_arrays().items():
-            average = self._arrays[name]
-            self._arrays[name] = average + np.float32(1.0 - kept) * (array - average)  # the old one may be being read
-
-    def policy_arrays(self) -> Arrays:
-        """The average, and beside it the newest weights, which collect rollouts."""
-        newest = dict(self._algorithm.policy_arrays())
-        return with_exploring(self._arrays, newest) if self._decay else newest
-
-    def state_arrays(self) -> Arrays:
-        if not self._decay:
-            return {}
-        return {_AVERAGE + name: array for name, array in self._arrays.items()} | {_AVERAGE: np.array(self._rollouts)}
-
-    def restore(self, arrays: Arrays) -> None:
-        """Continues the average among a learner's arrays; starts again at its policy where there is none."""
-        self._updates, self._rollouts = self._algorithm.updates, int(arrays.get(_AVERAGE, 0))
-        for name, array in self._algorithm.policy_arrays().items():
-            self._arrays[name] = np.array(arrays.get(_AVERAGE + name, array))
 
 
 def _read(channel: VersionedParameters, current: int) -> Weights:

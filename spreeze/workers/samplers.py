@@ -27,10 +27,15 @@ from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.transport.weights import ParameterSource
 from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
-from spreeze.workers.collectors.transition_collector import GoalCollector, SequenceCollector, TransitionCollector
+from spreeze.workers.collectors.transition_collector import (
+    GoalCollector,
+    SequenceCollector,
+    TransitionCollector,
+    VectorCollector,
+)
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
-from spreeze.workers.jobs import BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
+from spreeze.workers.jobs import BaseSamplerJob, BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
 from spreeze.workers.roles import Phase
 
 _POLL_S = 0.0005
@@ -45,12 +50,14 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
     stream = job.index if job.stream is None else job.stream
     rng = np.random.default_rng([job.seed, stream, writer.next_logical - job.loaded_rows])
     collector_class: Callable[..., TransitionCollector] = TransitionCollector
-    if job.rows_per_step > 1:
+    if (make_vector := vector_maker(job.spec)) is not None:
+        collector_class = partial(VectorCollector, make_vector=make_vector)
+    elif job.rows_per_step > 1:
         collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
     elif writer.layout.sequence is not None:
         collector_class = SequenceCollector
     collector = collector_class(
-        TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),
+        _task_source(context, job),
         job.num_envs,
         job.spec,
         writer,
@@ -58,7 +65,6 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
         gamma=job.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy,
-        make_vector=vector_maker(job.spec),
         heartbeat=context.heartbeat,
         on_error=context.env_error,
     )
@@ -70,6 +76,10 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
     finally:
         collector.close()
         writer.close()
+
+
+def _task_source(context: WorkerContext, job: BaseSamplerJob) -> TaskSource:
+    return TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS))
 
 
 class NewestPolicy:
@@ -121,7 +131,7 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        if self._context.rest_if_throttled(start):
+        if self._context.pause_if_told(start):
             pass
         elif self._may_insert():
             self._context.heartbeat(Phase.STEP)
@@ -190,7 +200,7 @@ def _collector(
 ) -> RolloutCollector:
     """The environments of a sampler that fills ``rollouts``, closed by ``stack``; ``options`` are keyword arguments."""
     collector = RolloutCollector(
-        TaskSource(job.spec, context.run_dir, lambda: context.header_word(status_table.ENV_ARGS)),
+        _task_source(context, job),
         job.spec,
         rollouts,
         first=job.index * job.num_envs,
@@ -237,13 +247,13 @@ class _BufferSampler:
     ) -> None:
         self._context, self._envs, self._policy, self._learner = context, envs, NewestPolicy(weights), learner
         self._needs_policy = True
-        """True if the next step is by the newest policy: in a new rollout, and after a rest."""
+        """True if the next step is by the newest policy: in a new rollout, and after a pause."""
         self._at_rollout_start = True
 
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
         start, context, counts = perf_counter(), self._context, self._envs.counts
-        if context.rest_if_throttled(start):
+        if context.pause_if_told(start):
             self._needs_policy = True
         elif self._step():
             context.account_work(start)

@@ -31,6 +31,7 @@ from ray_hosts import forget_host, raylet_pid
 from sampler_cost import publish_policy, task_plan
 from whole_runs import ratio_row, time_row
 
+from spreeze.config.schema import SamplingConfig
 from spreeze.envs.task import make_task
 from spreeze.runtime.cluster.ray_nodes import LocalCluster, Nodes, joined
 from spreeze.runtime.cluster.row_bridge import RowBridge
@@ -69,7 +70,14 @@ class Driver:
         self.context = WorkerContext(Address("bridge"), self.status, hosts, None)
         self.folder, self.hosts = folder, hosts
         host = HostJob(
-            spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=1, samplers=1, envs_per_sampler=envs
+            spec=spec,
+            layout=layout,
+            n_step=1,
+            gamma=0.99,
+            nan_policy="drop",
+            seed=1,
+            samplers=1,
+            sampling=SamplingConfig(envs_per_sampler=envs),
         )
         self.ring.begin_learning()
         self.bridge = RowBridge(

@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import torch
 
 from spreeze.algorithms import create
+from spreeze.algorithms.on_device import DeviceActor
 from spreeze.config.algorithms import find_row
 from spreeze.envs.make import import_user_module
 from spreeze.envs.task import make_task
 from spreeze.envs.vector_task import DeviceTask, make_vector
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.workers.device_learner import DeviceActor, DeviceCollector
+from spreeze.workers.device_learner import DeviceCollector
 from spreeze.workers.gpu_replay import CudaGraph, DeviceReplay, DeviceRows, DeviceStream, GraphedUpdates
 from spreeze.workers.torch_devices import synchronize
 
@@ -35,7 +36,7 @@ class DevicePath:
         layout = config.row_layout(spec)
         self.algorithm = create("sac", spec.obs_dim, spec.action_dim, config, 0, args.device)
         self.replay = DeviceReplay(layout, args.capacity, args.batch_size, device, 0)
-        self.limiter = RateLimiter(0.0, args.samples_per_insert, 1, args.batch_size, args.envs, in_turn=True)
+        self.limiter = RateLimiter(0.0, args.samples_per_insert, 1, args.batch_size, args.envs, serial=True)
         self.layout, self.gamma = layout, config.gamma
         self.collector = DeviceCollector(
             make, args.envs, DeviceRows(self.replay, config.n_step, config.gamma, args.envs),

@@ -13,7 +13,7 @@ from rollouts import learner, rollout, task
 from torch.func import functional_call
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, new_parameters
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, MlpBuffers, new_parameters
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithms import NetworkRow, find_network
 from spreeze.config.schema import SECTIONS, LearnerConfig

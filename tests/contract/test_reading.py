@@ -39,7 +39,7 @@ def followed(update):
     found = {}
     for code in seen:
         path = Path(code.co_filename)
-        if path.parent == FOLDER and path.stem not in LIBRARY and not code.co_name.startswith("<"):
+        if FOLDER in path.parents and path.stem not in LIBRARY and not code.co_name.startswith("<"):
             last = max(line for *_, line in code.co_lines() if line)
             found.setdefault(path.stem, set()).update(range(code.co_firstlineno, last + 1))
     return {name: len(lines) for name, lines in found.items()}

@@ -639,6 +639,15 @@ def test_why_there_is_no_picture_follows_the_state(run, monkeypatch, state, text
     assert told == f"{text} A click on the return shows recorded episodes."
 
 
+@pytest.mark.parametrize(("samplers", "rendered"), [("", False), ("[rollout]\nsamplers = 2\n", True)])
+def test_a_serial_run_has_a_picture_where_it_has_several_processes(run, samplers, rendered):
+    state = json.loads((run / "run.json").read_text()) | {"mode": "serial", "algo": "ppo"}
+    (run / "run.json").write_text(json.dumps(state))
+    (run / "config.toml").write_text(samplers)
+    told = live_api.live_response(run, 0.0, 0, "")["text"]["no_picture"]
+    assert ("draws no picture" not in told) is rendered
+
+
 def test_an_ended_run_shows_its_summary_and_not_that_of_an_earlier_session(run):
     fill(run, 20)
     state = json.loads((run / "run.json").read_text()) | {"wall_s": 10.0}

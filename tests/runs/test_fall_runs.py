@@ -17,16 +17,16 @@ def test_a_run_that_falls_says_so_and_rolls_back_to_its_best_checkpoint(tmp_path
     said = "rolled back at update" if rolls_back else "the return has fallen"
     run, code, document = train_until(
         tmp_path, lambda run: any(said in event for event in run.events()), *FALLING,
-        "--set", f"replay.go_back={str(rolls_back).lower()}",
+        "--set", f"replay.roll_back={str(rolls_back).lower()}",
     )  # fmt: skip
     assert (code, document["error"], document["restarts"]) == (0, None, 0)
     (fallen,) = (event for event in run.events() if "the return has fallen" in event)
     assert "of what was gained from 0.0 to 50.0" in fallen, "five steps of 10"
     state = CheckpointStore(run.path / "checkpoints").load_latest().state
     if not rolls_back:
-        assert state["times_back"] == 0
+        assert state["rollbacks"] == 0
         return
-    assert state["times_back"] == 1
+    assert state["rollbacks"] == 1
     (back,) = (event for event in run.events() if said in event)
     at, of, best = map(
         int, re.search(r"update (\d+) to the checkpoint of update (\d+), .* policy \((\d+)\)", back).groups()

@@ -107,7 +107,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_leaves_the_last_weights_a_s
     outcome, run_dir = _in_process(tmp_path)
     assert outcome.stopped_by == "interrupt (Ctrl-C)"
     assert [row["updates"] for row in read_rows(run_dir.path / "eval.csv")] == [outcome.updates]
-    assert outcome.eval_return is not None
+    assert outcome.eval_return_mean is not None
 
 
 def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_path, capsys):

@@ -90,7 +90,7 @@ def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
         run_dir.close()
     last = MetricsReader(run_dir.path / "metrics.db").evaluations()[-1]
     assert (outcome.updates, last.version) == (20, 20)
-    assert outcome.eval_return == pytest.approx(last.return_mean)
+    assert outcome.eval_return_mean == pytest.approx(last.return_mean)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ import torch
 from figures import Row, line
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import matmuls_by_onednn
+from spreeze.algorithms.networks.fused_mlp import matmuls_by_onednn
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.algorithm_bases import AlgorithmConfig
 from spreeze.config.schema import SECTIONS

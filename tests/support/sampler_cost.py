@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector, VectorCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import ReplaySamplerJob
 from spreeze.workers.replay_trainer import ReplayTrainer
@@ -181,7 +182,8 @@ def real_sampler(
         limiter=RateLimiter(8.0, 512.0, 0, 256, num_envs * ring.spec.num_shards),
     )
     sink = ShardWriter(ring, 0)
-    sampling = TransitionCollector(
+    make_vector = vector_maker(plan.spec)
+    sampling = (TransitionCollector if make_vector is None else partial(VectorCollector, make_vector=make_vector))(
         lambda: open_task(plan.spec),
         num_envs,
         plan.spec,
@@ -189,7 +191,6 @@ def real_sampler(
         n_step=job.n_step,
         gamma=job.gamma,
         seeds=_seeds(seed, num_envs),
-        make_vector=vector_maker(plan.spec),
     )
     return SamplerLoop(
         WorkerContext(Address("sampler"), status, 0, None), job, sink, sampling, np.random.default_rng(seed)

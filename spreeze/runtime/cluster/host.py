@@ -110,7 +110,7 @@ class HostSamplers(HostThread):
         self.orphaned = False
         """True once they ended because rows were not requested."""
         self.outlet: RowReader | None = None
-        self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
+        self.samplers, self.envs_per_sampler = 0, job.sampling.envs_per_sampler
         self._folder = Path()
         self._status: StatusTable | None = None
         self._workers: WorkerPool | None = None
@@ -145,27 +145,22 @@ class HostSamplers(HostThread):
         stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
         for index in range(self.samplers):
             sampler = ReplaySamplerJob(
+                **job.row_facts,
                 group_dir=str(self._folder),
-                spec=job.spec,
                 index=index,
                 seed=self._seed,
-                n_step=job.n_step,
                 num_envs=self.envs_per_sampler,
-                gamma=job.gamma,
-                nan_policy=job.nan_policy,
                 replay=ring.handle,
                 limiter=outlet_limiter(self.samplers, rows),
-                her=job.her,
-                rows_per_step=job.rows_per_step,
             )
             self._workers.add(
                 WorkerSpec(
                     address=Address("sampler", 0, index),
                     row=index,
                     job=sampler,
-                    step_deadline_s=job.step_deadline_s,
-                    start_deadline_s=job.start_deadline_s,
-                    memory_limit_bytes=limit_of_each(job.memory_limit_bytes, self.samplers),
+                    step_deadline_s=job.sampling.step_deadline_s,
+                    start_deadline_s=job.sampling.start_deadline_s,
+                    memory_limit_bytes=limit_of_each(job.sampling.memory_limit_bytes, self.samplers),
                 )
             )
         self.outlet = outlet
@@ -173,14 +168,14 @@ class HostSamplers(HostThread):
     def _choose(self, nonce: str) -> tuple[int, int]:
         job = self.job
         if job.samplers is not None:
-            return job.samplers, job.envs_per_sampler
+            return job.samplers, job.sampling.envs_per_sampler
         if job.tune:
             try:
                 choice = self._tuned(nonce)
                 return int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"])
             except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self._note("warning", f"not tuned here: {clean(error, 200)}")
-        return max(1, min(int(core_facts().usable), MAX_HOST_SAMPLERS)), job.envs_per_sampler
+        return max(1, min(int(core_facts().usable), MAX_HOST_SAMPLERS)), job.sampling.envs_per_sampler
 
     def _tuned(self, nonce: str) -> dict[str, Any]:
         process = start_process(

@@ -77,39 +77,20 @@ class SamplerStats:
 
 
 class Collector:
-    """The environments of one process; counts their episodes and errors, and replaces broken ones."""
+    """Counts the episodes and errors of a process with environments."""
 
-    def __init__(
-        self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, on_error: OnError, heartbeat: Heartbeat
-    ) -> None:
+    def __init__(self, num_envs: int, *, nan_policy: str, on_error: OnError, heartbeat: Heartbeat) -> None:
         """With ``nan_policy`` "fail" the first bad transition ends the process."""
         self.num_envs = num_envs
         self.counts = SamplerStats()
-        self._new_task, self._nan_policy = make_task, nan_policy
-        self.info = InfoNumbers()
-        """Sums of the numbers in ``info``; engines that step several environments at once give none."""
-        self._on_error, self._heartbeat = on_error, heartbeat
+        self._nan_policy, self._on_error, self._heartbeat = nan_policy, on_error, heartbeat
         self._error_steps: deque[int] = deque(maxlen=_MAX_ERRORS)
         self._errors = 0
-        self._tasks: list[Task] = []
-        self._versions: list[int] = []
         self.on_episode: Callable[[float, int, bool | None], None] = ignored
-        self.inline_evaluation: TurnEvaluation | None = None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._episode_totals = np.zeros((2, num_envs))
         """Return and length of each current episode, where environments step together."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
-        self._is_slow = True
-        """True if the latest step of all environments took long: then each of them has a heartbeat of its own."""
-
-    @property
-    def _version(self) -> int:
-        return self._new_task.version if isinstance(self._new_task, TaskSource) else 0
-
-    def _make_task(self) -> Task:
-        task = self._new_task()
-        task.info_numbers = self.info
-        return task
 
     def _end_episode_totals(self, index: int) -> None:
         self._returns[index], self._lengths[index] = (
@@ -118,37 +99,13 @@ class Collector:
         )
         self._episode_totals[:, index] = 0.0
 
-    def _count_episode(self, index: int) -> None:
+    def _count_episode(self, index: int, *, success: bool | None = None) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
         self.counts.episodes += 1
         returns, lengths = zip(*self._recent, strict=True)
         self.counts.episode_return = sum(returns) / len(returns)
         self.counts.episode_length = sum(lengths) / len(lengths)
-        success = self._tasks[index].success if self._tasks else None  # an engine's environments have none
         self.on_episode(self._returns[index], self._lengths[index], success)
-
-    def _between_episodes(self, index: int) -> None:
-        if self.inline_evaluation is not None:
-            self._tasks[index].info_numbers = None
-            self._tasks[index] = self.inline_evaluation.play(self._tasks[index]) or self._make_task()
-            self._tasks[index].info_numbers = self.info
-        if self._versions and self._version != self._versions[index]:
-            self._renew(index)
-
-    def _renew(self, index: int) -> None:
-        """Replaces an environment by one with the new arguments; keeps it if the new one cannot be made."""
-        self._heartbeat(Phase.INIT)
-        self._versions[index], task = self._version, None
-        try:
-            task = self._make_task()
-            task.reset()
-        except Exception as error:
-            close_in_time(*() if task is None else (task.close,))
-            if self._versions.count(self._version) == 1:  # the first one of this process
-                self._on_error(f"environment {index}, made with other arguments", error, 1)
-            return
-        close_in_time(self._tasks[index].close)
-        self._tasks[index] = task
 
     def _count_error(self, where: str, error: Exception) -> None:
         """Counts an error; reports the 1st, 10th, 100th and so on, and raises a WorkerError if there are too many."""
@@ -168,6 +125,62 @@ class Collector:
             raise WorkerError(
                 f"{_MAX_ERRORS} environment errors within {within} env steps; the last: {where}: {described(error)}"
             ) from error
+
+
+class TaskCollector(Collector):
+    """The environments of one process; renews them when their arguments change, and replaces broken ones."""
+
+    def __init__(
+        self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, on_error: OnError, heartbeat: Heartbeat
+    ) -> None:
+        super().__init__(num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
+        self._new_task = make_task
+        self.info = InfoNumbers()
+        """Sums of the numbers in ``info``; engines that step several environments at once give none."""
+        self._tasks: list[Task] = []
+        self._versions: list[int] = []
+        self.inline_evaluation: TurnEvaluation | None = None
+        self._is_slow = True
+        """True if the latest step of all environments took long: then each of them has a heartbeat of its own."""
+
+    @property
+    def _version(self) -> int:
+        return self._new_task.version if isinstance(self._new_task, TaskSource) else 0
+
+    def _make_task(self) -> Task:
+        task = self._new_task()
+        task.info_numbers = self.info
+        return task
+
+    def _add_task(self) -> None:
+        self._heartbeat(Phase.INIT)
+        self._versions.append(self._version)
+        self._tasks.append(self._make_task())
+
+    def _end_episode(self, index: int) -> None:
+        """Counts an episode that is over, evaluates if that is due, and renews the environment if it has to be."""
+        self._count_episode(index, success=self._tasks[index].success)
+        if self.inline_evaluation is not None:
+            self._tasks[index].info_numbers = None
+            self._tasks[index] = self.inline_evaluation.play(self._tasks[index]) or self._make_task()
+            self._tasks[index].info_numbers = self.info
+        if self._version != self._versions[index]:
+            self._renew(index)
+
+    def _renew(self, index: int) -> None:
+        """Replaces an environment by one with the new arguments; keeps it if the new one cannot be made."""
+        self._heartbeat(Phase.INIT)
+        self._versions[index], task = self._version, None
+        try:
+            task = self._make_task()
+            task.reset()
+        except Exception as error:
+            close_in_time(*() if task is None else (task.close,))
+            if self._versions.count(self._version) == 1:  # the first one of this process
+                self._on_error(f"environment {index}, made with other arguments", error, 1)
+            return
+        close_in_time(self._tasks[index].close)
+        self._tasks[index] = task
 
     def _replace(self, index: int) -> None:
         self._heartbeat(Phase.INIT)

@@ -14,7 +14,7 @@ from spreeze.inference.policy import Policy, State, begin_episode, exploring_arr
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors.collector import SLOW_S, Collector, Heartbeat, OnError, ignored
+from spreeze.workers.collectors.collector import SLOW_S, Heartbeat, OnError, TaskCollector, ignored
 from spreeze.workers.roles import Phase
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RolloutPolicy:
         return self._policy
 
 
-class RolloutCollector(Collector):
+class RolloutCollector(TaskCollector):
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
 
     def __init__(
@@ -84,9 +84,7 @@ class RolloutCollector(Collector):
         """The policy's state before the next step of each environment."""
         try:
             for index in range(num_envs):
-                heartbeat(Phase.INIT)
-                self._versions.append(self._version)
-                self._tasks.append(self._make_task())
+                self._add_task()
                 self._restore(index)
         except BaseException:
             self.close()
@@ -234,8 +232,7 @@ class RolloutCollector(Collector):
         self.counts.env_steps += len(indices)
         for row, index in enumerate(indices):
             if terminated[row] or truncated[row]:
-                self._count_episode(index)
-                self._between_episodes(index)
+                self._end_episode(index)
                 self._reset(index)
         for index, reason in failed.items():
             self._drop_episode(index, f"step {self._lengths[index] + 1}", reason)

@@ -34,7 +34,7 @@ from spreeze.machine.processes import close_in_time
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.collectors.collector import SLOW_S, Collector, Heartbeat, OnError, ignored
+from spreeze.workers.collectors.collector import SLOW_S, Heartbeat, OnError, TaskCollector, ignored
 from spreeze.workers.roles import Phase
 
 
@@ -130,8 +130,8 @@ _ALL = slice(None)
 _STREAM = 17  # separates the draws of goals from other draws with the same seeds
 
 
-class TransitionCollector(Collector):
-    """N environments stepped together; with ``make_vector`` as one, where an error ends all episodes."""
+class TransitionCollector(TaskCollector):
+    """N environments stepped together."""
 
     rows_per_step = 1  # most rows that one env step writes
 
@@ -148,7 +148,6 @@ class TransitionCollector(Collector):
         nan_policy: str = "drop",
         heartbeat: Heartbeat = ignored,
         on_error: OnError = ignored,
-        make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
         self._to_env_units = ActionScaling(spec, bounded=True)
@@ -160,18 +159,15 @@ class TransitionCollector(Collector):
         self._rewards = np.zeros((_REWARD_STEPS, num_envs), np.float32)
         self._ends = np.zeros((_REWARD_STEPS, num_envs), bool)
         self._block_steps = _REWARD_STEPS // 4
-        self._make_vector, self._seed = make_vector, seeds[0]
         self.keeps_rows = True
         """False: the rows of the next step are dropped, except of images, sequences and goals: these need all rows."""
         self._later_seeds = np.random.default_rng(seeds)
-        self._vector: VectorTask | None = None
-        if make_vector is not None:
-            self._renew_vector()
-        for index in range(num_envs if make_vector is None else 0):
-            heartbeat(Phase.INIT)
-            self._versions.append(self._version)
-            self._tasks.append(self._make_task())
-            self._reset(index, seeds[index])
+        self._open(seeds)
+
+    def _open(self, seeds: list[int]) -> None:
+        for index, seed in enumerate(seeds):
+            self._add_task()
+            self._reset(index, seed)
 
     def _new_row_writer(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
@@ -186,7 +182,7 @@ class TransitionCollector(Collector):
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
         start = perf_counter()
         env_actions = self._to_env_units(actions, np.empty_like(actions))  # new: environments may keep their action
-        ended, failed = self._step_tasks(env_actions) if self._make_vector is None else self._step_vector(env_actions)
+        ended, failed = self._step_envs(env_actions)
         stepped = perf_counter()
         self._is_slow = stepped - start > SLOW_S
         if self.inline_evaluation is not None and not ended and not failed and self.inline_evaluation.overdue:
@@ -196,20 +192,10 @@ class TransitionCollector(Collector):
         self._count_rewards(ended, failed)
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(failed)
-        for index in failed:
-            begin_episode(self.state, index)
-        for index, _ in ended:
-            begin_episode(self.state, index)
-            self._count_episode(index)
-            self._between_episodes(index)
-            self._reset(index, None)
-        if self._make_vector is None:
-            for index in failed:
-                self._reset(index, self._rebuild(index))
-        elif self._vector is None:
-            self._renew_vector()
-        else:
-            self._row_writer.start(_ALL, self._vector.obs)
+        if ended or failed:
+            for index in (*failed, *dict(ended)):
+                begin_episode(self.state, index)
+        self._begin_episodes(ended, failed)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
 
@@ -227,7 +213,7 @@ class TransitionCollector(Collector):
             if self._discounted.count >= _FIRST_REWARDS:
                 self._block_steps = _REWARD_STEPS
 
-    def _step_tasks(self, env_actions: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+    def _step_envs(self, env_actions: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
         """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
         ended: list[tuple[int, bool]] = []
         failed: list[int] = []
@@ -250,8 +236,45 @@ class TransitionCollector(Collector):
                 ended.append((index, step_truncated))
         return ended, failed
 
-    def _step_vector(self, env_actions: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
-        """Like ``_step_tasks`` for a vector environment, whose steps that start an episode may give no row."""
+    def _begin_episodes(self, ended: list[tuple[int, bool]], failed: list[int]) -> None:
+        for index, _ in ended:
+            self._end_episode(index)
+            self._reset(index, None)
+        for index in failed:
+            self._reset(index, self._rebuild(index))
+
+    def _reset(self, index: int, seed: int | None) -> None:
+        """Resets one environment, replacing it as long as its reset raises."""
+        while True:
+            self._heartbeat(Phase.RESET)
+            try:
+                self._row_writer.start(index, self._tasks[index].reset(seed))
+                break
+            except Exception as error:
+                self._count_error(f"environment {index}", error)
+                seed = self._rebuild(index)
+        self._returns[index], self._lengths[index] = 0.0, 0
+
+    def _rebuild(self, index: int) -> int:
+        """Replaces an environment; returns the seed of its first reset, so that runs are repeatable."""
+        self._replace(index)
+        return int(self._later_seeds.integers(2**31))
+
+
+class VectorCollector(TransitionCollector):
+    """N environments that are stepped as one, which resets itself; an error ends all episodes."""
+
+    def __init__(self, *args: Any, make_vector: Callable[[int, int], VectorTask], **options: Any) -> None:
+        self._make_vector = make_vector
+        self._vector: VectorTask | None = None
+        super().__init__(*args, **options)
+
+    def _open(self, seeds: list[int]) -> None:
+        self._seed = seeds[0]
+        self._renew_vector()
+
+    def _step_envs(self, env_actions: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Steps all at once; a step that starts an episode may give no row."""
         assert self._vector is not None
         try:
             done = self._vector.step(env_actions)
@@ -269,8 +292,15 @@ class TransitionCollector(Collector):
             self._end_episode_totals(index)
         return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
 
+    def _begin_episodes(self, ended: list[tuple[int, bool]], failed: list[int]) -> None:
+        for index, _ in ended:
+            self._count_episode(index)
+        if self._vector is None:
+            self._renew_vector()
+        else:
+            self._row_writer.start(_ALL, self._vector.obs)
+
     def _renew_vector(self) -> None:
-        assert self._make_vector is not None
         while True:
             self._heartbeat(Phase.INIT)
             try:
@@ -282,25 +312,7 @@ class TransitionCollector(Collector):
         self._seed += self.num_envs  # other episodes after an error
         self._episode_totals[...] = 0.0
 
-    def _reset(self, index: int, seed: int | None) -> None:
-        """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
-        while self._make_vector is None:
-            self._heartbeat(Phase.RESET)
-            try:
-                self._row_writer.start(index, self._tasks[index].reset(seed))
-                break
-            except Exception as error:
-                self._count_error(f"environment {index}", error)
-                seed = self._rebuild(index)
-        self._returns[index], self._lengths[index] = 0.0, 0
-
-    def _rebuild(self, index: int) -> int:
-        """Replaces an environment; returns the seed of its first reset, so that runs are repeatable."""
-        self._replace(index)
-        return int(self._later_seeds.integers(2**31))
-
     def close(self) -> None:
-        super().close()
         if self._vector is not None:
             close_in_time(self._vector.close)
 
@@ -441,15 +453,10 @@ class Relabeling:
             over = rewards.terminated(achieved, goal[live], infos)
             ended[live] = np.array(episode.terminated)[at] if over is None else over
             length[live] = age + 1
-        rows = np.zeros((len(start), layout.width), np.float32)
-        rows[:, layout.obs], rows[:, layout.next_obs] = obs[start], next_obs[start + length - 1]
-        for columns in (layout.obs, layout.next_obs):
-            rows[:, columns][:, self._desired] = goal
-        rows[:, layout.action] = np.stack(episode.action)[start]
-        rows[:, layout.reward], rows[:, layout.terminated] = np.clip(total, -FLOAT32_MAX, FLOAT32_MAX), ended
-        if layout.num_steps is not None:
-            rows[:, layout.num_steps] = length
-        return rows
+        obs, next_obs = obs[start], next_obs[start + length - 1]
+        obs[:, self._desired] = next_obs[:, self._desired] = goal
+        sums = np.clip(total, -FLOAT32_MAX, FLOAT32_MAX)
+        return layout.pack(obs, np.stack(episode.action)[start], sums, ended, next_obs, length)
 
 
 class GoalRowWriter(FlatObsRowWriter):

@@ -13,7 +13,7 @@ import torch
 from kernel_count import Operations, kernels_of
 
 from spreeze.algorithms import create, optimizers
-from spreeze.algorithms.fused_mlp import MlpBuffers, new_parameters, relu_layer
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers, new_parameters, relu_layer
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SECTIONS
 from spreeze.types import RowLayout, TeamSpec

@@ -12,7 +12,7 @@ from rollouts import FRAMES, learner, rollout, task
 from torch.nn import functional
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, new_parameters
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, MlpBuffers, MlpPasses, new_parameters
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError

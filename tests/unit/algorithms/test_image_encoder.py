@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from spreeze.algorithms import create, create_on_policy
-from spreeze.algorithms.conv_networks import ConvParameters, shifted
+from spreeze.algorithms.networks.conv_networks import ConvParameters, shifted
 from spreeze.config.schema import SECTIONS
 from spreeze.inference.convolution import TrunkInputs, conv_layers
 from spreeze.inference.policy import Policy

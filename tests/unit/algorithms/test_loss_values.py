@@ -8,7 +8,7 @@ import torch
 from numpy_reference import squashed_log_prob
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.fused_mlp import new_parameters
+from spreeze.algorithms.networks.fused_mlp import new_parameters
 from spreeze.algorithms.optimizers import TrainedNetworks
 
 

@@ -9,7 +9,7 @@ from batches import NAMES, OBS, batches, made, same
 from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import HiddenLayers, dead_units, new_parameters
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, dead_units, new_parameters
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.config.schema import SECTIONS
 from spreeze.types import TransitionBatch

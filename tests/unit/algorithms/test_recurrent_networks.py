@@ -7,8 +7,8 @@ import pytest
 import torch
 from rollouts import FRAMES, learner, recurrent_rollout, task
 
+from spreeze.algorithms.networks.recurrent_networks import Sequences
 from spreeze.algorithms.ppo import PPOConfig
-from spreeze.algorithms.recurrent_networks import Sequences
 from spreeze.errors import ConfigError, UsageError
 from spreeze.types import Choices
 

@@ -10,7 +10,7 @@ from batches import exact
 
 from spreeze.algorithms import create
 from spreeze.algorithms.dqn import DQNConfig
-from spreeze.algorithms.recurrent_networks import n_step_sums
+from spreeze.algorithms.networks.recurrent_networks import n_step_sums
 from spreeze.algorithms.sac import SACConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.policy import Policy

@@ -8,8 +8,9 @@ import pytest
 import torch
 from batches import ACT, NAMES, OBS, batches, exact
 
-from spreeze.algorithms import create, fused_mlp
-from spreeze.algorithms.fused_mlp import MlpBuffers, new_parameters
+from spreeze.algorithms import create
+from spreeze.algorithms.networks import fused_mlp
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers, new_parameters
 from spreeze.algorithms.parallel_work import TwoThreads
 from spreeze.config.schema import SECTIONS
 

@@ -9,9 +9,9 @@ from batches import same
 from rollouts import FRAMES
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import new_parameters
 from spreeze.algorithms.losses import projected
-from spreeze.algorithms.value_heads import CategoricalReturns, NoisyNetworks, QuantileReturns
+from spreeze.algorithms.networks.fused_mlp import new_parameters
+from spreeze.algorithms.networks.value_heads import CategoricalReturns, NoisyNetworks, QuantileReturns
 from spreeze.config.schema import SECTIONS
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import Policy

@@ -123,5 +123,7 @@ def test_arguments_of_the_environment_from_python_are_recorded_and_come_back_equ
 
 
 def test_a_setting_recorded_by_its_earlier_name_is_taken():
-    settings = resolve([Layer("config.toml", {"run": {"algo": "dqn"}, "dqn": {"duelling": True}})])
+    earlier = {"run": {"algo": "dqn"}, "dqn": {"duelling": True}, "replay": {"go_back": False}}
+    settings = resolve([Layer("config.toml", earlier)])
     assert (settings.config.algo_settings.dueling, settings.source_of("dqn.dueling")) == (True, "config.toml")
+    assert not settings.config.replay.roll_back

@@ -31,7 +31,7 @@ from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Choices, RowLayout
 from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
-from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.collectors.transition_collector import TransitionCollector, VectorCollector
 from spreeze.workers.episodes.lockstep import run_episodes
 from spreeze.workers.gpu_replay import DeviceStream
 from spreeze.workers.replay_batches import DeviceNormalizer
@@ -355,7 +355,7 @@ def test_replay_has_the_masks_of_both_states_and_no_forbidden_action(name, n_ste
 def test_vector_engines_give_the_masks_of_the_last_and_of_the_first_state(mode, opened):
     layout, rng = RowLayout.of(SPEC), np.random.default_rng(0)
     ring = ring_of(layout, opened)
-    envs = TransitionCollector(
+    envs = VectorCollector(
         made, 2, SPEC, ShardWriter(ring, 0), n_step=1, gamma=0.9, seeds=[0, 1],
         make_vector=lambda count, seed: VectorTask(masked_env.vector(count, mode=mode.value), SPEC),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from spreeze.envs.task import make_task, vector_maker
 from spreeze.envs.vector_task import VectorTask
 from spreeze.errors import BadTransition, EnvError, WorkerError
 from spreeze.types import Box, Choices, EnvSpec
-from spreeze.workers.collectors.transition_collector import TransitionCollector
+from spreeze.workers.collectors.transition_collector import VectorCollector
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
@@ -86,7 +86,7 @@ def _vector(mode, num_envs=2, limit=5, kind=Counter, **kwargs):
 
 def _run(make, steps, num_envs=2, n_step=1, spec=SPEC, action=0.0):
     rows = Rows()
-    sampling = TransitionCollector(
+    sampling = VectorCollector(
         lambda: pytest.fail("a plain environment was made"), num_envs, spec, rows, n_step=n_step, gamma=0.5,
         seeds=list(range(num_envs)), make_vector=lambda count, seed: make(),
     )  # fmt: skip
@@ -287,7 +287,7 @@ def test_rows_of_envpools_robots_are_steps_of_gymnasiums_own_whatever_ended_them
     found = {}
     for n_step in (1, 3):
         rows = Rows()
-        sampling = TransitionCollector(
+        sampling = VectorCollector(
             lambda: pytest.fail("a plain environment was made"), num_envs, spec, rows, n_step=n_step, gamma=0.5,
             seeds=list(range(num_envs)), make_vector=vector_maker(spec),
         )  # fmt: skip

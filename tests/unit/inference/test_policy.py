@@ -9,7 +9,7 @@ import torch
 from harness import PATIENCE_S, race
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import MlpBuffers
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers
 from spreeze.algorithms.sac import SACConfig
 from spreeze.algorithms.td3 import DDPGConfig, TD3Config
 from spreeze.errors import UsageError, WeightsError

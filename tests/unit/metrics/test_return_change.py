@@ -119,7 +119,7 @@ def test_a_metric_is_named_that_changed_far_more_than_usual(tmp_path):
 
 def test_a_metric_that_had_never_changed_is_named_at_its_first_change(tmp_path):
     rows = [row(10.0 * i, 100.0) for i in range(1, 10)]
-    values = [(10.0 * i - 5.0, "times_back", float(i == 9)) for i in range(1, 10)]
+    values = [(10.0 * i - 5.0, "rollbacks", float(i == 9)) for i in range(1, 10)]
     found = sentences(tmp_path, rows, metrics=values)
     assert "Rollbacks went from 0 to 1 times, which had not changed before." in found.sentences
 

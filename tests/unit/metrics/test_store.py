@@ -151,6 +151,19 @@ def test_buckets_open_at_a_crash_are_rebuilt(path):
     assert names == [("updates", 1), ("alpha", 2)]
 
 
+def test_a_series_recorded_by_its_earlier_name_is_read_and_continued(path):
+    _fill(path, 3, name="rollbacks").close()
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE series SET name = 'times_back'")
+    reader = MetricsReader(path)
+    assert (reader.names(), reader.latest()["rollbacks"].value) == (["rollbacks"], 2.0)
+    again = MetricsWriter(path)
+    again.write(3.0, 3, {"rollbacks": 3.0})
+    again.close()
+    assert reader.series("rollbacks").mean.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert [point.value for point in reader.tail(["rollbacks"], 1.0)["rollbacks"]] == [2.0, 3.0]
+
+
 def test_events_and_evaluations_come_back_without_control_characters(path):
     writer = MetricsWriter(path)
     writer.event(1.0, "warn", "sampler-0", "gone\x1b[31m\nSIGKILL")

@@ -56,7 +56,7 @@ def test_the_only_return_of_a_run_may_take_longer_unless_the_user_wants_to_leave
     monkeypatch.setattr(supervisor, "_last_evaluation", lambda *args: budgets.append(args[-1]))
     plan = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(enabled=True)), start_s=0.1)
     recorder = SimpleNamespace(
-        outcome=SimpleNamespace(updates=5, eval_return=eval_return, stopped_by=stopped_by),
+        outcome=SimpleNamespace(updates=5, eval_return_mean=eval_return, stopped_by=stopped_by),
         event=lambda level, text: notes.append(text), no_final_evaluation=lambda budget_s: None,
     )  # fmt: skip
     supervisor._evaluate_at_the_end(

@@ -503,7 +503,7 @@ def four_samplers(status):
 
 
 @pytest.mark.warm
-def test_samplers_rest_in_turn_so_that_the_replay_keeps_its_size(four_samplers):
+def test_samplers_paused_in_turn_so_that_the_replay_keeps_its_size(four_samplers):
     """Four shards of 5,000 rows; an eighth of one sampler at work. Were it always the same, 5,000 could be drawn."""
     samplers = four_samplers(rows_per_look=10)
     turns = Counter()
@@ -573,10 +573,10 @@ class Script:
         self.seen.append((snapshot.samplers_active, snapshot.bottleneck))
         if self.rested is None and not self.processes and (snapshot.updates or 0) > 5:
             self.processes += [busy() for _ in range(2)]
-        elif self.processes and snapshot.samplers_rest and (snapshot.external_cpu_cores or 0.0) > 0.25:  # a mean
+        elif self.processes and snapshot.samplers_paused and (snapshot.external_cpu_cores or 0.0) > 0.25:  # a mean
             self.rested = snapshot
             self.end()
-        elif self.rested is not None and not snapshot.samplers_rest:
+        elif self.rested is not None and not snapshot.samplers_paused:
             (self.run_dir.path / "control" / "stop").touch()
 
     def note(self, text):

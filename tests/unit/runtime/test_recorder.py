@@ -99,7 +99,7 @@ def counts(outcome):
 
 def test_an_evaluation_that_was_cut_says_of_how_many_episodes_it_is_and_is_no_best(made):
     made.evaluation(RECORD | {"episodes": 4, "episodes_cut": 6, "whole": False}, final=True)
-    assert (made.outcome.eval_return, made.outcome.eval_best) == (7.0, None)
+    assert (made.outcome.eval_return_mean, made.outcome.eval_return_best) == (7.0, None)
     assert counts(made.outcome) == (4, 6, 0)
     assert made.notes == ["final evaluation: 4 of 10 episodes, the others would take too long"]  # fmt: skip
 
@@ -124,10 +124,10 @@ def test_that_nobody_evaluates_while_a_return_is_waited_for_is_told_and_not_each
 def test_lost_episodes_are_counted_and_a_score_of_few_is_no_best(made):
     made.evaluation(RECORD | {"episodes": 3, "episodes_lost": 7, "whole": False})
     assert counts(made.outcome) == (3, 0, 7)
-    assert made.outcome.eval_best is None
+    assert made.outcome.eval_return_best is None
     made.evaluation(RECORD | {"episodes": 8, "episodes_lost": 2})
     assert counts(made.outcome) == (8, 0, 2)
-    assert made.outcome.eval_best == 7.0
+    assert made.outcome.eval_return_best == 7.0
 
 
 def test_a_target_is_reached_when_the_evaluator_says_so_and_it_is_told_by_how_many_episodes(made):
@@ -164,11 +164,19 @@ def test_a_target_met_once_by_luck_is_told_apart_from_one_that_is_held(made):
     assert made.outcome.time_to_target_s is not None
     assert ended == [None] * 5 + ["target_return"] * 2, "the first mean of three evaluations of at least 5"
     assert held == [False] * 6 + [True], "(1 + 3 + 6 + 6 + 9) / 5"
-    assert made.outcome.eval_final == pytest.approx(sum(returns) / 7)
-    assert (made.outcome.eval_final_evaluations, made.outcome.eval_worst, made.outcome.eval_best) == (7, 1.0, 9.0)
+    assert made.outcome.eval_return_final == pytest.approx(sum(returns) / 7)
+    assert (
+        made.outcome.eval_return_final_evaluations,
+        made.outcome.eval_return_worst_of_20,
+        made.outcome.eval_return_best,
+    ) == (7, 1.0, 9.0)
     for version in range(8, 32):
         made.evaluation(RECORD | {"version": version})
-    assert (made.outcome.eval_final, made.outcome.eval_final_evaluations, made.outcome.eval_worst) == (7.0, 10, 7.0)
+    assert (
+        made.outcome.eval_return_final,
+        made.outcome.eval_return_final_evaluations,
+        made.outcome.eval_return_worst_of_20,
+    ) == (7.0, 10, 7.0)
 
 
 def test_a_target_that_ends_nothing_is_told_all_the_same(made):
@@ -195,7 +203,7 @@ def test_sinks_are_told_of_a_failure_also_where_an_exception_ended_the_run(made,
 def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     made.evaluation(RECORD)
     made.no_final_evaluation(6.0)
-    assert (made.outcome.eval_return, counts(made.outcome)) == (7.0, (10, 0, 0))
+    assert (made.outcome.eval_return_mean, counts(made.outcome)) == (7.0, (10, 0, 0))
     assert made.notes[-1].startswith("no complete evaluation within 6 s; using the last evaluation")
 
 
@@ -283,7 +291,7 @@ def test_a_damaged_file_of_metrics_is_told_and_its_evaluations_come_from_the_csv
     assert [note.partition(":")[0] for note in notes] == ["warning", "metrics"]
     assert "metrics.db is damaged (file is not a database): it was renamed to metrics.db.damaged" in notes[0]
     assert notes[1] == "metrics: 3 evaluations of earlier sessions were read from eval.csv"
-    assert (second.outcome.eval_best, second.outcome.eval_final_evaluations) == (9.0, 3)
+    assert (second.outcome.eval_return_best, second.outcome.eval_return_final_evaluations) == (9.0, 3)
     second.close()
     reader = MetricsReader(tmp_path / "metrics.db")
     assert [row.return_mean for row in reader.evaluations()] == [3.0, 9.0, 5.0]
@@ -336,7 +344,7 @@ def test_missing_figures_of_a_gpu_are_told_when_they_begin_and_end(made):
 def test_a_return_that_is_no_number_becomes_no_best(made, value):
     made.evaluation(RECORD | {"return_mean": value})
     made.evaluation(RECORD | {"return_mean": 1.0, "version": 6})
-    assert made.outcome.eval_best == 1.0
+    assert made.outcome.eval_return_best == 1.0
 
 
 def test_numbers_that_come_with_an_evaluation_are_stored_at_the_time_of_its_weights(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from fault_envs import count_numbered
 from harness import poll
 
+from spreeze.config.schema import SamplingConfig
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, TransportError
 from spreeze.machine.hardware import core_facts
@@ -47,7 +48,7 @@ def spec():
 @pytest.fixture
 def job(spec):
     return HostJob(spec=spec, layout=RowLayout.of(spec, 1), n_step=1, gamma=0.99, nan_policy="drop", seed=3,
-                   envs_per_sampler=2, samplers=2)  # fmt: skip
+                   sampling=SamplingConfig(envs_per_sampler=2), samplers=2)  # fmt: skip
 
 
 def told(answer):
@@ -110,7 +111,7 @@ def test_a_gateway_gives_each_row_of_its_samplers_once_while_they_are_killed(job
 def test_a_host_gives_the_rows_with_other_goals_and_counts_only_the_env_steps():
     spec = make_task("BitFlip-v0", "goal_tasks").spec
     job = HostJob(spec=spec, layout=RowLayout.of(spec, 1), n_step=1, gamma=0.99, nan_policy="drop", seed=3,
-                  envs_per_sampler=2, samplers=2, her="final", rows_per_step=2)  # fmt: skip
+                  sampling=SamplingConfig(envs_per_sampler=2), samplers=2, her="final", rows_per_step=2)  # fmt: skip
     with gateway(job) as made:
         stream = Stream(made, job.layout)
         poll(lambda: (stream.pull(allowed=2000), len(stream.rows) > 2004)[1])  # they wait from there on
@@ -155,7 +156,7 @@ def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_f
     monkeypatch.setattr("spreeze.runtime.cluster.host._TUNER", ("-c", f"print(open({str(said)!r}).read())"))
     asked = dataclasses.replace(job, samplers=None, tune=("--env", job.spec.env_id))
     choice = {"sampling.samplers": 37, "sampling.envs_per_sampler": 3}
-    by_cores = max(1, int(core_facts().usable)), asked.envs_per_sampler
+    by_cores = max(1, int(core_facts().usable)), asked.sampling.envs_per_sampler
     for text, expected, told in (
         (json.dumps({"choice": choice}, indent=1), (37, 3), 0),
         (json.dumps({"error": "no time"}), by_cores, 1),
@@ -303,7 +304,8 @@ class Scene:
         self.nodes, self.sent = NodesDouble(), []
         context = WorkerContext(Address("bridge"), self.status, hosts, None)
         context.send = lambda kind, **fields: self.sent.append(fields.get("text", ""))
-        host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=3, envs_per_sampler=2)
+        host = HostJob(spec=spec, layout=layout, n_step=1, gamma=0.99, nan_policy="drop", seed=3,
+                       sampling=SamplingConfig(envs_per_sampler=2))  # fmt: skip
         self.job = RowBridgeJob(address="local:2", run_dir=str(folder), replay=self.ring.handle,
                              first_shard=1, limiter=limiter, host=host, host_rows=tuple(range(hosts)))  # fmt: skip
         self.context = context

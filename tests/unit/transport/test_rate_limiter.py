@@ -136,7 +136,7 @@ def test_long_run_ratio_is_within_five_percent_of_the_band(learner_share):
 
 
 def test_in_turns_a_batch_is_drawn_as_soon_as_its_rows_are_there_and_never_before():
-    limiter = RateLimiter(0.0, 8.0, learning_starts=10, batch_size=16, rows_per_write=4, in_turn=True)
+    limiter = RateLimiter(0.0, 8.0, learning_starts=10, batch_size=16, rows_per_write=4, serial=True)
     assert not limiter.may_sample(9, -1, 0)
     assert limiter.may_sample(10, -1, 0)
     sampled, drawn = 0, []

@@ -10,6 +10,7 @@ from learner_rates import HostWaits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spreeze.algorithms import create, create_on_policy, losses
+from spreeze.algorithms.on_device import DeviceActor, DeviceRollout, advantages, learn_rollout
 from spreeze.config.algorithms import find_row
 from spreeze.envs.vector_task import DeviceTask, as_tensor
 from spreeze.errors import BadTransition, EnvError, ResourceError, WorkerError
@@ -17,7 +18,7 @@ from spreeze.inference.normalizer import DiscountedReturns
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
 from spreeze.types import Box, EnvSpec, RolloutBatch, RowLayout
-from spreeze.workers.device_learner import BLOCK, DeviceActor, DeviceCollector, DeviceRollout, advantages, learn_rollout
+from spreeze.workers.device_learner import BLOCK, DeviceCollector
 from spreeze.workers.gpu_replay import DeviceReplay, DeviceRows
 
 CPU = torch.device("cpu")

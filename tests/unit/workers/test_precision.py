@@ -9,7 +9,7 @@ import torch
 from batches import ACT, OBS, batches, exact
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import MlpBuffers, new_parameters
+from spreeze.algorithms.networks.fused_mlp import MlpBuffers, new_parameters
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SECTIONS, LearnerConfig
 from spreeze.errors import ConfigError

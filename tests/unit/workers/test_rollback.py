@@ -55,7 +55,7 @@ def test_it_has_the_networks_of_the_checkpoint_and_half_of_the_scheduled_rate(ri
     assert trainer.updates == trainer.algorithm.updates == 50, "versions and stop conditions count on"
     adam = trainer.algorithm.actor.adam
     assert adam._scaled_lr.item() == pytest.approx(0.5 * scheduled * adam.lr)
-    assert trainer.metrics(wait_s=0.0, publish_s=0.0)["times_back"] == 1
+    assert trainer.metrics(wait_s=0.0, publish_s=0.0)["rollbacks"] == 1
     learn(trainer, 8)
     assert trainer.updates == 58
     changed = arrays_of(trainer)
@@ -66,10 +66,12 @@ def test_a_restarted_learner_keeps_the_halved_rates_and_a_second_return_halves_t
     trainer = trainer_of(ring)
     learn(trainer, 8)
     kept = trainer.state()
-    assert "times_back" not in trainer.metrics(wait_s=0.0, publish_s=0.0)
+    assert "rollbacks" not in trainer.metrics(wait_s=0.0, publish_s=0.0)
     trainer.roll_back(*kept)
     successor = trainer_of(ring)
-    successor.load_state(*trainer.state())
+    tensors, state = trainer.state()
+    state["times_back"] = state.pop("rollbacks")  # its name in checkpoints of earlier versions
+    successor.load_state(tensors, state)
     assert successor.algorithm.lr_multiplier == 0.5
     successor.roll_back(*kept)
     assert successor.algorithm.lr_multiplier == 0.25

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import (
+from spreeze.algorithms.networks.fused_mlp import (
     HIDDEN_GAIN,
     POLICY_GAIN,
     RELU,

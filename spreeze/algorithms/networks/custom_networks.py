@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import HiddenLayers, MlpBuffers, Parameters, host_copies
+from spreeze.algorithms.networks.fused_mlp import HiddenLayers, MlpBuffers, Parameters, host_copies
 from spreeze.algorithms.parallel_work import TwoStreams
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, torch

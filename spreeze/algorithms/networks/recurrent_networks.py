@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.algorithms.fused_mlp import ActorCriticMlp, ActorCriticSpec, host_copies, orthogonal_
+from spreeze.algorithms.networks.fused_mlp import ActorCriticMlp, ActorCriticSpec, host_copies, orthogonal_
 from spreeze.algorithms.optimizers import Encoder
 from spreeze.config.algorithm_bases import RecurrentReplayConfig
 from spreeze.inference.lazy_torch import Tensor, torch

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.conv_networks import ConvParameters
-from spreeze.algorithms.fused_mlp import Parameters, aligned
+from spreeze.algorithms.networks.conv_networks import ConvParameters
+from spreeze.algorithms.networks.fused_mlp import Parameters, aligned
 from spreeze.inference.lazy_torch import Tensor, torch
 
 N = TypeVar("N", bound=Parameters | ConvParameters)

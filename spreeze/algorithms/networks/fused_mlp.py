@@ -56,7 +56,7 @@ class HiddenLayers:
 
 
 RELU = HiddenLayers()
-_CUSTOM = "spreeze.algorithms.custom_networks"  # imported only for custom networks
+_CUSTOM = "spreeze.algorithms.networks.custom_networks"  # imported only for custom networks
 
 
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:

@@ -1,0 +1,1 @@
+"""Networks: perceptrons with hand-derived gradients, and those with convolutions, memories, heads or user code."""
