@@ -40,9 +40,9 @@ MAIN_FLAGS = (
 OF_OTHERS = {
     "--head", "--address", "--port", "--generate", "--pdb", "--no-deps", "--cpus-per-task", "--mem", "--time",
     "--signal", "--track", "--env-kwargs", "--gym-packages", "--n-trials", "--save-freq", "--eval-episodes",
-    "--load-best",
+    "--load-best", "--strict",
 }  # fmt: skip
-"""Flags of Ray, pip, pytest, Slurm and Stable-Baselines3's zoo."""
+"""Flags of Ray, pip, pytest, Slurm, MkDocs and Stable-Baselines3's zoo."""
 
 
 def _flags(parser) -> set[str]:
@@ -150,8 +150,8 @@ def test_help_states_a_default_for_every_flag():
 def test_the_test_extra_installs_every_other_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     others = ",".join(
-        sorted(set(extras) - {"test", "wandb", "mlflow", "trackio", "hub"})
-    )  # services, for which stand-ins are tested
+        sorted(set(extras) - {"test", "wandb", "mlflow", "trackio", "hub", "docs"})
+    )  # services, for which stand-ins are tested, and the site's tools, which .ci/run installs alone
     assert f"spreeze[{others}]" in extras["test"], "no test is skipped for want of what can be installed"
 
 
