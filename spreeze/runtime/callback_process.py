@@ -61,7 +61,7 @@ class _Link(Sink):
     def _switch_off(self, why: str) -> None:
         self.wants_episodes = False
         where = f" to {self._calls}" if self._calls and why.startswith("no answer") else ""
-        hint = "; callback.deadline_s allows more" if where else ""
+        hint = "; callback.deadline_s allows more" if where and not self._calls.endswith("on_training_end") else ""
         super()._switch_off(f"{why}{where}{hint}")
 
 
