@@ -143,8 +143,8 @@ def make_env(
         except TypeError as error:
             if render_mode is None or not _NO_RENDER_MODE.search(str(error)):
                 raise
-            remedy = "give its constructor render_mode=None, and render a picture"
-            raise EnvError(f"{name} does not render: no clips and no live picture; {remedy}") from error
+            text = f"{name} does not render: no clips and no live picture; its constructor has no render_mode=None"
+            raise EnvError(text) from error
         return _check_drawing(env, name, render_mode)
 
 

@@ -220,7 +220,9 @@ def test_the_error_of_an_environment_that_drawing_does_not_help_is_its_own():
 @pytest.mark.parametrize("env_id", ["tests/Parts-v0", "parts_env:Parts", "tests/Hybrid-v0", "parts_env:Hybrid"])
 def test_a_constructor_without_a_render_mode_is_said_to_draw_nothing(env_id):
     make_env(env_id, "parts_env").close()
-    with pytest.raises(EnvError, match=r"^(tests/)?\w+(-v0)? does not render: .*give its constructor render_mode=None"):
+    with pytest.raises(
+        EnvError, match=r"^(tests/)?\w+(-v0)? does not render: .*its constructor has no render_mode=None"
+    ):
         make_env(env_id, "parts_env", render_mode="rgb_array")
 
 
