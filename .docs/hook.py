@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 START = "index.md"
+CODE_IN_TABLE = re.compile(r"(?<=`)[^`\n]*\\\|[^`\n]*(?=`)")
 LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
 ADDED = {START: ROOT / "README.md", "site.css": HERE / "site.css", "mark.svg": HERE / "mark.svg"}
 log = logging.getLogger("mkdocs.hooks.spreeze")
@@ -42,7 +43,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links between files of the repository into links between pages."""
+    """Turns links between files of the repository into links between pages, and a forge's Markdown into ours."""
     uri = page.file.src_uri
     folder = ROOT if uri == START else (ROOT / "assets" / uri).parent
 
@@ -56,7 +57,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return posixpath.relpath(name, posixpath.dirname(uri))
 
-    return LINK.sub(on_site, markdown)
+    # A forge wants a bar in the code of a table escaped; here the table keeps it, and the backslash would be shown.
+    return CODE_IN_TABLE.sub(lambda match: match[0].replace(r"\|", "|"), LINK.sub(on_site, markdown))
 
 
 def _links(items: Iterable[object]) -> Iterable[Link]:
