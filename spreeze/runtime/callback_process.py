@@ -145,11 +145,16 @@ def _declares(module: str) -> bool:
 
 
 def check_callbacks(texts: tuple[str, ...]) -> None:
-    """Raises a ConfigError for the first text that is not ``MODULE:CLASS`` or a call of it; imports nothing."""
+    """Raises a ConfigError for the first text that is not ``MODULE:CLASS`` or a call of it, or names a missing script.
+
+    It imports nothing.
+    """
     for text in texts:
         module, colon, name = text.partition("(")[0].partition(":")
         if not (colon and module and all(part.isidentifier() for part in name.split("."))):
             raise ConfigError(f"--callback {text[:80]!r}: expected MODULE:CLASS, such as my_callbacks:Curriculum")
+        if is_script(module) and not Path(module).is_file():
+            raise ConfigError(f"--callback {text[:80]!r}: there is no file {module}")
 
 
 class EnvironmentArguments:

@@ -3,6 +3,7 @@
 import importlib
 import re
 import subprocess
+import sys
 
 import pytest
 from printed import PAGES, ROOT
@@ -40,6 +41,8 @@ def test_ci_builds_the_site_with_the_tools_of_the_extra():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "mkdocs build --strict" in script
     assert 'wait "$site"' in script
-    printed = subprocess.run([ROOT / ".docs" / "requirements"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, ROOT / ".docs" / "requirements"], capture_output=True, text=True, check=True
+    ).stdout
     assert {re.match(r"[\w-]+", tool)[0] for tool in printed.split()} >= {"mkdocs", "mkdocs-material", "mkdocstrings"}
     assert (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8").count(".docs/mkdocs.yml") == 1

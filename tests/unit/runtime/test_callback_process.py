@@ -20,8 +20,13 @@ def test_what_names_no_class_is_refused_before_anything_starts(text):
         check_callbacks((text,))
 
 
+def test_a_script_that_is_not_there_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=f"there is no file {tmp_path}/gone.py"):
+        check_callbacks((f"{tmp_path}/gone.py:Mine",))
+
+
 def test_names_with_arguments_are_taken():
-    check_callbacks(("a.b:C", "path/to/script.py:C.D(x=1)", "a:C(text='b:c')"))
+    check_callbacks(("a.b:C", f"{own_callbacks.__file__}:C.D(x=1)", "a:C(text='b:c')"))
     (made,) = open_callbacks("own_callbacks:Curriculum(most=50)")
     assert (type(made), made.most) == (own_callbacks.Curriculum, 50)
     assert [type(made) for made in open_callbacks("own_callbacks:CALLBACKS")] == [own_callbacks.Journal]
