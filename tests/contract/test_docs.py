@@ -101,6 +101,14 @@ def test_every_path_that_is_printed_exists(text):
     assert [path for path in printed if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_imports_common_before_what_only_common_makes_importable(path):
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [item.module for item in body if isinstance(item, ast.ImportFrom)]
+    before = names[: names.index("common")] if "common" in names else []  # others find their modules by themselves
+    assert {file.stem for file in (ROOT / "tests" / "support").glob("*.py")}.intersection(before) == set()
+
+
 def test_every_class_on_the_page_of_the_architecture_exists():
     printed = set(re.findall(r"(?:`|-> )([A-Z][a-z]\w+)\b", ARCHITECTURE))
     assert len(printed) > 10
