@@ -73,6 +73,9 @@ PACKAGES = {
 """Prefix of well-known ids -> the module that registers them, and the package to install."""
 _RESERVED_ARGS = ("id", "disable_env_checker", "vectorization_mode", "num_envs")
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_NO_RENDER_MODE = re.compile(
+    r"argument 'render_mode'|takes no arguments"
+)  # TypeErrors of constructors that draw nothing
 
 
 def bullet_missing() -> str | None:
@@ -138,7 +141,13 @@ def make_env(
             values["render_mode"] = render_mode
         if values.get("render_mode") == "rgb_array" and not has_display():
             _render_offscreen()
-        env = _construct(registered, values, ImageConfig(**(options.get("image") or {})), picture)
+        try:
+            env = _construct(registered, values, ImageConfig(**(options.get("image") or {})), picture)
+        except TypeError as error:
+            if render_mode is None or not _NO_RENDER_MODE.search(str(error)):
+                raise
+            text = f"{name} does not render: no clips and no live picture; its constructor has no render_mode=None"
+            raise EnvError(text) from error
         return _check_drawing(env, name, render_mode)
 
 
@@ -356,7 +365,8 @@ def _draw_faster(renderer: Any) -> None:
 
 
 def _render_offscreen() -> None:
-    """Makes MuJoCo draw without a display, which it would otherwise require; a user's own setting is kept."""
+    """Makes MuJoCo and pygame draw without a display, which they would otherwise want; a user's setting is kept."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if "MUJOCO_GL" not in os.environ and importlib.util.find_spec("mujoco") is not None:
         library = next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
         if library is not None:

@@ -153,6 +153,16 @@ class DrawnPictures:
         return picture
 
 
+def images_as_numbers(space: Any) -> str | None:
+    """A line about parts of a nested observation that are taken as numbers, but could be images; None without any."""
+    leaves = leaves_of(space, "observation space")
+    large = [leaf for leaf in leaves if len(leaves) > 1 and _is_large(leaf.space) and _bounds(leaf.space)]
+    if not large:
+        return None
+    parts = ", ".join(f"{leaf.name} {leaf.space.shape}" for leaf in large)
+    return f"observation: {parts} taken as numbers; for an image use --set env.image=true"
+
+
 def seen_as(spec: EnvSpec) -> str | None:
     """A line about the interpretation of an observation with several dimensions; None for a vector."""
     frames = spec.frames

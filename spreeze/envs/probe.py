@@ -34,6 +34,7 @@ from spreeze.envs.action_spaces import uniform_actions
 from spreeze.envs.families import engine_of, is_team
 from spreeze.envs.make import EnvOptions, import_user_module, is_known_to_repeat, make_env
 from spreeze.envs.obs_flattening import text_left_out
+from spreeze.envs.pictures import images_as_numbers
 from spreeze.envs.task import MAX_EVALUATION_STEPS, Task, make_task
 from spreeze.errors import EnvError, described
 from spreeze.files import replace_bytes, tail_text
@@ -400,6 +401,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
         _DRAWN_NOTE if drawn else None,
         used_or_not(task.env, task.spec),
         text_left_out(observed.observation_space),
+        images_as_numbers(observed.observation_space) if task.spec.frames is None else None,
         _ENDLESS_NOTE if limit is None and engine_of(env_id) is None and not is_team(env_id) else None,
     ]
     return Probe(

@@ -89,12 +89,12 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
     the other; any step against a wall costs 0.1. Without memory the best mean return is 0.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}  # type: ignore[misc]
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(3)
 
-    def __init__(self, length: int = 20) -> None:
-        self.length = length
+    def __init__(self, length: int = 20, render_mode: str | None = None) -> None:
+        self.length, self.render_mode = length, render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -111,6 +111,14 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
         else:
             self._position += 1
         return np.array([0.0, self._position == self.length], np.float32), reward, terminated, False, {}
+
+    def render(self) -> Any:
+        """The maze from above, the agent in blue, the goal in green."""
+        cells = np.zeros((3, self.length + 1, 3), np.uint8)
+        cells[1], cells[:, -1] = 128, 128
+        cells[1 + self._side, -1] = 0, 158, 115
+        cells[1, self._position] = 0, 114, 178
+        return cells.repeat(8, axis=0).repeat(8, axis=1)
 
 
 class WithoutVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):

@@ -61,7 +61,7 @@ class _Link(Sink):
     def _switch_off(self, why: str) -> None:
         self.wants_episodes = False
         where = f" to {self._calls}" if self._calls and why.startswith("no answer") else ""
-        hint = "; callback.deadline_s allows more" if where else ""
+        hint = "; callback.deadline_s allows more" if where and not self._calls.endswith("on_training_end") else ""
         super()._switch_off(f"{why}{where}{hint}")
 
 
@@ -145,11 +145,16 @@ def _declares(module: str) -> bool:
 
 
 def check_callbacks(texts: tuple[str, ...]) -> None:
-    """Raises a ConfigError for the first text that is not ``MODULE:CLASS`` or a call of it; imports nothing."""
+    """Raises a ConfigError for the first text that is not ``MODULE:CLASS`` or a call of it, or names a missing script.
+
+    It imports nothing.
+    """
     for text in texts:
         module, colon, name = text.partition("(")[0].partition(":")
         if not (colon and module and all(part.isidentifier() for part in name.split("."))):
             raise ConfigError(f"--callback {text[:80]!r}: expected MODULE:CLASS, such as my_callbacks:Curriculum")
+        if is_script(module) and not Path(module).is_file():
+            raise ConfigError(f"--callback {text[:80]!r}: there is no file {module}")
 
 
 class EnvironmentArguments:

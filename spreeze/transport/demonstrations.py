@@ -142,6 +142,8 @@ class _Unfit(Exception):
 def _episodes(path: Path) -> Iterator[Mapping[str, Any]]:
     """The arrays of each episode, or of all together, by name."""
     if path.suffix == ".npz":
+        if not zipfile.is_zipfile(path):  # NumPy would advise to load it as a pickle
+            raise _Unfit("it is not an .npz file, or damaged")
         with np.load(path, allow_pickle=False) as file:
             yield dict(file)
         return

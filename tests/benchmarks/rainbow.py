@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from chain_env import Chain
 from common import SUPPORT, compare, main, rows_of, rows_of_target
 from figures import Row, row
 
@@ -90,6 +89,8 @@ def _updates_until_right(seed: int, settings: Mapping[str, Any], most: int = 10_
 
 def _chain_rows(layout: RowLayout, config: DQNConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows [N, W] from each cell by each action, twenty of each, then random ones; the right actions [cells - 1]."""
+    from chain_env import Chain  # common has added its folder to the path
+
     rng, env, rows = np.random.default_rng(seed), Chain(_CELLS), []
     for cell, first, _ in itertools.product(range(_CELLS - 1), (0, 1), range(20)):
         env.reset()

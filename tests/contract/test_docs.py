@@ -40,9 +40,9 @@ MAIN_FLAGS = (
 OF_OTHERS = {
     "--head", "--address", "--port", "--generate", "--pdb", "--no-deps", "--cpus-per-task", "--mem", "--time",
     "--signal", "--track", "--env-kwargs", "--gym-packages", "--n-trials", "--save-freq", "--eval-episodes",
-    "--load-best",
+    "--load-best", "--strict",
 }  # fmt: skip
-"""Flags of Ray, pip, pytest, Slurm and Stable-Baselines3's zoo."""
+"""Flags of Ray, pip, pytest, Slurm, MkDocs and Stable-Baselines3's zoo."""
 
 
 def _flags(parser) -> set[str]:
@@ -101,6 +101,14 @@ def test_every_path_that_is_printed_exists(text):
     assert [path for path in printed if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_imports_common_before_what_only_common_makes_importable(path):
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [item.module for item in body if isinstance(item, ast.ImportFrom)]
+    before = names[: names.index("common")] if "common" in names else []  # others find their modules by themselves
+    assert {file.stem for file in (ROOT / "tests" / "support").glob("*.py")}.intersection(before) == set()
+
+
 def test_every_class_on_the_page_of_the_architecture_exists():
     printed = set(re.findall(r"(?:`|-> )([A-Z][a-z]\w+)\b", ARCHITECTURE))
     assert len(printed) > 10
@@ -150,8 +158,8 @@ def test_help_states_a_default_for_every_flag():
 def test_the_test_extra_installs_every_other_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     others = ",".join(
-        sorted(set(extras) - {"test", "wandb", "mlflow", "trackio", "hub"})
-    )  # services, for which stand-ins are tested
+        sorted(set(extras) - {"test", "wandb", "mlflow", "trackio", "hub", "docs"})
+    )  # services, for which stand-ins are tested, and the site's tools, which .ci/run installs alone
     assert f"spreeze[{others}]" in extras["test"], "no test is skipped for want of what can be installed"
 
 

@@ -217,6 +217,21 @@ def test_the_error_of_an_environment_that_drawing_does_not_help_is_its_own():
         probe_env(ID, MODULE, steps=0, args=("no_such=1",))
 
 
+@pytest.mark.parametrize("env_id", ["tests/Parts-v0", "parts_env:Parts", "tests/Hybrid-v0", "parts_env:Hybrid"])
+def test_a_constructor_without_a_render_mode_is_said_to_draw_nothing(env_id):
+    make_env(env_id, "parts_env").close()
+    with pytest.raises(
+        EnvError, match=r"^(tests/)?\w+(-v0)? does not render: .*its constructor has no render_mode=None"
+    ):
+        make_env(env_id, "parts_env", render_mode="rgb_array")
+
+
+@pytest.mark.parametrize("env_id", ["tests/Parts-v0", "parts_env:Parts"])
+def test_another_argument_that_a_constructor_lacks_is_named(env_id):
+    with pytest.raises(EnvError, match="unexpected keyword argument 'no_such'"):
+        make_env(env_id, "parts_env", render_mode="rgb_array", args=("no_such=1",))
+
+
 @pytest.mark.warm
 def test_a_class_without_a_time_limit_is_named_with_the_argument_that_sets_one():
     name = f"{MODULE}:Habits"

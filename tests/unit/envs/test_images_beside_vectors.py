@@ -6,11 +6,12 @@ from contextlib import ExitStack, closing
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from spreeze.algorithms.dqn import DQNConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.action_spaces import uniform_actions
-from spreeze.envs.pictures import seen_as
+from spreeze.envs.pictures import images_as_numbers, seen_as
 from spreeze.envs.small_tasks import Docking
 from spreeze.envs.task import ObsBuffer, make_task, open_task, spec_from
 from spreeze.errors import BadTransition
@@ -54,6 +55,20 @@ def test_a_frame_is_the_images_one_after_the_other_and_then_the_numbers_by_name(
     assert (frame[: 36 * 36] == 10).all()
     assert (frame[36 * 36 : 2 * 36 * 36] == 1).all()
     assert frames.numbers(frame[None, None]).tolist() == [[1.0, -0.5, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("camera", "said"),
+    [
+        (spaces.Box(0.0, 1.0, (3, 48, 48)), "observation: camera (3, 48, 48) taken as numbers; for an image use --set"),
+        (spaces.Box(-np.inf, np.inf, (3, 48, 48)), None),
+        (spaces.Box(0.0, 1.0, (8, 8)), None),
+    ],
+)
+def test_an_image_of_floats_beside_numbers_is_told_with_the_setting_that_takes_it(camera, said):
+    line = images_as_numbers(spaces.Dict({"camera": camera, "speed": spaces.Box(-1.0, 1.0, (2,))}))
+    assert line is None if said is None else line.startswith(said)
+    assert images_as_numbers(camera) is None, "seen_as says it"
 
 
 def test_its_description_survives_a_file(spec):

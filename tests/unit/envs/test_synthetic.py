@@ -10,7 +10,7 @@ from harness import run_command, train_until
 
 from spreeze.envs.make import make_env, parse_args
 from spreeze.envs.small_tasks import SYNTHETIC_ID as ENV_ID
-from spreeze.envs.small_tasks import SyntheticEnv, spin
+from spreeze.envs.small_tasks import SyntheticEnv, TMaze, spin
 from spreeze.errors import EnvError
 
 
@@ -41,6 +41,19 @@ def test_laws_have_the_mean_and_the_deviation_asked_for():
     assert gamma.mean() == pytest.approx(0.002, rel=0.03)
     assert gamma.std() / gamma.mean() == pytest.approx(0.5, rel=0.05)
     assert (gamma > 0).all()
+
+
+def test_a_maze_is_drawn_with_the_agent_and_its_goal():
+    maze = TMaze(length=4, render_mode="rgb_array")
+    maze.reset(seed=1)
+    first = maze.render()
+    assert (first.shape, first.dtype) == ((24, 40, 3), np.uint8)
+    assert first[12, 4].tolist() == [0, 114, 178]
+    goal = 1 + maze._side
+    assert first[8 * goal + 4, 36].tolist() == [0, 158, 115]
+    for _ in range(4):
+        maze.step(0)
+    assert maze.render()[12, 36].tolist() == [0, 114, 178]
 
 
 def test_everything_repeats_with_the_seed_and_differs_with_another():

@@ -333,6 +333,22 @@ def test_a_mujoco_task_is_an_ordinary_one():
     task.close()
 
 
+def test_a_task_that_pygame_draws_needs_no_display_and_prints_no_error():
+    code = (
+        "from spreeze.envs.make import make_env\n"
+        "env = make_env('CartPole-v1', render_mode='rgb_array')\n"
+        "env.reset(seed=0)\n"
+        "print(env.render().shape)\n"
+        "env.close()\n"
+    )
+    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.stdout.splitlines()[-1], "error" in done.stderr) == ("(400, 600, 3)", False), done.stderr
+
+
 @needs_mujoco
 @pytest.mark.skipif(ctypes.util.find_library("EGL") is None, reason="no library that draws without a display")
 def test_a_mujoco_task_draws_without_a_display():

@@ -10,7 +10,8 @@ from spreeze.envs.task import CHANGED_ARGS, merged_args
 from spreeze.errors import ConfigError, UsageError
 from spreeze.run_directory import RunDir, send_request
 from spreeze.runtime.callback import BaseCallback, Logger
-from spreeze.runtime.callback_process import EnvironmentArguments, callbacks_of, check_callbacks, open_callbacks
+from spreeze.runtime.callback_process import EnvironmentArguments, _Link, callbacks_of, check_callbacks, open_callbacks
+from spreeze.runtime.loggers import Sink
 
 
 @pytest.mark.parametrize("text", ["x", "x:", ":X", "x:X Y", "x:X.", "", "x(1):Y"])
@@ -19,8 +20,13 @@ def test_what_names_no_class_is_refused_before_anything_starts(text):
         check_callbacks((text,))
 
 
+def test_a_script_that_is_not_there_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=f"there is no file {tmp_path}/gone.py"):
+        check_callbacks((f"{tmp_path}/gone.py:Mine",))
+
+
 def test_names_with_arguments_are_taken():
-    check_callbacks(("a.b:C", "path/to/script.py:C.D(x=1)", "a:C(text='b:c')"))
+    check_callbacks(("a.b:C", f"{own_callbacks.__file__}:C.D(x=1)", "a:C(text='b:c')"))
     (made,) = open_callbacks("own_callbacks:Curriculum(most=50)")
     assert (type(made), made.most) == (own_callbacks.Curriculum, 50)
     assert [type(made) for made in open_callbacks("own_callbacks:CALLBACKS")] == [own_callbacks.Journal]
@@ -90,3 +96,16 @@ def test_changed_arguments_add_up_and_wrong_requests_are_told(tmp_path):
     finally:
         run_dir.close()
     assert merged_args(("a=1", "b=2"), ["b=3", "c=4"]) == ("a=1", "b=3", "c=4")
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [("Mine.on_metrics", "; callback.deadline_s allows more"), ("Mine.on_training_end", ""), ("", "")],
+)
+def test_the_setting_is_named_only_where_it_allows_more(monkeypatch, calls, named):
+    told = []
+    monkeypatch.setattr(Sink, "_switch_off", lambda _, why: told.append(why))
+    link = object.__new__(_Link)
+    link._calls = calls
+    link._switch_off("no answer for 10 s")
+    assert told == [f"no answer for 10 s to {calls}{named}" if calls else "no answer for 10 s"]

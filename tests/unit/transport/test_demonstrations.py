@@ -128,6 +128,14 @@ def test_a_file_of_another_task_is_refused_in_one_line(tmp_path, message):
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x80\x04]\x94."])
+def test_a_file_that_is_no_archive_is_refused_without_advice_to_unpickle_it(tmp_path, content):
+    path = tmp_path / "episodes.npz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"episodes.npz: it is not an .npz file, or damaged$"):
+        _read(path)
+
+
 def test_actions_that_a_discrete_task_does_not_have_are_refused(tmp_path):
     spec = dataclasses.replace(SPEC, action=Choices((3,), (1,)))
     arrays = _arrays() | {"actions": np.array([1, 2, 3, 1])}
