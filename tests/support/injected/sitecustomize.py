@@ -22,7 +22,7 @@ def _inject(path):
         slowly()
         sync(fd)
         found = os.fstat(fd if isinstance(fd, int) else fd.fileno())
-        line = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n".encode()
+        line = f"\n{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n".encode()  # others may be cut
         journal = os.open(f"{path}.synced", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.write(journal, line)
