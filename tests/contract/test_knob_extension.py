@@ -73,7 +73,7 @@ def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_e
     declare(SOURCE + MODE)
     os.mkfifo(tmp_path / "spreeze-tune.lock")  # by anybody who may write there
 
-    budgets_s = itertools.chain((30, 60), itertools.repeat(120))
+    budgets_s = itertools.chain((12, 30, 60), itertools.repeat(120))
 
     def measured():
         """A tuning that other tests left quiet enough to be one, or else time enough."""

@@ -18,6 +18,7 @@ from spreeze.metrics.writer import MetricsWriter
 from spreeze.run_directory import describe, list_runs, read_about, state_of
 
 pytest.importorskip("streamlit")
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from spreeze.dashboard import compare, control, live
@@ -25,6 +26,8 @@ from spreeze.dashboard import compare, control, live
 PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
 STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many", "ten million points")
 USUAL_STATES = ("no run", "live", "damaged")
+# A server looks once for components among all installed packages; AppTest does so for each page that it opens.
+manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
 
 
 def script(name):

@@ -172,9 +172,9 @@ def test_one_that_starts_too_slowly_is_told_with_its_place_and_the_setting_and_w
     monkeypatch.setattr("spreeze.envs.probe._FIRST_NOTICE_S", 1.0)
     said = []
     with pytest.raises(EnvError) as caught:
-        probed("Late", deadline_s=8.0, on_wait=said.append)
-    assert "no environment step within 8 s; the probe was ended: at odd_envs.py:" in str(caught.value)
-    assert "--start-deadline-s 16" in str(caught.value)
+        probed("Late", deadline_s=5.0, on_wait=said.append)
+    assert "no environment step within 5 s; the probe was ended: at odd_envs.py:" in str(caught.value)
+    assert "--start-deadline-s 10" in str(caught.value)
     assert said
     assert "waiting for Late-v0 to start: " in said[0]
 

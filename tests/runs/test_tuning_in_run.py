@@ -20,7 +20,7 @@ from spreeze.runtime.plan import RunPlan, TunerChoice
 
 TUNED = (
     "--auto", "--envs-per-sampler", "4", "--replay-capacity", "20000", "--set", f"sac.hidden_sizes={HIDDEN_SIZES}",
-    "--set", "evaluation.episodes=2", "--set", "tuning.budget_s=8", "--no-visualizer",
+    "--set", "evaluation.episodes=2", "--set", "tuning.budget_s=5", "--no-visualizer",
 )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_a_learner_killed_while_it_is_measured_comes_back_and_the_tuner_ends_wit
 ROLLOUTS = (
     "--auto", "--algo", "ppo", "--envs-per-sampler", "2", "--set", "rollout.size=256",
     "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.minibatch_size=64", "--set", "evaluation.episodes=2",
-    "--set", "tuning.budget_s=12", "--no-visualizer",
+    "--set", "tuning.budget_s=6", "--no-visualizer",
 )  # fmt: skip
 SLEEPS = (*SYNTHETIC, "--env-arg", "law=constant", "--env-arg", "mean_s=0.005")
 """Environments that wait, so that more samplers are better than a core each."""

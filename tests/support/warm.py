@@ -67,6 +67,8 @@ _COLD = ("spreeze.dashboard",)
 SHORTENED = {
     "spreeze.runtime.supervisor": {"SAMPLE_S": 0.1, "_TUNER_AFTER_S": 0.5, "_VISUALIZER_AFTER_S": 0.5},
     "spreeze.runtime.callback_process": {"_METRICS_S": 0.2},
+    "spreeze.tuner.measure": {"_GROUP_START_S": 1.5, "_SHORTEST_START_S": 2.0},  # processes start sooner, too
+    "spreeze.tuner.search": {"_MIN_S": 1.5, "_AGAIN_S": 3.0},
 }
 """Module -> its seconds that differ: until they are over, what a test waits for goes on at full speed."""
 _VARIABLES = dict(os.environ)

@@ -251,10 +251,10 @@ from test_fault_stubs import Learner
 from spreeze.config.schema import StopConfig
 from spreeze.workers.replay_trainer import ReplayTrainer
 
-threads, room_bytes = int(sys.argv[2]), 200 * 2**20
+threads, room_bytes = int(sys.argv[2]), 100 * 2**20
 torch.randn(512, 512) @ torch.randn(512, 512)  # what the maths library takes once
 one = Learner(pathlib.Path(sys.argv[1]), batch_size=65536, threads=threads, stop=StopConfig(updates=2),
-              algorithm={"hidden_sizes": (256, 256)})
+              algorithm={"hidden_sizes": (128, 128)})
 original, drawn = ReplayTrainer.update, []
 
 def update(self, most=None):
@@ -283,7 +283,7 @@ def test_f19_a_processor_without_memory_for_the_batch_goes_on_with_what_fits(tmp
     drawn, events = json.loads(done.stdout)
     assert drawn[0] == 65536
     assert drawn[-2:] == [drawn[-1]] * 2, "two updates of one size"
-    # Activations of 4,096 rows take 40 MB of the 200: what larger batches had taken is free again.
+    # Activations of 4,096 rows take 20 MB of the 100: what larger batches had taken is free again.
     assert 4096 <= drawn[-1] < 65536
     halved = drawn[:-1]
     assert events[1:] == [

@@ -11,6 +11,8 @@ from spreeze.errors import RunError
 from spreeze.transport.weights import read_weights
 
 NAMES = sorted(pretrained_policies())
+SCATTERED = ("humanoid", "reacher")
+"""Policies whose returns differ much from episode to episode."""
 
 
 def test_a_run_of_the_same_name_goes_first(tmp_path):
@@ -40,7 +42,8 @@ def test_a_policy_is_small_and_acts_for_its_task(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_still_has_the_return_that_its_file_names(name, tmp_path):
     promised = read_weights(pretrained_policies()[name]).meta["trained"]["return_mean"]
-    args = [name, "--runs-dir", str(tmp_path), "--episodes", "4", "--seed", "10000"]
+    episodes = "4" if name in SCATTERED else "2"
+    args = [name, "--runs-dir", str(tmp_path), "--episodes", episodes, "--seed", "10000"]
     tasks = []
     try:
         found = evaluate(parser_of(main).parse_args(args), tasks)

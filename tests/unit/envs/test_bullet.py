@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import hashlib
 import os
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 LOCOMOTION = ("Walker2D", "Hopper", "HalfCheetah", "Ant", "Humanoid")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def everything_is_closed():
     yield
     gc.collect()
@@ -72,9 +73,9 @@ def random_actions(task, seed=0):
     return lambda step, obs: rng.uniform(-1.2, 1.2, size).astype(np.float32)
 
 
+@functools.cache
 def make_size(task):
-    env = bullet.make(task)
-    return env.action_space.shape[0]
+    return bullet.make(task).action_space.shape[0]
 
 
 def smooth_actions(task, seed=0):

@@ -38,7 +38,7 @@ def _began_early(process):
 @pytest.mark.cold  # its command line is looked at
 @_TWO_CORES
 def test_the_first_learner_of_a_run_loads_beforehand_and_a_restarted_one_is_fresh(tmp_path):
-    with Run(tmp_path, *PENDULUM, "--set", "learner.checkpoint_interval_s=0.5") as run:
+    with Run(tmp_path, *PENDULUM, "--no-evaluator", "--set", "learner.checkpoint_interval_s=0.5") as run:
         run.until_updates(20)
         first = run.children()["learner"]
         assert _began_early(first)
