@@ -206,7 +206,7 @@ def _welcome(folder: Path) -> None:
     cells = st.columns([1.6, 4], vertical_alignment="center")
     more: dict[str, Any] = {"key": "first", "type": "primary", "width": "stretch"}
     cells[0].button("Start a first run", on_click=_start, args=(first, folder), **more)
-    cells[1].caption("SAC learns to swing up a pendulum, within seconds. The run stops by itself.")
+    cells[1].caption("SAC learns to swing up a pendulum, within seconds on an idle machine. The run stops by itself.")
 
 
 def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> tuple[control.Request | None, str | None]:
