@@ -32,10 +32,14 @@ def folder(tmp_path, monkeypatch):
         monkeypatch.setattr(control, command, (sys.executable, str(script)))
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path / "runs"))
     yield tmp_path / "runs"
-    launch = control.launching(tmp_path / "runs")
-    if launch is not None:
-        control.stop(launch.name, tmp_path / "runs")
-        poll(lambda: control.launching(tmp_path / "runs") is None, what="the end of the sweep")
+
+    def ended() -> bool:  # a signal that comes before Python hears it is lost
+        launch = control.launching(tmp_path / "runs")
+        if launch is not None:
+            control.stop(launch.name, tmp_path / "runs")
+        return launch is None
+
+    poll(ended, what="the end of the sweep")
 
 
 def test_a_sweep_has_the_settings_of_the_form_and_begins_with_its_seed():
@@ -171,6 +175,8 @@ def test_compare_offers_the_seeds_that_would_tell_two_groups_apart_and_says_that
         writer = MetricsWriter(path / "metrics.db")
         writer.evaluation(EvaluationRow(1.0, 10, 10, 1, 0, 5, -float(batch), 1.0, 10.0))
         writer.close()
+    started = []
+    monkeypatch.setattr(control, "start_sweep", lambda flags, folder: started.append(flags) or "more")
     page = open_page("compare")
     page.multiselect(key="compare_runs").set_value(["a", "b"]).run()
     assert not page.exception
@@ -178,6 +184,6 @@ def test_compare_offers_the_seeds_that_would_tell_two_groups_apart_and_says_that
     assert "sweep --like a --like b --seeds 2 --first-seed 3" in line
     button = page.button(key="compare_seeds_Pendulum-v1")
     assert button.label == "Train 2 more seeds of both"
-    monkeypatch.setattr(control, "start_sweep", lambda flags, folder: "more")
     button.click().run()
+    assert [" ".join(flags) for flags in started] == ["--like a --like b --seeds 2 --first-seed 3"]
     assert [toast.value for toast in page.toast] == ["Started\\: see the Live page."]
