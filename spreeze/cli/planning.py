@@ -89,9 +89,9 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
     profile = chosen_profile(or_in_runs_dir(args.profile, runs_dir), env_id)
     if profile is not None:
         notes.append(f"settings from {profile.source}")
-        usual, asked = (profile.choice or {}).get("algo"), user.values.get("run", {}).get("algo")
-        reached = reached_with(profile, env_id) if asked is None or asked == usual else None
-        if reached is not None:
+        algo = (profile.choice or {}).get("algo")
+        as_measured = algo is None or user.values.get("run", {}).get("algo", algo) == algo
+        if as_measured and (reached := reached_with(profile, env_id)) is not None:
             notes.append(f"  what it reached: {reached}")
         profile, unfit = applicable(profile, machine.identity())
         layers.append(profile)

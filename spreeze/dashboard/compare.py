@@ -462,6 +462,8 @@ def _by_number(text: str) -> tuple[float, str]:
 
 def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
     """Everything in which the runs differ, one a line: settings, versions, machine."""
+    if len(curves) < 2:
+        return
     swept = varied_settings(runs_dir())
     labels = {path: _label(path, row(path).seed, swept, path.name) for path in curves}
     if len(set(labels.values())) < len(labels):
@@ -475,8 +477,6 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
         values = {run: entries.get(name, DASH) for run, entries in known.items()}
         if len(set(values.values())) > 1:
             table.append({"what": name} | values)
-    if len(curves) < 2:
-        return
     st.markdown("**In what these runs differ**")
     if table:
         _show_table(table, "compare_settings", {})

@@ -73,9 +73,8 @@ PACKAGES = {
 """Prefix of well-known ids -> the module that registers them, and the package to install."""
 _RESERVED_ARGS = ("id", "disable_env_checker", "vectorization_mode", "num_envs")
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-_NO_RENDER_MODE = re.compile(
-    r"argument 'render_mode'|takes no arguments"
-)  # TypeErrors of constructors that draw nothing
+_NO_RENDER_MODE = re.compile(r"argument 'render_mode'|takes no arguments")
+"""In the TypeErrors of constructors that draw nothing."""
 
 
 def bullet_missing() -> str | None:

@@ -137,8 +137,8 @@ def _bias(values: Mapping[str, float], gamma: float | None) -> _Verdict:
     if abs(bias) <= MAX_BIAS * size:
         near = f"little apart beside the scale of the rewards, {number(size)}"
         if abs(bias) <= MAX_BIAS * abs(actual):
-            near = f"apart by {percent(abs(bias) / abs(actual) if actual else 0.0)}, of which {percent(MAX_BIAS)}"
-            near += " and less count as good"
+            share = abs(bias / actual) if actual else 0.0
+            near = f"apart by {percent(share)}, of which {percent(MAX_BIAS)} and less count as good"
         return text, Health.GOOD, f"{fact}: {near}."
     if values.get("updates", 0.0) < SETTLED_UPDATES:
         return text, Health.UNKNOWN, f"{fact}: far apart, as is usual before update {SETTLED_UPDATES:,}."
@@ -200,8 +200,8 @@ def return_change(run_dir: Path, recording: Recording) -> ReturnChange | None:
             return None
         first, now = _fall_begins(rows, index), rows[index]
         before = rows[first]
-        events = [event for event in reader.events(_NEWEST_EVENTS) if before.t < event.t <= now.t]
-        events = [event for event in events if not event.text.startswith(RUN_ENDS)]  # that changes no policy
+        between = (event for event in reader.events(_NEWEST_EVENTS) if before.t < event.t <= now.t)
+        events = [event for event in between if not event.text.startswith(RUN_ENDS)]  # an end changes no policy
         times = [row.t for row in (*rows[max(0, first - _EARLIER) : first + 1], now)]
         metric_changes = _metric_changes(reader, times)
     other_changes = [*_event_sentences(events), *metric_changes]

@@ -51,10 +51,8 @@ LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
 STARVED_SHARE = 0.10  # the learner starves if it waits for rows for a larger share of its time
 SPARE_SHARE = 0.10  # share of their time that balanced samplers wait for the learner: room for a slow second
-BALANCE_S, FED_S = (
-    5,
-    60,
-)  # seconds over which that waiting is averaged; after the learner had to be fed, nobody is paused
+BALANCE_S, FED_S = 5, 60
+"""Seconds over which that waiting is averaged; seconds after the learner had to be fed, in which nobody is paused."""
 SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 

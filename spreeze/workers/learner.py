@@ -57,9 +57,8 @@ class UpdateLoop(ABC):
     """Continues from a checkpoint of this run at half the learning rates; returns a text with the new ones."""
     stepping_s = 0.0
     """Time [s] in which it stepped environments itself instead of learning: it counts as waiting for data."""
-    broadcast_s = (
-        0.0  # time spent broadcasting weights to samplers that do not read the published ones (mode serial) [s]
-    )
+    broadcast_s = 0.0
+    """Time [s] spent broadcasting weights to samplers that do not read the published ones (mode serial)."""
 
     def __init__(self, context: WorkerContext, job: BaseLearnerJob) -> None:
         self._context, self._job = context, job
