@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spreeze.process_identity import pid_exists
+
 TEMP_PREFIX = ".tmp-"  # readers ignore files with this prefix
 _CHUNK_BYTES = 1 << 20
-_LONGEST_PID = 10  # digits that no process id has
 _MAX_JSON_BYTES, _TAIL_BYTES = 1_000_000, 64_000
 PIECE_BYTES = 1 << 25
 """Large files are written and synced in pieces of this size: one sync of several GB would make the writer look dead."""
@@ -93,10 +94,8 @@ def remove_unfinished(folder: Path) -> None:
 
 def _is_being_written(temporary: str) -> bool:
     """True if the process that a temporary name belongs to lives."""
-    import psutil  # not at the top: the base of the package loads nothing
-
     pid = temporary.removeprefix(TEMP_PREFIX).partition("-")[0]
-    return pid.isdecimal() and len(pid) < _LONGEST_PID and psutil.pid_exists(int(pid))
+    return pid.isdecimal() and pid_exists(int(pid))
 
 
 def json_bytes(value: Any) -> bytes:

@@ -40,6 +40,17 @@ def same_process(record: Mapping[str, Any]) -> bool:
     return False
 
 
+def pid_exists(pid: int) -> bool:
+    """True if some process has this number, maybe a zombie or one that reuses it."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # of another user
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0  # 0 and below are process groups
+
+
 def process_age_s() -> float:
     """Seconds since this process was started, imports included.
 

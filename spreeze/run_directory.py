@@ -37,7 +37,7 @@ from spreeze.config.schema import check_name, is_valid_name
 from spreeze.errors import ResourceError, RunError, did_you_mean, refuse_newer
 from spreeze.files import read_json, write_json
 from spreeze.formatting import clean
-from spreeze.process_identity import same_process
+from spreeze.process_identity import pid_exists, same_process
 
 FORMAT = 1
 """Format number of a run directory, in ``run.json``: older versions of Spreeze cannot use one with a higher number."""
@@ -101,12 +101,10 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 def remove_leftovers(prefix: str) -> None:
     """Removes the scratch folders of processes that were killed: their names start with a prefix and a process id."""
-    import psutil  # not needed by every importer of this module
-
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         pid = path.name.removeprefix(prefix).split("-")[0]
         with contextlib.suppress(OSError):
-            if pid.isdigit() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
+            if pid.isdigit() and not pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -396,6 +394,15 @@ def read_run(path: Path) -> dict[str, Any]:
 def best_record(path: Path) -> dict[str, Any]:
     """The record of the policy that a run keeps as its best (``workers.best_policy``); empty where there is none."""
     return read_json(path / "checkpoints" / "best.json")
+
+
+def kept_policy(path: Path) -> str:
+    """The policy of ``best_record`` in words: update, return, and the episodes it is the mean of; empty without one."""
+    best = best_record(path)
+    value, played, updates = finite_number(best.get("return")), best.get("played"), whole_number(best.get("updates"))
+    if value is None or updates is None:
+        return ""
+    return f"update {updates:,}, return {value:.1f} over {played} episodes"
 
 
 def check_format(path: Path) -> None:

@@ -46,9 +46,8 @@ from spreeze.modes import run_mode
 from spreeze.process_identity import process_age_s, process_identity
 from spreeze.run_directory import (
     RunDir,
-    best_record,
     find_run,
-    finite_number,
+    kept_policy,
     new_name,
     read_config,
     read_run,
@@ -57,7 +56,6 @@ from spreeze.run_directory import (
     session_starts,
     started_s,
     versions,
-    whole_number,
 )
 from spreeze.runtime.callback_process import check_callbacks
 from spreeze.runtime.interrupts import Interrupts
@@ -471,15 +469,6 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
         )
 
 
-def _kept_policy(run: Path) -> str:
-    """A line on the policy that is kept as the best; empty where there is none."""
-    best = best_record(run)
-    value, played, updates = finite_number(best.get("return")), best.get("played"), whole_number(best.get("updates"))
-    if value is None or updates is None:
-        return ""
-    return f"these commands use the best policy: of update {updates:,}, return {value:.1f} over {played} episodes\n"
-
-
 def _final_report(document: dict[str, Any], import_module: str | None) -> str:
     def text(name: str, form: str = ".1f") -> str:
         value = document.get(name)
@@ -497,6 +486,8 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
         more += [] if held is None else [f", reached by the mean of {HELD} evaluations after {held:.1f} s"]
     if (known := published(document["env"])) is not None:
         more.append(f"; {known.label}")
+    kept = kept_policy(Path(document["run_dir"]))
+    best = f"these commands use the best policy: of {kept}\n" if kept else ""
     run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
     hint = "it ended before its first update: give it more time, or lower replay.learning_starts or rollout.size\n"
     unlearned = "" if document["updates"] else hint
@@ -509,8 +500,7 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
         f"from this session's first update on: {text('env_steps_per_s', '.0f')} env steps/s, "
         f"{text('updates_per_s')} updates/s; {text('samples_per_insert')} samples per insert since the learner "
         f"last started\n{unlearned}"
-        f"{_kept_policy(Path(document['run_dir']))}"
-        f"watch it: python -m spreeze play {run}\n"
+        f"{best}watch it: python -m spreeze play {run}\n"
         f"evaluate it: python -m spreeze evaluate {run}\n"
         f"continue: python -m spreeze.train --resume {run}"
     )

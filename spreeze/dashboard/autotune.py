@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -230,16 +229,12 @@ def _pins(path: Path, tuning: TuningView) -> None:
             known, blank = st.session_state.get(start.field(key)), f"automatic: {_value(tuning, key)}"
             with columns[index % len(columns)]:
                 wanted[key] = components.setting_input(request.config, key, "pin", known, blank)
-        request = dataclasses.replace(request, settings={k: value for k, value in wanted.items() if value is not None})
     except SpreezeError as error:
         st.caption(components.plain(error))
         return
-    cells = st.columns([1.3, 5], vertical_alignment="center")
-    if cells[0].button("Use for the next start", key="pin", width="stretch"):
+    if st.button("Use for the next start", key="pin"):
         start.fill(wanted)
-        st.toast("Saved: see Settings next to Start on the Live page.")
-    with cells[1]:
-        components.show_command("pins", control.train_command(request, runs_dir()))
+        st.toast("Saved: see Settings next to Start on the Live page, and the command below them.")
 
 
 def _measured(tuning: TuningView) -> None:

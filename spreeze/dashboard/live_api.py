@@ -38,6 +38,7 @@ from spreeze.run_directory import (
     TIMELINE,
     finite_number,
     gamma_of,
+    kept_policy,
     read_config,
     read_run,
     session_starts,
@@ -501,13 +502,14 @@ def _note(path: Path, run: Mapping[str, Any], shown: Snapshot, alert: str, falle
     if not live:
         over = "Over its last session: " if (run.get("sessions") or 1) > 1 else "Over the whole run: "
         measured = shown.unevaluated or not shown.tuner_measures
-        text = f"{_why_ended(run.get('exit_reason'), read_summary(path).get('error'))} {over if measured else ''}{text}"
+        why = _why_ended(run.get("exit_reason"), read_summary(path).get("error"), kept_policy(path))
+        text = f"{why} {over if measured else ''}{text}"
     if (won := better_run(path)) is not None:
         text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
     return {"note": text + fallen, "problem": problem}
 
 
-def _why_ended(reason: str | None, error: object) -> str:
+def _why_ended(reason: str | None, error: object, kept: str) -> str:
     if error:
         return f"Ended by a failure: {clean(error, 600)} Next: read its errors (Logs)."
     if reason is None:
@@ -515,7 +517,7 @@ def _why_ended(reason: str | None, error: object) -> str:
     known = stop_reason(reason)
     why = known.sentence if known else clean(reason, 600)
     more = "see its episodes (a click on the return), train more seeds (Start form, Seeds and values), compare them"
-    return f"Ended: {why}. Next: {more}."
+    return f"Ended: {why}. {f'Kept: the policy of {kept}. ' if kept else ''}Next: {more}."
 
 
 def _fallen(best: EvaluationRow | None, last: EvaluationRow | None) -> str:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import TransportError, WeightsError
+from spreeze.process_identity import pid_exists
 from spreeze.transport.chunks import sign, verify
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays
 from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
@@ -201,12 +202,7 @@ class GossipMemory:
     def _is_alive(self, number: int) -> bool:
         if number not in self.own:
             return time.monotonic() - float(self._presence["heard_s"][number]) < SILENT_S
-        pid = int(self._presence["pid"][number])
-        try:
-            os.kill(pid, 0)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return pid > 0
+        return pid_exists(int(self._presence["pid"][number]))
 
     def note_alive(self, numbers: Iterable[int]) -> None:
         """Notes that these learners are alive now; ignores this host's own."""

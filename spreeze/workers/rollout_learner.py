@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -25,6 +24,7 @@ from spreeze.algorithms.algorithm import LazySnapshot
 from spreeze.algorithms.averages import RolloutAverage
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
+from spreeze.process_identity import pid_exists
 from spreeze.transport import status_table
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.mixing import Mixer, MixSpec
@@ -120,11 +120,7 @@ def _living_peers(context: WorkerContext, spec: MixSpec) -> Callable[[], tuple[i
         phase = Phase(int(controls[peer][status_table.PHASE]))
         if left[peer] or phase in (Phase.START, Phase.INIT, Phase.DONE):
             return False
-        try:
-            os.kill(int(controls[peer][status_table.PID]), 0)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
+        return pid_exists(int(controls[peer][status_table.PID]))
 
     return lambda: tuple(peer for peer in range(len(controls)) if peer == spec.learner or is_alive(peer))
 

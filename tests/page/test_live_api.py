@@ -733,6 +733,16 @@ def test_an_ended_run_says_first_why_and_what_to_do_next(run, reason, error, tol
     assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(told)
 
 
+def test_an_ended_run_names_the_policy_that_it_keeps(run):
+    fill(run, 20)
+    (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"exit_reason": "seconds"}))
+    (run / "checkpoints").mkdir(exist_ok=True)
+    best = {"updates": 2661, "return": 34.2, "played": 40}
+    (run / "checkpoints" / "best.json").write_text(json.dumps(best))
+    kept = " Kept: the policy of update 2,661, return 34.2 over 40 episodes. Next: "
+    assert kept in live_api.live_response(run, 0.0, 0, "")["note"]
+
+
 def test_the_load_of_other_programs_is_a_mean_and_one_peak_is_no_advice(run, monkeypatch):
     monkeypatch.setattr(live_api, "state_of", lambda path: "running")
     writer = MetricsWriter(run / "metrics.db")
