@@ -38,7 +38,7 @@ class CrossQConfig(SoftActorCriticConfig):
         required = {"critic_layer_norm": False, "activation": "relu", "network": ""}
         for name, only in required.items():
             if (value := getattr(self, name)) != only:
-                raise ConfigError(f"crossq.{name} = {value}: CrossQ has batch normalization and relu only; remove it")
+                raise ConfigError(f"{name} = {value}: CrossQ has batch normalization and relu only; remove it")
 
 
 _EPS = 1e-3  # added to variances, as in the authors' code

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.networks.conv_networks import ConvParameters, refuse_layers
+from spreeze.algorithms.networks.conv_networks import ConvParameters
 from spreeze.algorithms.networks.fused_mlp import HiddenLayers, host_copies, new_parameters
 from spreeze.algorithms.networks.recurrent_networks import RecurrentEncoder
 from spreeze.algorithms.networks.value_heads import CategoricalReturns, QuantileReturns, ReturnHead
@@ -80,8 +80,8 @@ class DQNConfig(RecurrentReplayConfig, ReturnRange, ActionValueConfig):
         for name, plain in (("dueling", False), ("noisy", False), ("critics", "mean")):
             if self.network and getattr(self, name) != plain:
                 raise ConfigError(
-                    f"dqn.{name} = {getattr(self, name)}: the custom network {self.network!r} has no such layers; "
-                    f"remove dqn.{name} or dqn.network"
+                    f"{name} = {getattr(self, name)}: the custom network {self.network!r} has no such layers; "
+                    f"remove {name} or network"
                 )
 
 
@@ -125,7 +125,6 @@ class DQN(OffPolicyAlgorithm):
                 inputs, *shared, lambda sizes: new_parameters(sizes, 1, torch_device, layers=layers), **options
             )
         else:
-            refuse_layers(layers, "dqn")
             images, cnn = TrunkInputs.of(frames), config.cnn
             self.critics = ImageCritics(
                 images.features(cnn),

@@ -24,7 +24,7 @@ import numpy as np
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, LazySnapshot, finite
-from spreeze.algorithms.networks.conv_networks import ConvActorCritic, refuse_layers
+from spreeze.algorithms.networks.conv_networks import ConvActorCritic
 from spreeze.algorithms.networks.fused_mlp import ActorCriticMlp, ActorCriticSpec, HiddenLayers, Parameters
 from spreeze.algorithms.networks.recurrent_networks import RecurrentActorCritic, Sequences, Unrolled
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
@@ -109,7 +109,6 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
         sizes = ActorCriticSpec(outputs, self._numbers, config.hidden_sizes, layers, generator, self._device)
         self.net: MlpActorCritic | ConvActorCritic | RecurrentActorCritic
         if spec.frames is not None:
-            refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
             self.net = ConvActorCritic(spec.frames, config.cnn, sizes)
         elif config.state_dim:
             self.net = RecurrentActorCritic(spec.obs_dim, config.recurrent, config.recurrent_size, sizes)

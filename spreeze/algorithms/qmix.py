@@ -32,11 +32,11 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.networks.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.off_policy import ActorOutputs, CriticNetworks, OffPolicyAlgorithm, action_value_meta
 from spreeze.config.algorithm_bases import ActionValueConfig
-from spreeze.config.algorithms import AlgorithmRow, NetworkRow
+from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.section import setting
 from spreeze.errors import ConfigError
 from spreeze.inference.lazy_torch import Tensor, functional, torch
-from spreeze.types import TeamSpec, TransitionBatch
+from spreeze.types import EnvSpec, TeamSpec, TransitionBatch
 
 _LONGEST = 2.0  # largest norm of a state that the mixer reads, relative to the usual norm
 
@@ -59,6 +59,11 @@ class QMIXConfig(ActionValueConfig):
         32, "mixer = qmix: units of the mixing network", unit="units", low=1, high=1024, fixed=True
     )
 
+    def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
+        if self.network:
+            raise ConfigError(f"network = {self.network!r}: agents share a perceptron; remove it and set hidden_sizes")
+
 
 class QMIX(OffPolicyAlgorithm):
     name = "qmix"
@@ -66,20 +71,8 @@ class QMIX(OffPolicyAlgorithm):
     critics: TeamValues
 
     def __init__(
-        self,
-        obs_dim: int,
-        num_actions: int,
-        config: QMIXConfig,
-        seed: int,
-        device: str = "cpu",
-        *,
-        team: TeamSpec,
-        network: NetworkRow | None = None,
+        self, obs_dim: int, num_actions: int, config: QMIXConfig, seed: int, device: str = "cpu", *, team: TeamSpec
     ) -> None:
-        if network is not None:
-            raise ConfigError(
-                f"qmix.network = {network.name!r}: agents share a perceptron; remove it and set qmix.hidden_sizes"
-            )
         torch_device = torch.device(device)
         noise = torch.Generator(torch_device).manual_seed(seed + 1)
         self.critics = TeamValues(team, config, torch.Generator().manual_seed(seed), torch_device)

@@ -404,6 +404,7 @@ class HybridSAC(SAC):
         """``num_continuous``: dimension of the continuous action."""
         super().__init__(obs_dim, num_continuous, config, seed, device, num_actions=num_actions, **options)
         self._log_alpha_max = torch.tensor([math.inf, math.log(config.max_alpha)], device=self.log_alpha.device)
+        self._negative_entropy_of_choice = torch.zeros(1, device=self.log_alpha.device)  # until the first actor step
 
     def actor_forward(self, batch: TransitionBatch) -> ActorOutputs:
         next_continuous, next_log_prob, continuous = super().actor_forward(batch)

@@ -253,7 +253,13 @@ class ActionValueConfig(AlgorithmConfig):
     double: bool = setting(True, "double Q-learning (arXiv 1509.06461)")
     epsilon_start: float = setting(1.0, "initial probability of a random action", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "final probability of a random action", low=0.0, high=1.0)
-    epsilon_env_steps: int = setting(20_000, "env steps of its linear decay", unit="env steps", low=0, high=10**12)
+    epsilon_env_steps: int = setting(
+        20_000, "env steps over which epsilon decays linearly", unit="env steps", low=0, high=10**12
+    )
+
+    def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
+        _check_layers(self, spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,6 +344,7 @@ class OnPolicyConfig(Section):
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
         _check_memory(self, spec)
+        _check_layers(self, spec)
 
     def minibatches_of(self, rows: int, steps: int = 1) -> int:
         """Number of equal minibatches of ``rows`` env steps, ``steps`` of each environment."""
@@ -353,6 +360,17 @@ def memory_refusal(config: type, spec: EnvSpec) -> str | None:
         and not issubclass(config, OnPolicyConfig),
     }
     return first_true(reasons)
+
+
+def _check_layers(config: ActionValueConfig | OnPolicyConfig, spec: EnvSpec) -> None:
+    """Rejects, for images, settings of hidden layers that networks for images do not have."""
+    if spec.frames is None:
+        return
+    if config.network:
+        raise ConfigError(f"network = {config.network!r}: for images set cnn; remove it")
+    for name, only in (("activation", "relu"), ("layer_norm", False)):
+        if (value := getattr(config, name, only)) not in (only, getattr(type(config), name, only)):
+            raise ConfigError(f"{name} = {value}: networks for images use relu without layer normalization; remove it")
 
 
 def _check_memory(config: AlgorithmConfig | OnPolicyConfig, spec: EnvSpec) -> None:

@@ -242,7 +242,10 @@ def with_algorithm(layers: Sequence[Layer], spec: EnvSpec, step_us: float | None
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     algorithm = settings.config.on_policy or settings.config.algorithm
     find_network(algorithm.network, spec.import_module)
-    algorithm.check_task(spec)
+    try:
+        algorithm.check_task(spec)
+    except ConfigError as error:
+        raise ConfigError(f"{settings.config.run.algo}.{error}") from None
     if any(settings.config.run.algo in layer.of_algorithm for layer in layers):
         layers = [part for layer in layers for part in layer.for_algorithm(settings.config.run.algo)]
         settings = resolve(layers)
@@ -280,7 +283,7 @@ def _long_discount(algo: str, spec: EnvSpec) -> dict[str, float]:
     limit = spec.max_episode_steps
     if limit is None or limit < _LONG_EPISODE_STEPS or spec.frames is not None:
         return {}
-    return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 4)}
+    return {f"{algo}.gamma": round(1.0 - _TIME_CONSTANTS / limit, 8)}
 
 
 def _for_slow_env(settings: Settings, step_us: float | None) -> Values:

@@ -45,9 +45,6 @@ class DataFlow:
     """Learners mix their parameters (``gala.mixing``) and start with equal ones."""
     averages_parameters: bool = False
     """Learners average their parameters every ``learner.average_interval`` updates and start with equal ones."""
-    knobs: tuple[str, ...] | None = None
-    """Settings that the tuner chooses; ``algorithm.FIELD`` is a field of the chosen algorithm, if it has that one.
-    None: the rows of ``tuner.knobs`` that suit this data flow."""
 
     @property
     def from_replay(self) -> bool:
@@ -75,8 +72,8 @@ class DataFlow:
 
     @property
     def tunable(self) -> bool:
-        """True if the tuner has settings to choose; by default those of processes that run in parallel."""
-        return not self.serial if self.knobs is None else bool(self.knobs)
+        """True if the tuner has settings to choose: those of processes that run in parallel."""
+        return not self.serial
 
     @property
     def balanced(self) -> bool:

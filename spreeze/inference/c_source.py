@@ -334,7 +334,7 @@ class _Source:
 
     def _argmax(self, first: np.ndarray) -> None:
         rows, n = math.prod(self._shape[:-1]), self._shape[-1]
-        start = self._constant(np.broadcast_to(first, rows), "int32_t")
+        start = self._constant(np.broadcast_to(np.ravel(first), rows), "int32_t")
         self._used["best"] = None
         self._body.append(
             f"for (int r = 0; r < {rows}; r++) action[r] = {self._name}_best({self._x} + r * {n}, {n}) + {start}[r];"

@@ -78,7 +78,6 @@ class Machine:
     cpu_model: str | None
     cores: CoreFacts
     memory: MemoryFacts
-    shared_memory_free_bytes: int | None  # free space of ``/dev/shm``; nameless memory is not limited by it
     power_source: PowerSource | None
     gpus: tuple[GpuFacts, ...]
     gpu_reason: str
@@ -223,15 +222,11 @@ def _power_source() -> PowerSource | None:
 
 def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
     """Reads all facts; never fails on a missing or malformed file."""
-    report, shared = read_gpus(nvml), None
-    with contextlib.suppress(OSError):
-        status = os.statvfs(Path(root) / "dev/shm")
-        shared = status.f_bavail * status.f_frsize
+    report = read_gpus(nvml)
     return Machine(
         cpu_model=_cpu_model(Path(root)),
         cores=core_facts(root),
         memory=memory_limits(root),
-        shared_memory_free_bytes=shared,
         power_source=_power_source(),
         gpus=report.gpus,
         gpu_reason=report.reason,
@@ -434,7 +429,7 @@ class GpuMonitor:
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
         self._timeout_s = timeout_s
         self._wanted = threading.Event()
-        self._closing = False
+        self._closing = threading.Event()
         self._reading: tuple[float, dict[str, float]] | None = None
         self._requested_s: float | None = None
         self.trouble: str | None = None  # Why a GPU's figures are missing, or None.
@@ -457,7 +452,7 @@ class GpuMonitor:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Lets the thread shut NVML down; a hung driver is left alone after the time limit."""
-        self._closing = True
+        self._closing.set()
         self._wanted.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -466,9 +461,9 @@ class GpuMonitor:
         try:
             with _session(self._nvml):
                 handles = _visible_handles(self._nvml, self._visible)
-                while handles:
+                while handles and not self._closing.is_set():  # the end of a reading clears what close() has set
                     self._wanted.wait()
-                    if self._closing:
+                    if self._closing.is_set():
                         break
                     self._reading = (time.monotonic(), self._read(handles))
                     self._wanted.clear()

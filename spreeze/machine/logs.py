@@ -144,13 +144,12 @@ class KeptLog:
     def write(self) -> None:
         """Appends the output read so far to the log, and shortens the log; output that the disk refuses is lost."""
         with self._lock:
-            data, lost = b"".join(self._waiting), self._lost_bytes
+            if not self._waiting:
+                return
+            output, lost = b"".join(self._waiting), self._lost_bytes
             self._waiting, self._waiting_bytes, self._lost_bytes = [], 0, 0
-        if not data:
-            return
-        if lost:
-            data = f"[{lost} bytes of output are missing here]\n".encode() + data
-        written = 0
+        gap = f"[{lost} bytes of output are missing here]\n".encode() if lost else b""
+        data, written = gap + output, 0
         try:
             with open(_opened(self.path), "ab", buffering=0) as file:
                 while written < len(data):
@@ -160,7 +159,7 @@ class KeptLog:
                 _shorten(self.path)
         except OSError:
             with self._lock:
-                self._lost_bytes += len(data) - written
+                self._lost_bytes += (lost if written < len(gap) else 0) + min(len(output), len(data) - written)
 
     def close(self) -> None:
         with self._lock, contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The autotuner: one search over declared knobs.
 
 *Knobs* are the settings that the tuner chooses (``problem.Knob``; table ``knobs.KNOBS``). The ``--import`` module may
-declare more as ``KNOBS``; a mode may name its own (``DataFlow.knobs``).
+declare more as ``KNOBS``.
 
 *Objectives* are formulas of updates/s U, env steps/s E and batch size B of the whole run (``model.FORMULAS``):
 

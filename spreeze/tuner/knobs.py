@@ -206,7 +206,7 @@ def find_memory_plan(problem: TuningProblem) -> MemoryPlan:
     if capacity < needed:
         raise ConfigError(
             f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts "
-            f"after {starts}, {count * envs.value} environments); free some memory or shared memory, or set fewer"
+            f"after {starts}, {count * envs.value} environments); free some memory, or set fewer"
         )
     fitting = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
     samplers = problem.pin(SAMPLERS) or max(1, min(fitting, MAX_SAMPLERS))
@@ -261,15 +261,13 @@ def _envs_per_sampler(problem: TuningProblem) -> Choice:
 
 
 def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
-    """Replay capacity: as pinned or configured, less if memory or shared memory requires it."""
+    """Replay capacity: as pinned or configured, less if memory requires it."""
     pinned, row, wanted = CAPACITY in problem.pins, max(problem.row_bytes, 1), problem.configured[CAPACITY]
-    name, bound = "memory", left if pinned else int(left * _REPLAY_SHARE)
-    if problem.shared_memory_bytes is not None and problem.shared_memory_bytes * HEADROOM < bound:
-        name, bound = "shared memory", int(problem.shared_memory_bytes * HEADROOM)
+    bound = left if pinned else int(left * _REPLAY_SHARE)
     fitting, text = max(bound, 0) // row, "replay of {} transitions: {}"
     if pinned and wanted > fitting:
         raise ConfigError(
-            f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves {size(max(bound, 0))}; at "
+            f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, memory leaves {size(max(bound, 0))}; at "
             f"most {fitting} transitions fit"
         )
     if pinned:
@@ -277,8 +275,8 @@ def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
     if wanted <= fitting:
         return Choice(wanted, text.format(wanted, f"as configured, {size(wanted * row)}"))
     rounded = fitting - fitting % 1000 if fitting >= 10_000 else fitting
-    limits.append(f"replay capacity {rounded} instead of {wanted}: {name} has no more room")
-    return Choice(rounded, text.format(rounded, f"{size(rounded * row)}, as {name} allows"))
+    limits.append(f"replay capacity {rounded} instead of {wanted}: memory has no more room")
+    return Choice(rounded, text.format(rounded, f"{size(rounded * row)}, as memory allows"))
 
 
 # --- rollouts ---
@@ -504,9 +502,7 @@ def _suits(knob: Knob, data_flow: DataFlow) -> bool:
 
 
 def knob_names(data_flow: DataFlow) -> tuple[str, ...]:
-    """Names of the knobs of a mode: its own, or else those of the table, with ``algorithm.FIELD`` unresolved."""
-    if data_flow.knobs is not None:
-        return data_flow.knobs
+    """Names of the knobs of a mode, with ``algorithm.FIELD`` unresolved."""
     return tuple(knob.name for knob in KNOBS if data_flow.tunable and _suits(knob, data_flow))
 
 
@@ -556,20 +552,14 @@ def host_knobs() -> tuple[Knob, ...]:
 
 
 def knobs_of(config: Config) -> tuple[Knob, ...]:
-    """The knobs of the mode, those of ``--import`` last, by full names; a ConfigError for one that is not declared."""
-    declared, named = _declared_by(config.env.import_module), knob_names(config.data_flow)
-    table = {knob.name: knob for knob in (*KNOBS, *declared)}
-    if unknown := [name for name in named if name not in table]:
-        raise ConfigError(
-            f"--mode {config.run.mode}: unknown knob {unknown[0]}; declare it in KNOBS of the --import module, or "
-            f"use one of {', '.join(table)}"
-        )
-    names = [*named, *(knob.name for knob in declared if named and knob.name not in named)]
+    """The knobs of the mode by full names, those of ``--import`` last."""
+    declared, names = _declared_by(config.env.import_module), knob_names(config.data_flow)
+    knobs = [*(knob for knob in KNOBS if knob.name in names), *(declared if names else ())]
     modeled = _MODELED if config.on_policy is None else {knob.name for knob in KNOBS}
     return tuple(
-        dataclasses.replace(table[short], name=name, varied_last=table[short] in declared or short not in modeled)
-        for short in names
-        if (name := _full_name(short, config)) is not None
+        dataclasses.replace(knob, name=name, varied_last=knob in declared or knob.name not in modeled)
+        for knob in knobs
+        if (name := _full_name(knob.name, config)) is not None
     )
 
 

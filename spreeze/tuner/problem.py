@@ -155,8 +155,6 @@ class TuningProblem:
     env_bytes: int  # memory of each further environment
     learner_bytes: int = 500_000_000
     physical_cores: int | None = None
-    shared_memory_bytes: int | None = None
-    """Room for replay's memory where that is bounded separately; None if only main memory bounds it."""
     step_us: float | None = None  # mean or median time of one env step; None if not known
     one_call: bool = False
     """An engine steps all environments of a sampler in one call, whose own cost many of them share."""

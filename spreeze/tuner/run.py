@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -316,8 +315,6 @@ def problem_of(
         usable_cores=machine.cores.usable,
         physical_cores=machine.cores.physical,
         memory_bytes=free_bytes,
-        # On Linux replay lies in nameless memory, which only main memory bounds.
-        shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
         step_us=probe.step_us_median,
         step_cpu_share=probe.step_cpu_share,
         row_bytes=row_bytes,

@@ -8,7 +8,7 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import psutil
@@ -18,7 +18,7 @@ from spreeze.config.section import NO_LIMIT
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.awake import AWAKE
 from spreeze.machine.logs import LogKeeper
-from spreeze.machine.utilisation import private_memory_bytes
+from spreeze.machine.utilisation import tree_memory_bytes
 from spreeze.machine.watcher import OrphanWatch
 from spreeze.modes import assemble
 from spreeze.run_directory import scratch_folder
@@ -307,7 +307,7 @@ class Trial(contextlib.ExitStack, Windows):
             raise self._failed(self._why())
         if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
             self._looked_s = time.monotonic()
-            taken = sum(private_memory_bytes(pid) or 0 for pid in self._process_ids())
+            taken = sum(map(tree_memory_bytes, self._pids()))
             taken += sum(data.size_bytes for data in self.run.data)
             for candidate in self.candidates:
                 candidate.memory_bytes = max(taken, candidate.memory_bytes or 0)
@@ -325,14 +325,6 @@ class Trial(contextlib.ExitStack, Windows):
 
     def _pids(self) -> Iterable[int]:
         return self._workers.pids().values()
-
-    def _process_ids(self) -> Iterator[int]:
-        """The living workers, with all processes that they started."""
-        for pid in self._pids():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                yield pid
-                yield from (child.pid for child in process.children(recursive=True))
 
 
 def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:

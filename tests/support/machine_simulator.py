@@ -61,7 +61,6 @@ class Machine:
     gpu: tuple[float, float] | None = None
     """a and b of a GPU."""
     memory_bytes: int = 16 * 2**30
-    shared_memory_bytes: int | None = None
     gpu_bytes: int = 6 * 2**30
     crash_from_batch: int | None = None
     crash_from_samplers: int | None = None
@@ -72,7 +71,7 @@ class Machine:
             devices.append(Device(name="cuda:0", memory_bytes=self.gpu_bytes))
         return TuningProblem(
             usable_cores=self.cores, physical_cores=self.physical, memory_bytes=self.memory_bytes,
-            shared_memory_bytes=self.shared_memory_bytes, step_us=self.step_us, row_bytes=240,
+            step_us=self.step_us, row_bytes=240,
             sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices), learning_starts=5000,
             knobs=REPLAY_KNOBS,
             configured=Setting({**CONFIGURED, BATCH: batch_size, **(pins or {})}), pins=frozenset(pins or {}),

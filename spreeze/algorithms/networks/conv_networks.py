@@ -17,10 +17,8 @@ import numpy as np
 from spreeze.algorithms.networks.fused_mlp import (
     HIDDEN_GAIN,
     POLICY_GAIN,
-    RELU,
     VALUE_GAIN,
     ActorCriticSpec,
-    HiddenLayers,
     Parameters,
     host_copies,
     orthogonal_,
@@ -29,7 +27,6 @@ from spreeze.algorithms.networks.fused_mlp import (
 )
 from spreeze.algorithms.optimizers import Encoder
 from spreeze.config.algorithm_bases import ActorCriticConfig
-from spreeze.errors import ConfigError
 from spreeze.inference.convolution import TrunkInputs
 from spreeze.inference.lazy_torch import Tensor, functional, torch
 from spreeze.types import FrameSpec, TransitionBatch
@@ -42,17 +39,6 @@ _CHUNK_ROWS = 128
 
 def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
     return torch.split(rows, _CHUNK_ROWS if rows.device.type == "cpu" else len(rows))
-
-
-def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU) -> None:
-    """Raises a ConfigError if settings of algorithm ``name`` select hidden layers that image networks do not have."""
-    if layers != default:
-        if layers.custom is not None:
-            raise ConfigError(f"{name}.network = {layers.custom.name!r}: for images set {name}.cnn; remove it")
-        raise ConfigError(
-            f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
-            "networks for images use relu without layer norm; remove both"
-        )
 
 
 class Trunks:

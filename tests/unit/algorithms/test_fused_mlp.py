@@ -240,7 +240,13 @@ def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(na
 
 
 def test_images_have_layers_of_their_own_and_say_so():
-    with pytest.raises(ConfigError, match=r"ppo.activation = 'elu' and ppo.layer_norm = False: networks for images"):
-        learner("ppo", task(discrete=True, frames=FRAMES), activation="elu")
-    with pytest.raises(ConfigError, match=r"dqn.layer_norm = True: networks for images use relu"):
-        create("dqn", 9, 1, SECTIONS["dqn"](layer_norm=True), 0, num_actions=3, frames=FRAMES)
+    images, sections = task(discrete=True, frames=FRAMES), SECTIONS
+    for config in (sections["ppo"](), sections["ppo"](activation="relu"), sections["dqn"]()):
+        config.check_task(images)
+    with pytest.raises(ConfigError, match=r"^activation = elu: networks for images use relu"):
+        sections["ppo"](activation="elu").check_task(images)
+    with pytest.raises(ConfigError, match=r"^layer_norm = True: networks for images use relu"):
+        sections["dqn"](layer_norm=True).check_task(images)
+    for name in ("ppo", "dqn", "sac"):
+        with pytest.raises(ConfigError, match=r"^network = 'mine': for images set cnn"):
+            sections[name](network="mine").check_task(images)

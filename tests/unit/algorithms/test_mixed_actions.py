@@ -241,6 +241,12 @@ def test_hybrid_sac_follows_the_gradients_of_its_losses(masked):
     assert sac.alpha_gradient.tolist() == pytest.approx([part.item() for part in expected])
 
 
+def test_hybrid_sac_reports_its_metrics_before_the_first_step_of_its_actor():
+    sac = hybrid(torch.float32, policy_delay=3)
+    sac.update(batch_of(dtype=np.float32))
+    assert all(map(math.isfinite, sac.metrics().values()))
+
+
 def test_hybrid_sac_continues_bit_by_bit_and_tells_of_both_parts():
     first, second = hybrid(torch.float32), hybrid(torch.float32)
     for seed in range(3):

@@ -264,7 +264,7 @@ def test_a_custom_network_is_refused_with_the_setting(changes, named):
     config = dataclasses.replace(SECTIONS["dqn"](), network="mine", **changes)
     spec = EnvSpec(env_id="x", import_module=None, obs_dim=3, action=Choices((2,)), max_episode_steps=None,
                    reward_threshold=None)  # fmt: skip
-    with pytest.raises(ConfigError, match=f"dqn.{named} = .*: the custom network 'mine'"):
+    with pytest.raises(ConfigError, match=f"^{named} = .*: the custom network 'mine'"):
         config.check_task(spec)
     with pytest.raises(ConfigError, match="v_min = 3 is not below v_max = 3"):
         dataclasses.replace(SECTIONS["dqn"](), v_min=3.0, v_max=3.0)

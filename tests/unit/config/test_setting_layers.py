@@ -1,8 +1,10 @@
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rollouts import FRAMES
 
 from spreeze.config import profiles
 from spreeze.config.algorithms import rows
@@ -317,7 +319,8 @@ def test_the_first_update_of_a_slow_environment_comes_after_fewer_env_steps(algo
     ("algo", "limit", "asked", "expected"),
     [
         ("ppo", 1000, {}, 0.997),
-        ("a2c", 1600, {}, 0.9981),
+        ("a2c", 1600, {}, 0.998125),
+        ("ppo", 300_000, {}, 0.99999),
         ("ppo", 999, {}, 0.99),
         ("ppo", None, {}, 0.99),
         ("dqn", 1000, {}, 0.99),
@@ -479,3 +482,11 @@ def test_only_a_mode_that_was_asked_for_can_be_wrong():
     layers = [Layer("user", {"run": {"mode": "spreeze", "algo": "ppo"}})]
     with pytest.raises(ConfigError, match="which mode spreeze does not provide; use --mode serial, --mode hts"):
         with_algorithm(layers, DISCRETE)
+
+
+def test_a_setting_that_does_not_fit_the_task_is_named_with_its_section_before_a_run_begins():
+    images = dataclasses.replace(DISCRETE, frames=FRAMES)
+    with pytest.raises(ConfigError, match=r"^dqn\.layer_norm = True: networks for images"):
+        with_algorithm([Layer("user", {"run": {"algo": "dqn"}, "dqn": {"layer_norm": True}})], images)
+    with pytest.raises(ConfigError, match=r"^user: crossq\.activation = tanh: CrossQ has"):
+        resolve([Layer("user", {"crossq": {"activation": "tanh"}})])

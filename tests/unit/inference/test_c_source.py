@@ -34,13 +34,14 @@ from spreeze.errors import ConfigError
 from spreeze.inference import agreement, c_source, policy_formats
 from spreeze.inference.policy import ACTIVATIONS
 from spreeze.inference.recurrence import CELLS
-from spreeze.types import POLICY_FORMATS
+from spreeze.types import POLICY_FORMATS, Choices
 
+GRID = dataclasses.replace(SEVERAL, action=Choices((3, 2, 4, 2), (1, 0, -5, 2), (2, 2)))
 needs_compiler = pytest.mark.skipif(c_source.compiler() is None, reason="no C compiler here")
 KINDS = {  # one algorithm of each head on each kind of task
     "squashed": ("sac", VECTOR), "deterministic": ("td3", VECTOR), "gaussian": ("ppo", VECTOR),
     "values": ("dqn", DISCRETE), "masked": ("sac", MASKED), "images": ("ppo", IMAGES), "team": ("qmix", TEAM),
-    "several": ("a2c", SEVERAL), "bits": ("impact", BITS),
+    "several": ("a2c", SEVERAL), "grid": ("ppo", GRID), "bits": ("impact", BITS),
     "mixed": ("a2c", MIXED), "hybrid": ("sac", HYBRID), "distribution": ("dqn", DISCRETE),
     "parts": ("ppo", PARTS), "steered": ("sac", STEERED), "seen hybrid": ("sac", SEEN),
 }  # fmt: skip

@@ -141,7 +141,6 @@ def test_empty_tree_gives_a_machine_and_no_error(tmp_path):
     machine = hardware.read_machine(tmp_path)
     assert machine.cores.usable >= 1
     assert machine.cores.physical is None
-    assert machine.shared_memory_free_bytes is None
     assert machine.memory.total_bytes > 0
 
 
@@ -293,6 +292,25 @@ def test_hung_driver_does_not_hang_the_caller():
     report = read_gpus(FakeNvml(hang=release), "0", timeout_s=0.1)
     release.set()
     assert report == ((), "the NVIDIA driver did not answer within 0.1 s")
+
+
+def test_a_monitor_that_is_closed_during_a_reading_shuts_the_driver_down():
+    reading, release = threading.Event(), threading.Event()
+
+    class Slow(FakeNvml):
+        def nvmlDeviceGetMemoryInfo(self, handle):
+            reading.set()
+            assert release.wait(60)
+            return super().nvmlDeviceGetMemoryInfo(handle)
+
+    driver = Slow()
+    monitor = GpuMonitor(driver, "0")
+    monitor.poll()
+    assert reading.wait(60)
+    monitor.close(timeout_s=0.01)
+    release.set()
+    monitor._thread.join(60)
+    assert (monitor._thread.is_alive(), driver.sessions) == (False, 0)
 
 
 def test_unknown_figures_of_a_lost_gpu_are_left_out_and_named():

@@ -301,11 +301,9 @@ def test_an_engine_that_steps_all_in_one_call_gets_many_of_them():
         (Machine(), {PRECISION: "bfloat16"}, "this machine offers float32"),
         (Machine(), {SAMPLERS: 400}, "400 with 1 environments each need 44.7 GiB: 16.0 GiB of memory available"),
         (Machine(), {CAPACITY: 10**9}, r"replay.capacity = 1000000000: needs 223.5 GiB, memory leaves"),
-        (Machine(shared_memory_bytes=10**7), {CAPACITY: 10**6}, "shared memory leaves 8.6 MiB"),
         (Machine(), {CAPACITY: 10_000, BATCH: 20_000}, "replay holds 10000 transitions"),
         (Machine(crash_from_batch=64), {BATCH: 4096}, "learner.batch_size = 4096 does not work here: out of mem"),
         (Machine(crash_from_samplers=2), {SAMPLERS: 3}, "sampling.samplers = 3 does not work here: no env step"),
-        (Machine(shared_memory_bytes=10_000), {}, "replay has room for 37 transitions, at least 5000"),
         (Machine(memory_bytes=3 * 10**8), {}, "not even one sampler fits"),
     ],
 )  # fmt: skip
@@ -324,9 +322,9 @@ def test_a_machine_on_which_nothing_runs_is_one_error(fault):
 @pytest.mark.parametrize(
     "machine",
     [Machine(cores=1.0, physical=1), Machine(cores=0.5, physical=1),
-     Machine(step_us=5e5), Machine(shared_memory_bytes=2 * 10**7), Machine(memory_bytes=2 * 10**9),
+     Machine(step_us=5e5), Machine(memory_bytes=2 * 10**9),
      Machine(a=2.0, b=1e-3)],
-    ids=["one core", "half a core", "slow steps", "little shared memory", "little memory",
+    ids=["one core", "half a core", "slow steps", "little memory",
          "slow updates"],
 )  # fmt: skip
 def test_odd_machines_get_a_choice(machine):
