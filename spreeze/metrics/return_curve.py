@@ -98,8 +98,8 @@ class FallWatch:
         """Forgets the curve so far: the task has changed."""
         self._start(len(curve))
 
-    def rolled_back(self, curve: Sequence[EvaluationRow]) -> None:
-        """The learner rolls back to its best checkpoint: only evaluations after this show whether that helped."""
+    def judge_from(self, curve: Sequence[EvaluationRow]) -> None:
+        """Judges only evaluations after these: the learner rolls back to its best checkpoint, or the run resumes."""
         self._judged, self._reported = len(curve), False
 
     def fallen(self, curve: Sequence[EvaluationRow]) -> str | None:

@@ -122,7 +122,7 @@ def _assemble_paced(run: Assembly) -> None:
         for group in groups:
             mixed.board["env_steps"][group] = data[group].env_steps
         if plan.learners > 1 and hosts is None:  # parameters of other hosts are not here
-            run.measured = LearnerSpread(plan, mixed).measured
+            run.shared_metrics = LearnerSpread(plan, mixed).metrics
     for group in groups:
         job = learner_job(run, group, data[group])
         job = dataclasses.replace(job, wakeup=learners[group], sampler_wakeups=samplers[group])
@@ -225,16 +225,15 @@ class LearnerSpread:
         self._past: deque[tuple[float, list[float]]] = deque()
         self._named_s = [-math.inf] * plan.learners
 
-    def measured(self, groups: tuple[GroupSample, ...], now_s: float, recorder: Recorder) -> tuple[GroupSample, ...]:
-        """The groups with metrics of all of them together, as numbers of the first one's learner."""
+    def metrics(self, groups: tuple[GroupSample, ...], now_s: float, recorder: Recorder) -> dict[str, float]:
+        """The metrics of all learners together; ``recorder`` gets a warning of a slow one."""
         metrics = self._sizes()
         returns = [[row["episode_return"] for row in group.samplers if row["episodes"]] for group in groups]
         if all(returns):
             means = [float(np.mean(group)) for group in returns]
             metrics |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
         self._name_slow([group.learner["updates"] for group in groups], now_s, recorder)
-        first = dataclasses.replace(groups[0], learner=groups[0].learner | metrics)
-        return (first, *groups[1:])
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _sizes(self) -> dict[str, float]:
         """The radius and its bounds; a bound is unknown if the learners do not gossip.
@@ -259,7 +258,7 @@ class LearnerSpread:
         bound = asynchronous_bound(largest, self._gala.topology, self._learners, staleness)
         return sizes | {
             "gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
-            "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan,
+            "gossip_bound_2": self._start + bound,
         }
 
     def _name_slow(self, updates: list[float], now_s: float, recorder: Recorder) -> None:

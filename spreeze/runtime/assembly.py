@@ -71,8 +71,8 @@ class Assembly(contextlib.ExitStack):
         self.whole_env_steps: int | None = None
         """Env steps that a resume continues from, if it collects part of the earlier ones again."""
         self.notes: list[str] = []
-        self.measured: Callable[[tuple[GroupSample, ...], float, Recorder], tuple[GroupSample, ...]] | None = None
-        """Adds facts on all learners together to a sample of the groups; None: nothing."""
+        self.shared_metrics: Callable[[tuple[GroupSample, ...], float, Recorder], dict[str, float]] = lambda *_: {}
+        """Metrics of all learners together, from a sample of the groups, its time and the run's recorder."""
         self.host_rows = range(0)
         """Rows of the status table of other hosts, each of which looks like a sampler."""
         self.takes_turns = False

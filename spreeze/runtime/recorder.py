@@ -76,16 +76,17 @@ class Recorder:
         self.curve = _earlier_curve(run_dir.path, plan.policies) if plan.earlier.sessions else []
         self._session_curve: list[EvaluationRow] = []
         self._inserted_before: int | None = None  # Rows of a saved replay.
-        self._target_reached = False
         self._ending = plan.ending
         self._scores: dict[int, float] = {}
         self.reported: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         """group -> gauges of its algorithm as its learner sent them; the newest of each counts until the next one."""
         self._info = InfoMeans()
         self._callback_values: dict[str, float] = {}
-        self._samplers_alive = self._restarts_before = 0
+        # The latter count what this session's earlier workers did, if it has gone on with others.
+        self._samplers_alive = self._restarts_before = self._env_steps_before = 0
+        self._env_errors_before = self._rejected_before = 0
         self.samplers_wanted, self.tuner_measures = plan.working_samplers, False
-        self._hung_up = self._saving_said = False
+        self._hung_up = self._saving_said = self._target_reached = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
         self._paused_s, self._slept_before_s = 0.0, AWAKE.slept_s
@@ -120,7 +121,8 @@ class Recorder:
         """The plan with the totals of the ended workers, for new workers in the same session."""
         outcome, before = self.outcome, self._plan.earlier
         counts = {name: getattr(outcome, name) for name in ("env_steps", "updates", "episodes")}
-        self._restarts_before = outcome.restarts
+        self._restarts_before, self._env_steps_before = outcome.restarts, outcome.env_steps - before.env_steps
+        self._env_errors_before, self._rejected_before = outcome.env_errors or 0, outcome.transitions_rejected or 0
         earlier = dataclasses.replace(before, **counts, sessions=before.sessions + 1)
         self._plan = dataclasses.replace(plan, earlier=earlier)
         self.rates, self.samplers_wanted = self._new_rates(), plan.working_samplers
@@ -360,9 +362,9 @@ class Recorder:
         restarts: int = 0,
         samplers_alive: int = 1,
         state: str = "training",
-        governed: dict[str, float | None] | None = None,
+        more: Mapping[str, float | None] | None = None,
     ) -> None:
-        """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
+        """Takes one sample of all metrics, ``more`` included; without utilisation if ``pids`` is None."""
         t_s = reading.t_s - self.paused_s
         if self.reading is not None:  # it may have been stopped between the reading and now
             t_s = max(t_s, self.reading.t_s)
@@ -375,7 +377,7 @@ class Recorder:
             self.starting_s = self.session_s
         if self._inserted_before is None:
             self._inserted_before = reading.inserted if self._plan.earlier.sessions else 0
-        metrics = self.rates.read(reading) | self._gauges(reading.groups) | (governed or {})
+        metrics = self.rates.read(reading) | self._gauges(reading.groups) | dict(more or {})
         if metrics.get("env_steps_per_s") != 0.0:
             metrics |= self._info.means(reading.t_s)
         earlier = self._plan.earlier
@@ -388,8 +390,9 @@ class Recorder:
         }
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
-            if (energy_j := metrics.get("energy_j")) is not None and reading.env_steps > 0:
-                metrics["energy_per_million_steps_kj"] = energy_j * 1e3 / reading.env_steps
+            env_steps = self._env_steps_before + reading.env_steps  # of this session, as the energy
+            if (energy_j := metrics.get("energy_j")) is not None and env_steps > 0:
+                metrics["energy_per_million_steps_kj"] = energy_j * 1e3 / env_steps
             self.outcome.energy_per_million_steps_kj = metrics.get("energy_per_million_steps_kj")
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
@@ -511,9 +514,9 @@ class Recorder:
         outcome.episodes = int(metrics.get("episodes") or 0)
         outcome.restarts = restarts + self._restarts_before
         if (errors := metrics.get("env_errors")) is not None:
-            outcome.env_errors = int(errors)
+            outcome.env_errors = int(errors) + self._env_errors_before
         if (rejected := metrics.get("transitions_rejected")) is not None:
-            outcome.transitions_rejected = int(rejected)
+            outcome.transitions_rejected = int(rejected) + self._rejected_before
         if self.reading is not None and self._plan.config.on_policy is None:
             outcome.rows_stored = self.reading.inserted - (self._inserted_before or 0)
         if outcome.error and self.first_error:

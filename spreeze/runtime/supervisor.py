@@ -32,7 +32,6 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerSpec, group_arguments, log_path, start_process
 from spreeze.runtime.outcome import Outcome
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Recorder, View
 from spreeze.runtime.worker_pool import WorkerPool
 from spreeze.transport import status_table
@@ -128,6 +127,7 @@ class _RunLoop:
         )
         self._tunes = False
         self._falls = FallWatch(plan.config.learner.checkpoint_interval_s)
+        self._falls.judge_from(recorder.curve)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
         self.next_plan: RunPlan | None = None  # with which the run continues; None: it is over
@@ -242,12 +242,6 @@ class _RunLoop:
             self._falls.reset(self._recorder.curve)
             self._post_header()
 
-    def _read(self) -> CounterSample:
-        sample, measured = self._assembly.read(), self._assembly.measured
-        if measured is None:
-            return sample
-        return dataclasses.replace(sample, groups=measured(sample.groups, sample.t_s, self._recorder))
-
     def _start_visualizer(self) -> None:
         began_s = self._recorder.rates.learning_began_s
         due = began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S
@@ -307,14 +301,14 @@ class _RunLoop:
                     remove_unfinished(folder)
             self._recorder.first_error, restarts = self._workers.first_error, self._workers.restart_count
             state = "training" if goes_on else "stopping"
-            self._recorder.sample(self._read(), pids=None, restarts=restarts, samplers_alive=0, state=state)
+            self._recorder.sample(self._assembly.read(), pids=None, restarts=restarts, samplers_alive=0, state=state)
             self._recorder.finish(restarts)
 
     def _waited(self, specs: list[WorkerSpec]) -> None:
         """Called while these workers end: shows how much of their checkpoints learners have yet to write."""
         self._report_hang_up()
         if any(spec.role.learns for spec in specs):
-            groups = self._read().groups
+            groups = self._assembly.read().groups
             self._recorder.saving(int(sum(group.learner["checkpoint_left_bytes"] for group in groups)))
 
     def _report_hang_up(self) -> None:
@@ -356,18 +350,19 @@ class _RunLoop:
         self._recorder.event("warning", text)
         if self._assembly.plan.rollback_enabled and header[status_table.ROLLBACKS] < MAX_ROLLBACKS:
             header[status_table.ROLLBACKS] += 1
-            self._falls.rolled_back(curve)
+            self._falls.judge_from(curve)
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error
-        reading, pids = self._read(), self._workers.pids()
-        governed = self._load.update(reading, {**pids, "supervisor": os.getpid()})
+        reading, pids = self._assembly.read(), self._workers.pids()
+        more = self._load.update(reading, {**pids, "supervisor": os.getpid()})
+        more |= self._assembly.shared_metrics(reading.groups, reading.t_s, self._recorder)
         self._recorder.note_evaluator(not self._workers.keeps_failing("evaluator"))
         on_device = self._assembly.plan.config.data_flow.on_device  # there the learner steps environments, too
         stepping = [role for role in ROLES.values() if role.steps or (role.learns and on_device)]
         alive = sum(self._workers.alive(role) for role in stepping)
         restarts = self._workers.restart_count
-        self._recorder.sample(reading, pids=pids, restarts=restarts, samplers_alive=alive, governed=governed)
+        self._recorder.sample(reading, pids=pids, restarts=restarts, samplers_alive=alive, more=more)
 
 
 class Timeline:

@@ -54,7 +54,7 @@ from spreeze.transport.gossip import GossipMemory, seal_messages, unseal_message
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import inherited_fds
 from spreeze.transport.status_table import StatusTable
-from spreeze.transport.weights import DAMAGE, decode
+from spreeze.transport.weights import DAMAGE, ParameterStore, decode
 from spreeze.types import Jsonable
 from spreeze.workers.context import open_weights
 from spreeze.workers.jobs import HostJob, ReplaySamplerJob
@@ -112,6 +112,7 @@ class HostSamplers(HostThread):
         self.outlet: RowReader | None = None
         self.samplers, self.envs_per_sampler = 0, job.sampling.envs_per_sampler
         self._folder = Path()
+        self._weights: ParameterStore | None = None
         self._status: StatusTable | None = None
         self._workers: WorkerPool | None = None
         self.weights_order = (-1, -1)
@@ -132,6 +133,7 @@ class HostSamplers(HostThread):
     def _open(self, stack: contextlib.ExitStack) -> None:
         job, nonce = self.job, secrets.token_hex(8)
         self._folder = stack.enter_context(scratch_folder("spreeze-host-"))
+        self._weights = open_weights(self._folder)  # one store: it deletes the old ones of what it has published
         logs = stack.enter_context(LogKeeper())
         stack.enter_context(OrphanWatch(nonce, self._folder))
         self.samplers, self.envs_per_sampler = self._choose(nonce)
@@ -219,8 +221,10 @@ class HostSamplers(HostThread):
             weights = decode(data, Path("weights from the driver"))
         except (*DAMAGE, WeightsError) as error:
             raise TransportError(f"weights of {len(data)} bytes cannot be read: {error}") from None
-        if self.outlet is not None and self._status is not None and weights.order > self.weights_order:
-            open_weights(self._folder).publish(weights.arrays, weights.meta, *weights.order)
+        if self.outlet is None or self._status is None or self._weights is None:
+            return self.weights_order
+        if weights.order > self.weights_order:
+            self._weights.publish(weights.arrays, weights.meta, *weights.order)
             self._status.group(0)[status_table.WEIGHTS_COUNTER] += 1
             self.weights_order = weights.order
         return self.weights_order
@@ -448,7 +452,7 @@ class GatewayActor:
                     break
                 time.sleep(_POLL_S)
             return seal_messages(self._secret, b"listen " + start.encode(), [] if message is None else [message])
-        except (SpreezeError, KeyError, TypeError, ValueError):
+        except (SpreezeError, OSError, KeyError, TypeError, ValueError):
             return b""
 
     def give(self, data: bytes) -> bytes:

@@ -52,9 +52,15 @@ def test_a_second_fall_counts_after_a_recovery_and_a_return_is_given_its_time():
     assert len(said_at(rows(fallen + [100.0] * 30 + [0.0] * 30))) == 2
     watch, curve = FallWatch(30.0), rows(fallen + [0.0] * 40)
     assert watch.fallen(curve[:40])
-    watch.rolled_back(curve[:40])
+    watch.judge_from(curve[:40])
     # Ten means of ten evaluations since then are nineteen evaluations.
     assert [end for end in range(41, 80) if watch.fallen(curve[:end])] == [59]
+
+
+def test_a_resumed_run_is_judged_by_its_own_evaluations_and_by_the_best_of_all():
+    watch, curve = FallWatch(30.0), rows([0.0] * 5 + [100.0] * 20 + [0.0] * 50)
+    watch.judge_from(curve[:50])  # the return fell before the run ended
+    assert [end for end in range(51, 76) if watch.fallen(curve[:end])] == [69]
 
 
 def test_another_task_begins_another_curve():

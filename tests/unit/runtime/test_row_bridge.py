@@ -23,11 +23,11 @@ from spreeze.metrics.table import SLOTS
 from spreeze.runtime.cluster.host import GatewayActor, HostSamplers, sum_counters
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, check_installed, check_reachable, parse_address
 from spreeze.runtime.cluster.row_bridge import RowBridge
-from spreeze.transport.chunks import Taken, sign_chunk, sign_json, verify_chunk, verify_json
+from spreeze.transport.chunks import Taken, sign, sign_chunk, sign_json, verify_chunk, verify_json
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingHandle, RingSpec
 from spreeze.transport.status_table import StatusTable
-from spreeze.transport.weights import WeightsStore
+from spreeze.transport.weights import WeightsStore, encode
 from spreeze.types import RowLayout
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import HostJob, RowBridgeJob
@@ -166,6 +166,18 @@ def test_a_host_takes_what_its_own_tuner_says_and_goes_by_its_cores_where_that_f
         samplers = HostSamplers(asked, 1)
         assert samplers._choose("nonce") == expected
         assert sum("not tuned here" in event for event in samplers.facts()["events"]) == told
+
+
+@pytest.mark.warm
+def test_a_host_keeps_no_more_versions_of_the_weights_than_a_run(job, monkeypatch):
+    monkeypatch.setitem(WeightsStore.__init__.__kwdefaults__, "min_age_s", 0.0)
+    weight = {"w0": np.zeros((3, 2), np.float32)}
+    with gateway(job) as there:
+        Stream(there, job.layout).until(1)
+        for version in range(1, 13):
+            data = encode(weight, {}, 1, version)
+            assert told(there.weights(sign(SECRET, b"weights", data)))["weights"] == [1, version]
+        assert 1 <= len(list(there._samplers._folder.glob("weights/w-*"))) <= 4
 
 
 @pytest.mark.warm

@@ -174,6 +174,9 @@ def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path):
         before = run.numbers()["updates/0"]
         run.wait_for(lambda: run.numbers()["updates/0"] > before + 100, what="updates of the first")
         run.wait_for(lambda: run.numbers()["updates/1"] > before, what="updates of the second")
+        run.wait_for(
+            lambda: {"gossip_radius", "learners_spread"} <= run.numbers().keys(), what="metrics of both learners"
+        )
         assert "gossip_bound_1" not in run.numbers(), "the learners' parameters may differ by any amount between means"
         code, document = run.stop()
     assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
