@@ -362,7 +362,7 @@ class TrainedPolicy:
             UsageError: observation or mask have the wrong shape, or are not finite.
         """
         rows, single = self._rows(obs)
-        if action_mask is None and isinstance(obs, Mapping):
+        if action_mask is None and self.spec.action_mask and isinstance(obs, Mapping):
             action_mask = obs.get(MASK)
         if self.spec.action_mask or action_mask is not None:
             rows = self._with_masks(rows, self._mask(action_mask, len(rows)))

@@ -116,7 +116,8 @@ def error_place(error: BaseException, *, with_line: bool = False) -> str | None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     users = [frame for frame in frames if is_users(frame.filename)]
     gymnasium = tuple(f"{folder}/gymnasium/" for folder in _PACKAGES)
-    installed = [frame for frame in frames if frame.filename.startswith(_PACKAGES)]
+    others = [frame for frame in frames if not frame.filename.startswith(_OWN_FOLDER)]
+    installed = [frame for frame in others if frame.filename.startswith(_PACKAGES)]
     candidates = [*(frame for frame in installed if not frame.filename.startswith(gymnasium)), *users]
     if not candidates:
         return None

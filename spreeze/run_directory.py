@@ -104,7 +104,7 @@ def remove_leftovers(prefix: str) -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         pid = path.name.removeprefix(prefix).split("-")[0]
         with contextlib.suppress(OSError):
-            if pid.isdigit() and not pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
+            if pid.isdecimal() and not pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spreeze.config.algorithms import find_row, fitting_algorithms
 from spreeze.config.layers import DEFAULT, USER, Settings
@@ -234,7 +235,7 @@ class AlgorithmChoice:
 
         Only the best one is tuned, when it continues, since that takes most of a round; for that, replay is saved.
         """
-        command = [argument for argument in self._command if argument not in ("--auto", "--json")]
+        command = [argument for argument in self._command if argument not in ("--auto", "--fresh", "--json")]
         saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []
         timed = [] if self._step_us is None else ["--set", f"tuning.step_us={self._step_us:g}"]
         return [*command, *saved, *timed, "--algo", algo]
@@ -278,11 +279,12 @@ class AlgorithmChoice:
 
 def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, elapsed_s: float) -> argparse.Namespace:
     """The command line that continues the best candidate, ``elapsed_s`` after the comparison began."""
-    changes = {"resume": str(chosen.run), "profile": None, "fresh": False, "--name": None, "--algo": None}
+    changes: dict[str, Any] = {"resume": str(chosen.run), "profile": None, "--name": None, "--algo": None}
     changes["compared"] = True
     if not getattr(args, "--save-replay") and not find_row(chosen.algo).on_policy:
         changes["--save-replay"] = False  # the replay that the candidate saved is loaded anyway
     changes["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
+    changes["fresh"] = args.fresh and changes["auto"]
     if seconds := getattr(args, "--seconds"):
         changes["--seconds"] = max(seconds - elapsed_s, 1.0)
     return argparse.Namespace(**{**vars(args), **changes})

@@ -12,8 +12,9 @@ import contextlib
 import errno
 import itertools
 import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +43,6 @@ _NEEDED_FIRST = (
     "--env", "--import", "--algo", "--seed", "--set", "--auto",
     "--seconds", "--env-steps", "--target-return", "--resume",
 )  # fmt: skip
-"""Flags that ``--help`` of a command of ``train`` shows; ``--help-all`` shows every one."""
 _SAME = dict.fromkeys(("--total-timesteps", "--n-timesteps", "--timesteps"), "--env-steps") | {
     "--algorithm": "--algo",
     "--env-id": "--env",
@@ -82,6 +82,8 @@ class _HelpAll(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """Reports a usage error like every other error: one line, exit code 2, a JSON document with ``--json``."""
 
+    shown_first: Collection[str] = _NEEDED_FIRST
+    """Flags that ``--help`` of a command with the flags of ``train`` shows; ``--help-all`` shows every one."""
     trains = False
     """True for the parser of ``spreeze.train``, which also accepts flags of other libraries (``translated``)."""
 
@@ -115,7 +117,7 @@ class Parser(argparse.ArgumentParser):
             return
         texts = {action: action.help for action in self._actions}
         for action in texts:
-            if action.option_strings and not {*action.option_strings} & {*_NEEDED_FIRST, "--help", "--help-all"}:
+            if action.option_strings and not {*action.option_strings} & {*self.shown_first, "--help", "--help-all"}:
                 action.help = argparse.SUPPRESS
         super().print_help(file)
         for action, text in texts.items():
@@ -235,6 +237,11 @@ def print_result(args: argparse.Namespace, document: Any, text: str | Callable[[
     else:
         say(text if isinstance(text, str) else text())
     return 0
+
+
+def as_argument(path: str) -> str:
+    """A run's directory as commands take it, for lines that are copied: with a separator, since else it is a name."""
+    return shlex.quote(path if os.sep in path else os.path.join(os.curdir, path))
 
 
 def check_output(path: str | None) -> None:

@@ -183,7 +183,7 @@ def gpu_rows(
     with timer(device) as measure:
         for rate in wanted(device):
             if clock() + rate.needs_s() > end_s:
-                result = f"left out, {args.minutes:g} minutes are over"
+                result = f"skipped: needs {rate.needs_s():.0f} s, more than is left of {args.minutes:g} minutes"
             else:
                 rates.append(row := measure(rate, args.repeats))
                 result = row.get("failure") or (

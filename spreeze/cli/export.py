@@ -21,7 +21,7 @@ from spreeze import __version__, files
 from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.cli.evaluate import find_weights, pretrained_policies, read_policy, run_or_policy
 from spreeze.cli.runs import TABLES, metric_rows
-from spreeze.envs.families import FAMILIES
+from spreeze.envs.families import FAMILIES, as_single
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.obs_flattening import flags_of, options_of
 from spreeze.envs.task import ActionScaling
@@ -264,7 +264,7 @@ def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
 
 
 def _make_line(spec: EnvSpec, plain_id: str) -> str:
-    given = parse_args(spec.args)
+    given = parse_args(as_single(spec.env_id, spec.args)[1])
     if spec.frames is not None and plain_id.startswith("ALE/"):
         options = spec.frames.options
         given = {

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import Parser, print_result
+from spreeze.cli.arguments import Parser, as_argument, print_result
 from spreeze.cli.evaluate import read_policy
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, HubError, RunError, UsageError
@@ -191,7 +191,8 @@ def _pull(args: argparse.Namespace) -> int:
         module = clean(document["import_module"], 200)
         lines.append(f"its environment comes from a module that you need to have and to trust: {module}")
         more = f" --import {module}"
-    lines += [f"watch it: python -m spreeze play {name}{more}", f"evaluate it: python -m spreeze evaluate {name}{more}"]
+    run = as_argument(str(target))
+    lines += [f"watch it: python -m spreeze play {run}{more}", f"evaluate it: python -m spreeze evaluate {run}{more}"]
     return print_result(args, {"run_dir": str(target), "repository": repository, **document}, "\n".join(lines))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -56,8 +57,6 @@ def _play(args: argparse.Namespace) -> int:
             with stdout_to_stderr():
                 text = play(args, tasks)
             say(text)
-        except KeyboardInterrupt:  # the normal end of a window
-            pass
         finally:
             with stdout_to_stderr():
                 close_in_time(*(task.close for task in tasks))
@@ -157,16 +156,17 @@ def _window(source: _Source, show: _Show, args: argparse.Namespace) -> str:
         time.sleep(max(0.0, due_s - time.monotonic()))
         due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
 
-    while args.episodes is None or started < args.episodes:
-        episode = show(started, on_step)
-        started += 1
-        if isinstance(episode, _Lost):
-            consecutive_losses += 1
-            if consecutive_losses == min(_MAX_LOST, args.episodes or _MAX_LOST):
-                raise episode.error from None
-        else:
-            shown, consecutive_losses = shown + 1, 0
-        say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
+    with contextlib.suppress(KeyboardInterrupt):  # the normal end of a window
+        while args.episodes is None or started < args.episodes:
+            episode = show(started, on_step)
+            started += 1
+            if isinstance(episode, _Lost):
+                consecutive_losses += 1
+                if consecutive_losses == min(_MAX_LOST, args.episodes or _MAX_LOST):
+                    raise episode.error from None
+            else:
+                shown, consecutive_losses = shown + 1, 0
+            say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
     lost = f", {started - shown} lost" if started > shown else ""
     return f"{shown} episode{'' if shown == 1 else 's'} shown{lost}"
 

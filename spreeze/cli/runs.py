@@ -189,7 +189,7 @@ def _visualizer(args: argparse.Namespace) -> int:
     else:
         (path / "control" / "pause-visualizer").unlink(missing_ok=True)
     text = f"{path.name}: visualizer {'paused' if args.what == 'pause' else 'resumed'}"
-    return print_result(args, {"run": args.run, "visualizer": args.what}, text)
+    return print_result(args, {"run": path.name, "visualizer": args.what}, text)
 
 
 def query(argv: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.algorithm_choice import AlgorithmChoice, candidates_for, continued, step_us_of, too_slow
-from spreeze.cli.arguments import build_parser, guarded
+from spreeze.cli.arguments import as_argument, build_parser, guarded
 from spreeze.cli.planning import check_machine, cluster_note, layers_of, plan_of, untunable_env
 from spreeze.cli.resume import check_environment, earlier_sessions, write_settings
 from spreeze.cli.terminal import open_view, show_tuning
@@ -488,7 +488,7 @@ def _final_report(document: dict[str, Any], import_module: str | None) -> str:
         more.append(f"; {known.label}")
     kept = kept_policy(Path(document["run_dir"]))
     best = f"these commands use the best policy: of {kept}\n" if kept else ""
-    run = f"{document['run_dir']}{f' --import {import_module}' if import_module else ''}"
+    run = f"{as_argument(document['run_dir'])}{f' --import {import_module}' if import_module else ''}"
     hint = "it ended before its first update: give it more time, or lower replay.learning_starts or rollout.size\n"
     unlearned = "" if document["updates"] else hint
     reason = stop_reason(document["stopped_by"])

@@ -22,7 +22,7 @@ from spreeze.tuner.run import TunerCallbacks, Tuning, layer_of
 
 
 def tune_parser() -> Parser:
-    """The flags of ``spreeze.train`` and two more."""
+    """The flags of ``spreeze.train``, and those of ``tune`` itself."""
     parser = build_parser()
     parser.prog = "python -m spreeze tune"
     parser.description = "Benchmark this machine with a task to choose batch size, threads, device and samplers."
@@ -32,6 +32,7 @@ def tune_parser() -> Parser:
     parser.flag("--no-learner", text=text, default=False)
     text = "save the result as profiles/NAME.toml or as a .toml file, for --profile"
     parser.flag("--export", text=text, metavar="NAME|PATH")
+    parser.shown_first = {*parser.shown_first, "--out", "--no-learner", "--export"} - {"--resume"}
     return parser
 
 

@@ -211,8 +211,8 @@ def arguments(request: Request) -> list[str]:
             flags.append(f"--set={key}={text}")
         elif kind_of(key) is not bool:
             flags.append(f"{flag}={text}")
-        elif value != field_of(key).default:
-            flags.append(flag)
+        else:  # the flag alone sets what is not the default, which a profile may set, too
+            flags.append(flag if value != field_of(key).default else f"--set={key}={text}")
     return flags
 
 

@@ -66,7 +66,10 @@ def sidebar() -> Callable[[], None]:
     if not names:
         st.sidebar.info("No run yet.")
         return lambda: None
-    rows = {name: row(run_path(name, runs_dir())) for name in names[:_MAX_ROWS]}
+    rows: dict[str, RunRow] = {}
+    for name in names[:_MAX_ROWS]:
+        with contextlib.suppress(RunError):  # deleted since it was listed
+            rows[name] = row(run_path(name, runs_dir()))
     varied = varied_settings(runs_dir())
     alive = [name for name, run in rows.items() if run.state in LIVE_STATES]
     newest = alive[0] if alive else names[0]

@@ -92,8 +92,18 @@ def runs_dir() -> Path:
 
 def run_names(folder: Path) -> list[str]:
     """Returns all runs, newest first, and the recorded sample run last."""
-    names = [path.name for path in reversed(list_runs(folder))]
+    names = [path.name for path in readable_runs(folder)]
     return names + ([SAMPLE_NAME] if (SAMPLE / "run.json").is_file() else [])
+
+
+def readable_runs(folder: Path) -> list[Path]:
+    """All runs, newest first, without those that a newer version of Spreeze has written."""
+    runs = []
+    for path in reversed(list_runs(folder)):
+        with contextlib.suppress(RunError):
+            check_format(path)
+            runs.append(path)
+    return runs
 
 
 def run_path(name: str, folder: Path) -> Path:
@@ -149,7 +159,7 @@ def sweep_runs(path: Path) -> list[dict[str, Any]]:
 
 
 def rows(folder: Path) -> list[RunRow]:
-    return [row(path) for path in reversed(list_runs(folder))]
+    return [row(path) for path in readable_runs(folder)]
 
 
 def live_run(folder: Path, first: str | None = None) -> str | None:

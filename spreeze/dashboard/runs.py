@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import tempfile
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -16,14 +17,15 @@ import streamlit as st
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import (
     SAMPLE,
+    SAMPLE_NAME,
     Clip,
     RunRow,
     as_cli_argument,
     clips,
     log_files,
+    readable_runs,
     row,
     rows,
-    run_path,
     runs_dir,
     short,
     tail_lines,
@@ -35,13 +37,16 @@ from spreeze.metrics.recorded_episodes import kept_evaluations
 from spreeze.metrics.stop_conditions import StopReason, stop_reason
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import by_name
-from spreeze.run_directory import LIVE_STATES, About, describe, list_runs, read_about, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, About, describe, read_about, read_run, state_of
 from spreeze.types import POLICY_FORMATS
 
 _MAX_PACKED_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
 _POLICY = ("checkpoints/best.safetensors", "checkpoints/best.json")
-_PACKED = ("run.json", "config.toml", "tune.json", "summary.json", "eval.csv", "metrics.db", *_POLICY)
+_METRICS = "metrics.db"
+_PACKED = (
+    "run.json", "config.toml", "tune.json", "summary.json", "eval.csv", _METRICS, f"{_METRICS}-wal", *_POLICY
+)  # fmt: skip
 _DOWNLOAD: dict[str, Any] = {"width": "stretch", "on_click": "ignore"}
 """Options of download buttons: a rerun would drop the downloads of the buttons beside it."""
 
@@ -178,8 +183,16 @@ def files_to_pack(path: Path) -> list[Path]:
 
 
 def pack(path: Path) -> bytes:
-    """A ZIP file of ``files_to_pack``, in a folder with the run's name."""
-    return control.zipped({f"{path.name}/{part.relative_to(path)}": part for part in files_to_pack(path)})
+    """A ZIP file of ``files_to_pack``, in a folder with the run's name; the metrics without their log of changes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        files = {str(part.relative_to(path)): part for part in files_to_pack(path)}
+        if _METRICS in files:
+            copy = Path(temporary) / _METRICS
+            with contextlib.suppress(RunError):  # a damaged file is packed as it is
+                MetricsReader(path / _METRICS).copy_to(copy)
+                files[_METRICS] = copy
+                files.pop(f"{_METRICS}-wal", None)
+        return control.zipped({f"{path.name}/{name}": part for name, part in files.items()})
 
 
 def watch() -> None:
@@ -379,7 +392,7 @@ def _cells(item: RunRow, folder: Path, varied: str | None, *, is_shown: bool) ->
         "env steps": item.env_steps,
         "best": item.eval_best,
         "end mean": item.eval_final,
-        "returns": _curve_of(run_path(item.name, folder), item.wall_s),
+        "returns": _curve_of(SAMPLE if item.name == SAMPLE_NAME else folder / item.name, item.wall_s),
         "ended by": None if item.exit_reason is None else _ENDED_BY.get(item.exit_reason, item.exit_reason),
     }
 
@@ -403,7 +416,7 @@ def _clicked(key: str, names: list[str]) -> None:
 
 def several(folder: Path) -> None:
     """Compares, tags or deletes several runs at once, chosen by name: the table forgets ticks when it changes."""
-    known = [path.name for path in reversed(list_runs(folder))]
+    known = [path.name for path in readable_runs(folder)]
     if len(known) < 2:
         return
     picked = [name for name in st.session_state.get(_PICKED, ()) if name in known]

@@ -20,6 +20,7 @@ from spreeze.config.layers import OTHER_NAMES, Layer, toml_value, unknown_settin
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
 from spreeze.config.schema import Config, RunConfig, StopConfig, active_settings, field_of
+from spreeze.config.section import split_values
 from spreeze.dashboard import components, control
 from spreeze.dashboard.run_data import sweep_runs
 from spreeze.envs.families import imports_only, refusal_on_device
@@ -70,7 +71,7 @@ _BOX2D = ("LunarLander-v3", "LunarLanderContinuous-v3", "BipedalWalker-v3")
 @cache
 def tasks() -> list[str]:
     """Tasks to offer: Pendulum and the default, those with a profile, then other well-known ones that are installed."""
-    first, others = ["Pendulum-v1", str(default_env_id().value)], list[str]()
+    first, others = list(dict.fromkeys(("Pendulum-v1", str(default_env_id().value)))), list[str]()
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
         others += [name for name in about.get("envs", []) if "*" not in name and name not in first]
@@ -148,9 +149,9 @@ def form(folder: Path) -> None:
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         text = "Any Gymnasium id. Pendulum-v1 takes seconds to learn."
         any_id: dict[str, Any] = {"accept_new_options": True, "key": "start_env", "help": text}
-        offered = _offered_tasks()
+        offered, usual = _offered_tasks(), str(default_env_id().value)
         # Streamlit warns of a default where a callback has set the value.
-        default = 0 if "start_env" in st.session_state else offered.index(tasks()[1])
+        default = 0 if "start_env" in st.session_state or usual not in offered else offered.index(usual)
         env_id = known_task(str(first[0].selectbox("Task", offered, default, **any_id, **_KEPT)))
         last = st.columns([1, 1.2, 1.6, 1.6, 2.4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
@@ -507,7 +508,7 @@ def _check_read(request: control.Request, plan: SweepPlan) -> None:
 
 def expected_runs(request: control.Request, plan: SweepPlan) -> str:
     """A sentence on the number of runs, and their training time if it is known."""
-    count = plan.seeds * math.prod(line.count(",") + 1 for line in plan.lines)
+    count = plan.seeds * math.prod(len(split_values(line.partition("=")[2])) for line in plan.lines)
     seconds = request.settings.get("stop.seconds")
     time = f", {duration(count * float(seconds))} (h:min:s) of training" if isinstance(seconds, int | float) else ""
     return f"{count} runs, one after the other{time}. Compare lists them as one sweep."

@@ -64,7 +64,8 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         """Checks one reset: sets the dimensions of the state, if it has one of its own, and refuses masks."""
         self._state_dim, self._obs_dim, self._size = 0, size * len(self._agents), size
         obs, infos = self._env.reset(seed=0)
-        if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
+        parts = [part.get(agent) for part in (infos, obs) for agent in self._agents]
+        if any(MASK in part for part in parts if isinstance(part, dict)):
             raise EnvError(
                 f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that invalid actions "
                 "do nothing"
@@ -104,6 +105,8 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def _read(self, field: str, values: dict[Any, Any], agent: Any, read: Callable[[Any], Any]) -> Any:
         try:
             return read(values[agent])
+        except KeyError:
+            raise BadTransition(f"{field} of {agent}", "missing", self.spec.id if self.spec else "team") from None
         except ValueError as error:
             raise BadTransition(f"{field} of {agent}", str(error), self.spec.id if self.spec else "team") from None
 

@@ -252,6 +252,14 @@ class MetricsReader:
             rows = query(f"SELECT {_FIELDS} FROM evaluations ORDER BY return_mean DESC LIMIT 1")
             return _evaluation(rows[0]) if rows else None
 
+    def copy_to(self, target: Path) -> None:
+        """Copies all values to a new file, with those that the writer has not moved into its own file yet."""
+        try:
+            with contextlib.closing(self._open()) as source, contextlib.closing(sqlite3.connect(target)) as copy:
+                source.backup(copy)
+        except (sqlite3.Error, OSError) as error:
+            raise RunError(f"{self._path} cannot be copied: {clean(error)}; see the log of the run") from None
+
     @contextlib.contextmanager
     def connected(self) -> Iterator[MetricsReader]:
         """Yields a reader for several queries, which share one connection and one time limit."""

@@ -162,6 +162,7 @@ def test_the_command_line_states_the_whole_request():
         "rollout": {"samplers": 2},
         "stop": {"seconds": 60.0, "target_return": -200.0},
         "tuning": {"govern": False},
+        "visualizer": {"enabled": True},
         "td3": {"hidden_sizes": [8, 8], "tau": 0.01},
     }
 

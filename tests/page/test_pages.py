@@ -768,6 +768,16 @@ def test_delete_needs_the_name_typed(world):
     assert not page.sidebar.warning, "the user knows"
 
 
+@pytest.mark.parametrize("name", ["live", "runs", "compare"])
+def test_a_run_of_a_newer_version_is_left_out_and_breaks_no_page(world, name):
+    newer = make_run(world("finished"), "newer", seconds=1)
+    (newer / "run.json").write_text(json.dumps(json.loads((newer / "run.json").read_text()) | {"format": 99}))
+    page = open_page(name)
+    assert not page.exception
+    assert "a1" in str(page.sidebar.selectbox[0].options)
+    assert "newer" not in str(page.sidebar.selectbox[0].options)
+
+
 def test_pages_import_no_torch_and_no_environment_library():
     import subprocess
 

@@ -55,6 +55,7 @@ def test_a_sweep_has_the_settings_of_the_form_and_begins_with_its_seed():
     assert expected_runs(request, plan) == (
         "6 runs, one after the other, 6:00 (h:min:s) of training. Compare lists them as one sweep."
     )
+    assert expected_runs(request, SweepPlan(1, ("dqn.hidden_sizes=[64,64],[128,128]",))).startswith("2 runs")
     assert not SweepPlan().several
 
 

@@ -187,15 +187,17 @@ def test_one_that_fails_is_left_out_and_if_all_fail_their_errors_are_told(monkey
 
 
 def test_the_winner_goes_on_with_the_time_that_is_left_and_with_its_own_settings(tmp_path):
-    args, _ = command("--seconds", "600", "--profile", "none", "--name", "r")
+    args, _ = command("--seconds", "600", "--profile", "none", "--name", "r", "--fresh")
     chosen = ComparedAlgorithm("ppo", tmp_path)
     found = continued(args, chosen, 130.0)
     assert (found.resume, found.profile, getattr(found, "--seconds")) == (str(tmp_path), None, 470.0)
     assert (getattr(found, "--name"), getattr(found, "--algo"), found.auto) == (None, None, True)
+    assert found.fresh, "no candidate was tuned"
     assert "replay" not in user_values(found)
     assert user_values(continued(args, ComparedAlgorithm("sac", tmp_path), 0.0))["replay"] == {"save": False}
     (tmp_path / "tune.json").write_text("{}")
-    assert not continued(args, chosen, 0.0).auto, "what it has is the tuner's choice"
+    tuned = continued(args, chosen, 0.0)
+    assert (tuned.auto, tuned.fresh) == (False, False), "what it has is the tuner's choice"
 
 
 def test_a_task_that_only_rollouts_fit_gets_their_algorithm_and_its_mode_without_a_word():

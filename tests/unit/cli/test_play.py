@@ -318,6 +318,20 @@ def test_play_shows_episodes_in_a_window_in_real_time(runs_dir, monkeypatch, cap
     assert "1 episode shown" in capfd.readouterr().out
 
 
+def test_ctrl_c_ends_a_window_with_a_summary(runs_dir, monkeypatch, capfd):
+    monkeypatch.setenv("DISPLAY", ":0")
+    shown = iter(range(3))
+
+    def line(source, episode):
+        if next(shown) == 2:
+            raise KeyboardInterrupt
+        return "shown"
+
+    monkeypatch.setattr(play, "_line", line)
+    assert play.main(["second", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
+    assert "3 episodes shown" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(("args", "words"), [(["nobody"], "no run"), (["latest", "--episodes", "0"], "at least 1")])
 def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words):
     assert play.main([*args, "--runs-dir", str(runs_dir)]) == 2
@@ -328,10 +342,10 @@ def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words)
     ("raised", "code", "words"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "play.mp4"), ResourceError.exit_code, "free some disk space"),
-        (KeyboardInterrupt(), 0, ""),
+        (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_a_full_disk_is_one_line_and_ctrl_c_ends_play_in_order(monkeypatch, capfd, raised, code, words):
+def test_a_full_disk_and_ctrl_c_before_a_clip_is_written_are_one_line(monkeypatch, capfd, raised, code, words):
     def ended(args, stage):
         raise raised
 

@@ -19,7 +19,7 @@ from spreeze.envs.make import make_env, refuse_foreign
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import make_task
 from spreeze.envs.team_env import TeamEnv
-from spreeze.errors import ConfigError, EnvError
+from spreeze.errors import BadTransition, ConfigError, EnvError
 from spreeze.types import Choices, EnvSpec, TeamSpec, rebuild
 
 MODULE = "two_step_game"
@@ -72,6 +72,21 @@ class Uneven(TwoStepGame):
 @pytest.fixture
 def uneven():
     return TeamEnv("parallel:uneven", Uneven())
+
+
+def test_agents_without_infos_and_without_a_reward_are_no_crash(uneven):
+    class Silent(Uneven):
+        def reset(self, seed=None, options=None):
+            return super().reset(seed, options)[0], {}
+
+        def step(self, actions):
+            obs, rewards, *rest = super().step(actions)
+            return obs, {agent: reward for agent, reward in rewards.items() if agent != "c"}, *rest
+
+    silent = TeamEnv("parallel:silent", Silent())
+    silent.reset()
+    with pytest.raises(BadTransition, match="reward of c = missing"):
+        silent.step(np.zeros(3, np.int64))
 
 
 def test_a_parallel_environment_is_described_by_its_agents_and_its_state():

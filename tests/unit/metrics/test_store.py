@@ -121,6 +121,21 @@ def test_peaks_survive_any_reduction(path, max_points):
         writer.close()
 
 
+def test_a_copy_has_what_the_writer_holds_back(path, tmp_path):
+    writer = MetricsWriter(path)
+    writer.write(1.0, 10, {"updates": 7.0})
+    writer.event(1.5, "info", "test", "written at once")
+    assert MetricsReader(path).latest()["updates"].value == 7.0
+    MetricsReader(path).copy_to(tmp_path / "copy.db")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "copy.db").rename(tmp_path / "alone" / "metrics.db")
+    assert MetricsReader(tmp_path / "alone" / "metrics.db").latest()["updates"].value == 7.0
+    writer.close()
+    path.write_bytes(b"no database" * 500)
+    with pytest.raises(RunError, match="cannot be copied"):
+        MetricsReader(path).copy_to(tmp_path / "copy.db")
+
+
 def test_since_gives_only_what_came_after(path):
     _fill(path, 100).close()
     assert MetricsReader(path).series("updates", since=90.0).t.tolist() == list(range(90, 100))
