@@ -197,11 +197,11 @@ class WorkerContext:
     def event(self, level: str, text: str) -> None:
         self.send("event", level=level, text=text[:500])
 
-    def env_error(self, where: str, error: Exception, count: int) -> None:
-        """Reports an environment error that cost at most an episode."""
+    def env_error(self, where: str, error: Exception, count: int, **effect: str) -> None:
+        """Reports an error of an environment (``event_text``); ``count``: its number in this process."""
         if self._errors_dir is not None:
             write_error(self._errors_dir, self.name, error, f"environment-{count}")
-        self.event("warning", event_text(where, error, count))
+        self.event("warning", event_text(where, error, count, **effect))
 
     def saving(self, left_bytes: int) -> None:
         """Signals that a checkpoint is in progress, with this many bytes left to write and check."""
@@ -257,10 +257,10 @@ def pause_s(failures: int) -> float:
     return min(_LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
 
 
-def event_text(where: str, error: BaseException, count: int) -> str:
-    """The message for an error that cost an episode."""
-    so_far = "" if count == 1 else f"; {count} such errors so far"
-    return f"{where}: {described(error)}; its episode is lost{so_far}"
+def event_text(where: str, error: BaseException, count: int, effect: str = "its episode is lost") -> str:
+    """The message for an error of an environment, with its effect."""
+    so_far = "" if count <= 1 else f"; {count} such errors so far"
+    return f"{where}: {described(error)}; {effect}{so_far}"
 
 
 def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:

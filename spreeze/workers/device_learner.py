@@ -30,6 +30,7 @@ from spreeze.envs.task import vector_env
 from spreeze.envs.vector_task import DeviceTask, VectorStep
 from spreeze.errors import BadTransition
 from spreeze.inference.normalizer import DiscountedReturns
+from spreeze.machine.processes import close_in_time
 from spreeze.metrics.table import SLOTS
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.workers.buffer_learner import CheckpointedRolloutTrainer
@@ -114,8 +115,8 @@ class DeviceCollector(Collector):
         self._sink.store(self.obs, actions, step, good, ended, version)
         self.obs, self._at = step.obs, self._at + 1
 
-    def read_back(self) -> None:
-        """Reads the log, counts what it holds, and resets environments that gave a bad value."""
+    def read_back(self, *, resets: bool = True) -> None:
+        """Reads the log, counts what it holds, and resets environments that gave a bad value if it ``resets`` them."""
         steps, self._at = self._at, 0
         if not steps:
             return
@@ -132,7 +133,8 @@ class DeviceCollector(Collector):
         if self._discounted is not None:
             self._discounted.add(reward, over | ~good)
             self.counts.returns = self._discounted.sums()
-        self._heal(code)
+        if resets:
+            self._heal(code)
 
     def _heal(self, code: np.ndarray) -> None:
         bad = np.argwhere(code >= _BAD_REWARD)
@@ -157,28 +159,31 @@ class DeviceCollector(Collector):
 
     def _lose_all(self, error: Exception) -> None:
         """Makes the environments again: all their episodes are lost."""
-        self._count_error("environment 0", error)
-        self.read_back()
-        self._env.close()
+        self._count_error("the environments", error, effect="all their episodes are lost")
+        self.read_back(resets=False)
+        close_in_time(self._env.close)
         self._make_envs()
 
     def _make_envs(self) -> None:
         while True:
             self._heartbeat(Phase.INIT)
+            made: DeviceTask | None = None
             try:
-                self._env = self._make_env(self._next_seed)
+                made = self._make_env(self._next_seed)
                 with torch.no_grad():
-                    self.obs = self._env.reset(self._next_seed)
+                    self.obs = made.reset(self._next_seed)
+                self._env = made
                 break
             except Exception as error:
-                self._count_error("environment 0", error)
+                close_in_time(*() if made is None else (made.close,))
+                self._count_error("the environments", error, effect="they are made again")
         self._next_seed += self.num_envs  # other episodes after an error
         self._sick.zero_()
         self._episode_totals[...] = 0.0
         self._sink.forget()
 
     def close(self) -> None:
-        self._env.close()
+        close_in_time(self._env.close)
 
 
 def learn_from_device_replay(context: WorkerContext, job: DeviceReplayJob) -> Iterator[None]:
@@ -306,9 +311,10 @@ class DeviceRolloutUpdateLoop(CheckpointedUpdateLoop):
     def train(self) -> bool:
         """One step of all environments; at the end of a rollout also all updates from it."""
         self._sampling.step(self.trainer.updates)
+        self.stepping_s = self._sampling.stepping_s
         if self._rollout.full:
             self._sampling.read_back(self.trainer.updates)
-            start, self.stepping_s = perf_counter(), self._sampling.stepping_s
+            start = perf_counter()
             self._context.heartbeat(Phase.UPDATE)
             self.trainer.learn(self._rollout, self.env_steps())
             self._actor.scale_by(self.trainer.algorithm.normalizer)

@@ -44,16 +44,7 @@ from spreeze.transport.weights import Weights, decode
 from spreeze.workers.best_policy import Z_99, BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import WorkerContext, event_text, open_weights, pause_s, write_error
 from spreeze.workers.episodes.episode_recorder import EpisodeRecorder
-from spreeze.workers.episodes.lockstep import (
-    Episode,
-    OnStep,
-    envs_at_once,
-    fresh_seeds,
-    new_task,
-    run_episodes,
-    score,
-    success_rate,
-)
+from spreeze.workers.episodes.lockstep import Episode, OnStep, fresh_seeds, new_task, run_episodes, score, success_rate
 from spreeze.workers.jobs import EvaluatorJob
 from spreeze.workers.roles import Phase
 
@@ -146,7 +137,11 @@ class WeightsWatch:
 
     def __init__(self, folder: Path, seen: tuple[int, int] | None = None) -> None:
         self._store, self._seen = open_weights(folder), seen
-        self._counter, self._look_at_s = -1, 0.0
+        self._counter, self._look_at_s = 0, 0.0
+
+    def counts_news(self, counter: int) -> bool:
+        """True if weights have been published since those that ``newer`` returned last."""
+        return counter != self._counter
 
     @classmethod
     def after_evaluations(cls, folder: Path) -> Self:
@@ -308,8 +303,7 @@ class Evaluation:
         policy = Policy.from_weights(weights.arrays, weights.meta)
         episodes = run_episodes(
             self._recorder.make_task, policy.act, seeds, on_step, self._should_stop, heartbeat=self._should_stop,
-            tasks=self._tasks, on_error=on_error, max_envs=envs_at_once(self._tasks[0].spec),
-            whole_rounds=whole_rounds, max_tasks=self._job.max_envs,
+            tasks=self._tasks, on_error=on_error, whole_rounds=whole_rounds, max_tasks=self._job.max_envs,
         )  # fmt: skip
         return episodes, lost
 
@@ -368,8 +362,10 @@ class TurnEvaluation:
 
     @property
     def overdue(self) -> bool:
-        """True if an evaluation has waited too long for the end of an episode."""
-        return time.monotonic() > self._due_s + _LONGEST_EPISODE_S
+        """True if an evaluation of new weights, or one on request, has waited too long for the end of an episode."""
+        if time.monotonic() <= self._due_s + _LONGEST_EPISODE_S:
+            return False
+        return self._watch.counts_news(self._context.weights_counter) or _is_requested(self._context, self._requests)
 
     def close(self) -> None:
         self._evaluation.close()

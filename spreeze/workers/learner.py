@@ -49,7 +49,7 @@ class UpdateLoop(ABC):
 
     trainer: ReplayTrainer | OnPolicyTrainer | CheckpointedRolloutTrainer[Any]
     saved_ring: ReplayRing | None = None
-    learning_started = True  # False until there is enough data to start
+    has_begun = True  # False until its first update is due
     ends_by_env_steps = True
     """True if it ends the run at the number of env steps requested; if not, the supervisor does."""
     publishes = True  # False if another learner publishes the weights that are evaluated
@@ -201,7 +201,7 @@ class Learner:
                 if not context.takes_turns:
                     loop.wait()
                 self._wait_s += perf_counter() - start
-            if loop.learning_started and not began:
+            if loop.has_begun and not began:
                 began = True
                 # The first checkpoint comes early: without one, the death of this process loses everything.
                 self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - FIRST_CHECKPOINT_S)
@@ -216,13 +216,14 @@ class Learner:
         if now - self._posted_s >= _POST_S:
             self._post()
             self._posted_s = now
+        # First, since a version is published once: it would otherwise be that of the policy that fell.
+        if (rollbacks := self._context.header_word(status_table.ROLLBACKS)) > self._rollbacks:
+            self._rollbacks = rollbacks
+            self._roll_back()
         if self._are_weights_due(now):
             if self._policy_changed:
                 self._publish()
             self._published_s = now
-        if (rollbacks := self._context.header_word(status_table.ROLLBACKS)) > self._rollbacks:
-            self._rollbacks = rollbacks
-            self._roll_back()
         requests = self._context.header_word(status_table.CHECKPOINT_REQUESTS)
         requested = requests > self._checkpoint_requests
         if requested or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
@@ -250,7 +251,8 @@ class Learner:
             f"rolled back at update {self._trainer.updates} to the checkpoint of update {checkpoint.updates}, nearest "
             f"to the best policy ({best}); {rates}; replay is kept (replay.roll_back=false: never)",
         )
-        self._publish()
+        if self._policy_changed:  # else it is published with the next update
+            self._publish()
         self._checkpoint()  # a learner that dies now starts from here
 
     def _are_weights_due(self, now: float) -> bool:

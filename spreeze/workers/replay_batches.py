@@ -175,6 +175,8 @@ class ReplayStatistics(ScalingStatistics):
         if self.normalizer is None:
             return
         self._rows_counted += [0] * (len(reader.ends) - len(self._rows_counted))
+        # Replay on a device starts empty again with its learner.
+        self._rows_counted = [min(both) for both in zip(self._rows_counted, reader.ends, strict=True)]
         waiting = (sum(reader.ends) - sum(self._rows_counted)) * self._layout.env_steps_per_row
         if waiting < _MIN_NEW_ROWS and self.normalizer.count:
             return

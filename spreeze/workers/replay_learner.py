@@ -90,7 +90,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         self._pace = TargetPace(self.trainer.algorithm.effective_tau, config.gamma, config.n_step)
         self._peers: PeerAverage | None = None
         self._hosts: GossipMemory | None = None
-        self.learning_started = self._resumed = False
+        self.learning_started = self.has_begun = self._resumed = False
 
     def restore(self, checkpoint: Checkpoint | None, epoch: int) -> None:
         if (gossip := self._open_gossip(epoch)) is not None:
@@ -138,13 +138,14 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
             self._retune()
         inserted = ring.total_committed()
         if self.trainer.updates < self._updates_before_sampling:  # there are only demonstrations to learn from
+            self.has_begun = True
             return self._update_before_sampling(inserted)
         if not self.learning_started and inserted >= max(self._job.limiter.learning_starts, 1):
             # Counted anew at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             if not self._is_serial:
                 self._update_statistics()
-            self.learning_started = True
+            self.learning_started = self.has_begun = True
             done = f"{inserted * ring.spec.layout.env_steps_per_row} transitions"
             if self._job.spec.frames is not None:  # rows are frames, and a reset's frame belongs to no env step
                 done = f"{self.env_steps()} env steps, with {inserted} frames in replay"
@@ -246,7 +247,7 @@ class ReplayUpdateLoop(CheckpointedUpdateLoop):
         super().check()
         if not self._is_serial:
             self._count_returns()
-        if self.learning_started and (note := self._pace.note(self.session_s(), self.trainer.updates)):
+        if self.has_begun and (note := self._pace.note(self.session_s(), self.trainer.updates)):
             self._report(note, "warning")
         while self.trainer.notes:
             self._report(self.trainer.notes.pop(0))

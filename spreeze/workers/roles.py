@@ -40,8 +40,8 @@ def deadlines(step_s: float, start_s: float) -> dict[Phase, float]:
 
 
 def deadline_text(phase: Phase, deadline_s: float) -> str:
-    """The setting of a phase's deadline, in brackets for a message; empty if there is none."""
-    if phase not in (Phase.STEP, Phase.INIT, Phase.RESET):
+    """The setting of a phase's deadline, in brackets for a message; empty if no setting made it."""
+    if phase not in (Phase.STEP, Phase.INIT, Phase.RESET) or (phase, deadline_s) == (Phase.RESET, DEADLINE_S[phase]):
         return ""
     return f" (sampling.{'step' if phase is Phase.STEP else 'start'}_deadline_s = {deadline_s:g})"
 

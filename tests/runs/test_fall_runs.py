@@ -35,3 +35,4 @@ def test_a_run_that_falls_says_so_and_rolls_back_to_its_best_checkpoint(tmp_path
     assert of < at <= state["updates"]
     assert abs(of - best) < abs(at - best)
     assert "learning rates are 0.5 of the settings" in back
+    assert not any("publishing weights failed" in event for event in run.events())

@@ -31,12 +31,12 @@ _RETURNS = _SLOT("returns")  # slot of the number of returns; their sum and sum 
 _MAX_ERRORS, _WINDOW_STEPS = 20, 1000  # this many errors within this many env steps end the process
 SLOW_S = 1.0  # time of a step of all environments [s] above which each environment has its own heartbeat
 
-OnError = Callable[[str, Exception, int], None]
+OnError = Callable[..., None]  # (where, error, count, effect=...): see context.env_error
 """Called to report an error: where it happened, the error, and the number of errors so far."""
 Heartbeat = Callable[[Phase], None]  # called before something that may take long, as a heartbeat
 
 
-def ignored(*_: object) -> None:
+def do_nothing(*_: object, **__: object) -> None:
     pass
 
 
@@ -86,7 +86,7 @@ class Collector:
         self._nan_policy, self._on_error, self._heartbeat = nan_policy, on_error, heartbeat
         self._error_steps: deque[int] = deque(maxlen=_MAX_ERRORS)
         self._errors = 0
-        self.on_episode: Callable[[float, int, bool | None], None] = ignored
+        self.on_episode: Callable[[float, int, bool | None], None] = do_nothing
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._episode_totals = np.zeros((2, num_envs))
         """Return and length of each current episode, where environments step together."""
@@ -107,8 +107,11 @@ class Collector:
         self.counts.episode_length = sum(lengths) / len(lengths)
         self.on_episode(self._returns[index], self._lengths[index], success)
 
-    def _count_error(self, where: str, error: Exception) -> None:
-        """Counts an error; reports the 1st, 10th, 100th and so on, and raises a WorkerError if there are too many."""
+    def _count_error(self, where: str, error: Exception, **effect: str) -> None:
+        """Counts an error; reports the 1st, 10th, 100th and so on, and raises a WorkerError if there are too many.
+
+        ``effect``: as for ``context.event_text``.
+        """
         counts = self.counts
         if isinstance(error, BadTransition):
             counts.transitions_rejected += 1
@@ -118,7 +121,7 @@ class Collector:
             counts.env_errors += 1
         self._errors += 1
         if is_power_of_ten(self._errors):
-            self._on_error(where, error, self._errors)
+            self._on_error(where, error, self._errors, **effect)
         self._error_steps.append(counts.env_steps)
         within = counts.env_steps - self._error_steps[0]
         if len(self._error_steps) == _MAX_ERRORS and within < _WINDOW_STEPS:
@@ -177,7 +180,8 @@ class TaskCollector(Collector):
         except Exception as error:
             close_in_time(*() if task is None else (task.close,))
             if self._versions.count(self._version) == 1:  # the first one of this process
-                self._on_error(f"environment {index}, made with other arguments", error, 1)
+                where = f"environment {index}, made with other arguments"
+                self._on_error(where, error, 0, effect="the one before is kept")
             return
         close_in_time(self._tasks[index].close)
         self._tasks[index] = task
@@ -188,6 +192,7 @@ class TaskCollector(Collector):
             self._tasks[index].close()
         except Exception:
             self.counts.env_errors += 1
+        self._versions[index] = self._version
         self._tasks[index] = self._make_task()
 
     def close(self) -> None:

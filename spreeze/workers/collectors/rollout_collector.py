@@ -14,7 +14,7 @@ from spreeze.inference.policy import Policy, State, begin_episode, exploring_arr
 from spreeze.transport.rollouts import Responses, Rollouts, RolloutWriter, StepRows
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
-from spreeze.workers.collectors.collector import SLOW_S, Heartbeat, OnError, TaskCollector, ignored
+from spreeze.workers.collectors.collector import SLOW_S, Heartbeat, OnError, TaskCollector, do_nothing
 from spreeze.workers.roles import Phase
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class RolloutCollector(TaskCollector):
         step_synchronous: bool = False,
         replays: bool = True,
         nan_policy: str = "drop",
-        heartbeat: Heartbeat = ignored,
-        on_error: OnError = ignored,
+        heartbeat: Heartbeat = do_nothing,
+        on_error: OnError = do_nothing,
     ) -> None:
         """Makes the environments and brings each to its state in the rollout slots.
 

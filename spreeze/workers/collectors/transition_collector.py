@@ -34,7 +34,7 @@ from spreeze.machine.processes import close_in_time
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.transport.transitions import FrameLog, NStepBatch
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.collectors.collector import SLOW_S, Heartbeat, OnError, TaskCollector, ignored
+from spreeze.workers.collectors.collector import SLOW_S, Heartbeat, OnError, TaskCollector, do_nothing
 from spreeze.workers.roles import Phase
 
 
@@ -146,8 +146,8 @@ class TransitionCollector(TaskCollector):
         gamma: float,
         seeds: list[int],
         nan_policy: str = "drop",
-        heartbeat: Heartbeat = ignored,
-        on_error: OnError = ignored,
+        heartbeat: Heartbeat = do_nothing,
+        on_error: OnError = do_nothing,
     ) -> None:
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, heartbeat=heartbeat)
         self._to_env_units = ActionScaling(spec, bounded=True)
@@ -279,8 +279,8 @@ class VectorCollector(TransitionCollector):
         try:
             done = self._vector.step(env_actions)
         except Exception as error:
-            self._count_error("environment 0", error)
-            self._vector.close()
+            self._count_error("the environments", error, effect="all their episodes are lost")
+            close_in_time(self._vector.close)
             self._vector = None
             return [], list(range(self.num_envs))
         self._row_writer.set_next_obs(_ALL, done.next_obs)
@@ -303,12 +303,15 @@ class VectorCollector(TransitionCollector):
     def _renew_vector(self) -> None:
         while True:
             self._heartbeat(Phase.INIT)
+            made: VectorTask | None = None
             try:
-                self._vector = self._make_vector(self.num_envs, self._seed)
-                self._row_writer.start(_ALL, self._vector.reset(self._seed))
+                made = self._make_vector(self.num_envs, self._seed)
+                self._row_writer.start(_ALL, made.reset(self._seed))
+                self._vector = made
                 break
             except Exception as error:
-                self._count_error("environment 0", error)
+                close_in_time(*() if made is None else (made.close,))
+                self._count_error("the environments", error, effect="they are made again")
         self._seed += self.num_envs  # other episodes after an error
         self._episode_totals[...] = 0.0
 
@@ -531,5 +534,6 @@ class GoalCollector(TransitionCollector):
                 self._goal_rewards[task] = GoalRewards(task)
             return self._relabeling.rows(episode, self._goal_rewards[task], self._goal_rng)
         except Exception as error:
-            self._count_error(f"environment {index}, rewards of other goals", error)
+            where = f"environment {index}, rewards of other goals"
+            self._count_error(where, error, effect="no rows with other goals are added")
             return self._relabeling.none

@@ -114,7 +114,7 @@ def test_a_mask_that_is_missing_or_wrong_is_an_error_by_name_counted_like_other_
         n_step=1,
         gamma=0.9,
         seeds=[0],
-        on_error=lambda where, error, count: told.append(str(error)),
+        on_error=lambda where, error, count, **effect: told.append(str(error)),
     )
     rng = np.random.default_rng(0)
     for _ in range(8):

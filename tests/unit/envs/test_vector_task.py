@@ -177,9 +177,13 @@ def test_an_error_costs_the_episodes_of_all_and_goes_on_with_a_new_one():
         if len(made) == 1 and env.steps == 3:
             raise RuntimeError("bad luck")
 
+    def closing():
+        raise RuntimeError("closing fails, too")
+
     def make():
-        made.append(1)
-        return VectorTask(_vector(AutoresetMode.SAME_STEP, fault=fault), SPEC)
+        made.append(VectorTask(_vector(AutoresetMode.SAME_STEP, fault=fault), SPEC))
+        made[-1].close = closing
+        return made[-1]
 
     rows, sampling = _run(make, 6)
     assert len(made) == 2

@@ -23,7 +23,7 @@ from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
 from spreeze.workers.best_policy import BestPolicy, Candidate, ReturnStats
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.episodes import episode_recorder
+from spreeze.workers.episodes import episode_recorder, lockstep
 from spreeze.workers.episodes.lockstep import fresh_seeds, run_episodes, score
 from spreeze.workers.evaluator import (
     COLUMNS,
@@ -290,7 +290,7 @@ def test_the_last_evaluation_tests_the_challenger_though_the_newest_weights_were
 
 def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seeds(tmp_path, store, monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.004")
-    monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 1)
+    monkeypatch.setattr(lockstep, "envs_at_once", lambda spec: 1)
     publish(store, GOOD, 1)
     # An episode sleeps for 0.2 s: some of them fit into the budget, and ten thousand do not.
     record = final_evaluation(job_of(tmp_path, episodes=10_000), budget_s=3.0)
@@ -300,7 +300,7 @@ def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seed
 
 
 def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 4)
+    monkeypatch.setattr(lockstep, "envs_at_once", lambda spec: 4)
     publish(store, GOOD, 1)
     asked, most = [], [120]
     with contextlib.closing(
@@ -437,10 +437,11 @@ def test_a_sampler_plays_the_evaluations_in_its_own_environment_where_there_is_n
     own = make_task(FAULT, FAULT_MODULE)
     with evaluator.turn_evaluation(context, job_of(tmp_path, max_envs=1, cpu_share=0.01)) as turn:
         assert turn.play(own) is own, "no weights yet"
-        assert not turn.overdue
         monkeypatch.setattr(evaluator, "_LONGEST_EPISODE_S", -1.0)
-        assert turn.overdue
+        assert not turn.overdue, "no evaluation waits for the end of an episode"
         publish(store, GOOD, 1)
+        context.status.header[WEIGHTS_COUNTER] += 1
+        assert turn.overdue
         monkeypatch.setattr(turn._watch, "_look_at_s", 0.0)
         assert turn.play(own) is own
         (row,) = read_rows(tmp_path / "eval.csv")

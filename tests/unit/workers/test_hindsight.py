@@ -126,7 +126,7 @@ def _collected(steps, num_envs=2, fails=False, **options):
 
         sampling = GoalCollector(
             make, num_envs, spec, ShardWriter(ring, 0), her="future", goals=4, n_step=1, gamma=GAMMA,
-            seeds=list(range(num_envs)), on_error=lambda where, error, count: errors.append(where),
+            seeds=list(range(num_envs)), on_error=lambda where, error, count, **effect: errors.append(where),
         )  # fmt: skip
         for _ in range(steps):
             sampling.step(np.zeros((num_envs, 1), np.float32), 7)

@@ -68,7 +68,7 @@ class HandMovedRun:
         return RolloutCollector(
             lambda: self._make_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS,
             seed=self.seed, step_synchronous=self.step_synchronous,
-            on_error=lambda where, error, count: self.told.append((where, str(error))),
+            on_error=lambda where, error, count, **effect: self.told.append((where, str(error))),
         )  # fmt: skip
 
     def new_inference(self, index):

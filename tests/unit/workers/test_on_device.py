@@ -14,12 +14,13 @@ from spreeze.algorithms.on_device import DeviceActor, DeviceRollout, advantages,
 from spreeze.config.algorithms import find_row
 from spreeze.envs.vector_task import DeviceTask, as_tensor
 from spreeze.errors import BadTransition, EnvError, ResourceError, WorkerError
-from spreeze.inference.normalizer import DiscountedReturns
+from spreeze.inference.normalizer import DiscountedReturns, Normalizer
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStepBatch
 from spreeze.types import Box, EnvSpec, RolloutBatch, RowLayout
 from spreeze.workers.device_learner import BLOCK, DeviceCollector
 from spreeze.workers.gpu_replay import DeviceReplay, DeviceRows
+from spreeze.workers.replay_batches import ReplayStatistics
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec(
@@ -40,7 +41,7 @@ def collector(make, num_envs=2, n_step=1, capacity=4096, gamma=0.5, device="cpu"
     made = DeviceCollector(
         lambda seed: DeviceTask(make(), SPEC, place), num_envs, rows, DeviceActor(sac(device), 1), returns,
         seed=0, heartbeat=lambda phase: None,
-        on_error=lambda where, error, count: errors.append((where, str(error))),
+        on_error=lambda where, error, count, **effect: errors.append((where, str(error))),
         **{"nan_policy": "drop"} | options,
     )  # fmt: skip
     return made, replay, errors
@@ -136,6 +137,26 @@ def test_a_bad_value_ends_the_process_where_that_is_asked_and_so_do_too_many():
         steps(made, 30)
 
 
+def test_observations_count_again_after_a_restart_which_empties_the_replay_of_a_device():
+    made, replay, _ = collector(lambda: DeviceCounter(2))
+    statistics = ReplayStatistics(RowLayout(2, 1), Normalizer(2), None, session=1.0, loaded_rows=())
+    steps(made, BLOCK)
+    replay.synchronize()
+    statistics.update_obs(replay)
+    counted = statistics.normalizer.count
+    assert counted > 0
+    state = statistics.state()
+    state["counted"]["rows"] = [10**6]  # of the learner before
+    statistics.load_state(state)
+    steps(made, 2 * BLOCK)
+    replay.synchronize()
+    statistics.update_obs(replay)
+    steps(made, 2 * BLOCK)
+    replay.synchronize()
+    statistics.update_obs(replay)
+    assert statistics.normalizer.count > counted
+
+
 def test_an_environment_that_raises_is_made_again_with_other_seeds_and_windows_begin_anew():
     seeds, envs = [], []
 
@@ -147,8 +168,9 @@ def test_an_environment_that_raises_is_made_again_with_other_seeds_and_windows_b
     made._make_env = lambda seed: seeds.append(seed) or DeviceTask(make(), SPEC, CPU)
     steps(made, 2)
     envs[0].step = lambda actions: (_ for _ in ()).throw(ValueError("broken"))
+    envs[0].close = lambda **_: (_ for _ in ()).throw(ValueError("closing fails, too"))
     steps(made, 4)
-    assert errors == [("environment 0", "broken")]
+    assert errors == [("the environments", "broken")]
     assert (seeds, len(envs)) == ([2], 2)
     replay.synchronize()
     assert replay.inserted == 2  # three steps of the new ones finish a window of three
