@@ -126,13 +126,14 @@ def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> 
     """The side that has finished its rollout waits for the other; samplers also wait for inference workers."""
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
-        more = "--mode hts does both at once" if snapshot.serial else "other learners use the cores in the meantime"
+        several = "with several learners (--learners) the others use the cores meanwhile"
+        more = "--mode hts does both at once" if snapshot.serial else several
         return f"Collecting and learning alternate: {waits}; {more}."
     if abs(learner_wait - sampler_wait) < WAITS:
         return f"Balanced: {waits}."
     if learner_wait > sampler_wait:
         cores = "more cores" if _used_elsewhere(snapshot) is None else _less_load(snapshot)
-        remedy = cores.removesuffix(",") if _cores_full(snapshot) else "more samplers, more environments each"
+        remedy = cores if _cores_full(snapshot) else "more samplers, more environments each"
         return f"Collecting is the limit: {waits}; {remedy} or a faster environment would help."
     passes = "uses of a rollout" if snapshot.asynchronous else "epochs"
     remedy = f"fewer {passes}, a smaller network or a GPU{_not_cores(snapshot)}"

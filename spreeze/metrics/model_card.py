@@ -140,7 +140,7 @@ def curve(points: Sequence[tuple[int, float]], reference: Published | None) -> b
     image = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default()
     values = [value for _, value in points] + ([reference.value] if reference else [])
-    low, high, last = min(values), max(values), max(1, points[-1][0])
+    low, high, last = min(values), max(values), max(1, *(x for x, _ in points))
     high = high if high > low else low + 1.0
 
     def pixel(x: float, y: float) -> tuple[float, float]:

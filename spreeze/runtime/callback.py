@@ -70,7 +70,10 @@ class BaseCallback:
         """Called once a second with the newest value of each metric (see the table of metrics)."""
 
     def on_evaluation(self, evaluation: dict[str, Any]) -> bool | None:
-        """Called after each evaluation, with the fields of ``eval.csv`` and ``success_rate``."""
+        """Called with the fields of ``eval.csv`` and ``success_rate`` after each evaluation.
+
+        Of several learners only evaluations of the best one count, by the newest return of each.
+        """
 
     def on_checkpoint(self, updates: int) -> bool | None:
         """Called when a checkpoint was written after that many updates."""

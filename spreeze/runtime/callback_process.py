@@ -46,10 +46,9 @@ class _Link(Sink):
         deadline_s: float,
         on_value: Callable[[str, float], None],
     ) -> None:
+        self._on_value, self._calls, self.wants_episodes = on_value, "", False  # first: opening reads messages
         super().__init__(opening, run_dir, on_event, log)
-        self._limits_s, self._on_value = (OPEN_S, deadline_s), on_value
-        self._calls = ""
-        self.wants_episodes = False
+        self._limits_s = OPEN_S, deadline_s
 
     def _take(self, message: dict[str, Any]) -> None:
         super()._take(message)

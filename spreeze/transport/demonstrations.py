@@ -57,7 +57,7 @@ def load_demonstrations(text: str, spec: EnvSpec, ring: ReplayRing, gamma: float
     Returns their number and the moments of their returns (zeros if a file of replay lacks them). A ConfigError if the
     file does not exist, cannot be read, or is of another task.
     """
-    path = find_demonstrations(text)
+    path = find_demonstrations(text, verify=True)
     if path.suffix == ".safetensors":
         try:
             return load_replay(path, ring), _returns_beside(path)
@@ -78,8 +78,10 @@ def _returns_beside(path: Path) -> ReturnSums:
     return moments.sums()
 
 
-def find_demonstrations(text: str) -> Path:
+def find_demonstrations(text: str, *, verify: bool = False) -> Path:
     """The file that ``--demonstrations`` names: itself, or that of a data set's or a run's directory.
+
+    ``verify``: saved replay, which may have gigabytes, is compared with its hash.
 
     A ConfigError if there is none; for a Minari data set not on disk, with the command that downloads it.
     """
@@ -92,7 +94,8 @@ def find_demonstrations(text: str) -> Path:
         for name in _MINARI_FILES:
             if (path / name).is_file():
                 return path / name
-        checkpoint = CheckpointStore(path / "checkpoints").load_latest() if (path / "run.json").is_file() else None
+        store = CheckpointStore(path / "checkpoints")
+        checkpoint = store.load_latest(large=verify) if (path / "run.json").is_file() else None
         if checkpoint is not None and checkpoint.replay_path is not None:
             return checkpoint.replay_path
         raise ConfigError(

@@ -104,7 +104,7 @@ class ReplayRing:
     @classmethod
     def create(cls, spec: RingSpec, *, fenced: bool | None = None) -> ReplayRing:
         """Allocates an empty ring; ``fenced`` forces the fences on or off (None: on if the processor needs them)."""
-        ring = cls(spec, SharedArrays.create("spreeze-replay", spec.fields(), spec.meaning), fenced)
+        ring = cls(spec, SharedArrays.create("spreeze-replay", spec.fields(), spec.meaning, "replay.capacity"), fenced)
         ring.words[_AT_START] = -1
         return ring
 

@@ -137,7 +137,9 @@ class Rollouts:
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> Rollouts:
-        return cls(spec, SharedArrays.create("spreeze-rollouts", spec.fields()))
+        return cls(
+            spec, SharedArrays.create("spreeze-rollouts", spec.fields(), smaller="rollout.size or its environments")
+        )
 
     @property
     def handle(self) -> RolloutsHandle:

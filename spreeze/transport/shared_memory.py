@@ -71,7 +71,7 @@ def inherited_fds(job: Jsonable) -> tuple[int, ...]:
     return tuple(sorted({fd for handle in handles(job) for fd in handle.fds}))
 
 
-def check_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> None:
+def check_room(name: str, size_bytes: int, smaller: str = "the settings that size it") -> None:
     """Raises a ResourceError if less memory is available, by the machine and by its control groups.
 
     ``smaller`` names the settings that make it smaller.
@@ -80,7 +80,7 @@ def check_room(name: str, size_bytes: int, smaller: str = "the replay capacity")
         raise ResourceError(_no_room(name, size_bytes, smaller))
 
 
-def _no_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> str:
+def _no_room(name: str, size_bytes: int, smaller: str) -> str:
     available = available_bytes()
     return (
         f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
@@ -171,13 +171,15 @@ class SharedArrays:
         return -(-(_LINE_BYTES + sum(field.size_bytes for field in fields)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     @classmethod
-    def create(cls, name: str, fields: tuple[ArraySpec, ...], meaning: str = "") -> SharedArrays:
+    def create(
+        cls, name: str, fields: tuple[ArraySpec, ...], meaning: str = "", smaller: str = "the settings that size it"
+    ) -> SharedArrays:
         """Allocates arrays of zeros, all pages at once, so that no later write fails; ResourceError if too little.
 
-        ``meaning`` is a text that also has to be equal where they are attached.
+        ``meaning`` is a text that also has to be equal where they are attached; ``smaller`` as for ``check_room``.
         """
         size_bytes = cls.size_bytes(fields)
-        check_room(name, size_bytes)
+        check_room(name, size_bytes, smaller)
         fd = _nameless_memory(name)
         try:
             _reserve(fd, size_bytes)
@@ -186,7 +188,7 @@ class SharedArrays:
             return arrays
         except OSError as error:
             os.close(fd)
-            raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
+            raise ResourceError(f"{_no_room(name, size_bytes, smaller)} ({error.strerror})") from None
 
     @classmethod
     def attach(cls, fd: int, fields: tuple[ArraySpec, ...], meaning: str = "") -> SharedArrays:

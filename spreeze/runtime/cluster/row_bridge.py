@@ -217,6 +217,8 @@ class RowBridge(Bridge):
         self._take_facts(host, chunk.facts)
         if chunk.ring_id == 0:
             return
+        if host.node is not None:
+            self._failed.pop(host.node.id, None)  # it works again
         before, known = host.ledger.ring_id, host.ledger.admit(chunk)
         if host.ledger.ring_id != before:
             host.begin_ring()

@@ -189,7 +189,7 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
             BALANCED,
             "alternate: learner waits 60 %, samplers 40 %; --mode hts",
         ),
-        (_snapshot(0.60, 0.40, lag=0), BALANCED, "alternate: learner waits 60 %, samplers 40 %; other learners"),
+        (_snapshot(0.60, 0.40, lag=0), BALANCED, "alternate: learner waits 60 %, samplers 40 %; with several learners"),
     ],
 )
 def test_sentence_names_the_limit_and_a_remedy(snapshot, side, words):
