@@ -95,5 +95,5 @@ def in_a_row(failures: int) -> str:
 
 
 def is_power_of_ten(count: int) -> bool:
-    """True for 1, 10, 100 ..: what repeats is reported at these counts."""
+    """True for 1, 10, 100 ..: repeated events are reported at these counts only."""
     return str(count).rstrip("0") == "1"

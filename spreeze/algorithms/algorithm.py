@@ -42,7 +42,7 @@ class Algorithm(ABC):
         """Finite metrics of the latest update by name, as in ``spreeze.metrics.table`` (reads the device)."""
 
     def updates_skipped(self) -> int:
-        """Gradient steps not applied because they were not finite, the most of an optimizer (reads the device)."""
+        """Gradient steps skipped for a gradient that was not finite: the most of any optimizer (reads the device)."""
         return max(optimizer.skipped for optimizer in self._optimizers)
 
     @abstractmethod

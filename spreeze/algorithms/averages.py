@@ -83,7 +83,9 @@ class RolloutAverage:
         self._updates = self._algorithm.updates
         for name, array in self._algorithm.policy_arrays().items():
             average = self._arrays[name]
-            self._arrays[name] = average + np.float32(1.0 - kept) * (array - average)  # the old one may be being read
+            self._arrays[name] = average + np.float32(1.0 - kept) * (
+                array - average
+            )  # another thread may still read the old array
 
     def policy_arrays(self) -> Arrays:
         """The average, and beside it the newest weights, which collect rollouts."""

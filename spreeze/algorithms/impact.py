@@ -89,8 +89,8 @@ class ImpactConfig(AppoConfig):
     )
     kl_target: float = setting(
         0.01,
-        "KL divergence that keeps this weight, averaged over one pass through the buffer: the weight grows by "
-        "half above twice this value and halves below half of it",
+        "target KL divergence from the target policy, averaged over one pass through the buffer: above twice this "
+        "value kl_coef grows by half, below half of it kl_coef is halved",
         unit="nat",
         low=1e-6,
         high=10.0,

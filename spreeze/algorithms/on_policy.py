@@ -128,7 +128,7 @@ class OnPolicyAlgorithm(Algorithm, ScalingStatistics):
             for enabled in (normalize_obs, normalize_obs and correction == "delayed")
         )
         """Statistics of observations, if they are normalized."""
-        # Signs of rewards have the same scale in all tasks.
+        # With sign_rewards, rewards have the same scale in every task already.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.returns = DiscountedReturns(config.gamma) if scales else None
         """Discounted returns, whose standard deviation divides the rewards; None if they are not scaled."""

@@ -45,7 +45,7 @@ class TD3Config(DDPGConfig, DistributionalConfig):
     target_noise: float = setting(
         0.2, "standard deviation of the target policy smoothing noise; actions lie in [-1, 1]", low=0.0
     )
-    target_noise_clip: float = setting(0.5, "clip of that noise", low=0.0)
+    target_noise_clip: float = setting(0.5, "bound of the target policy smoothing noise", low=0.0)
     bc_alpha: float = setting(
         0.0,
         "TD3+BC (arXiv 2106.06860): weight of the normalized value against imitating the actions in replay; 2.5 in "

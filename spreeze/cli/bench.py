@@ -168,7 +168,7 @@ def missing_device() -> str | None:
     elif report.gpus:
         cause, remedy = "PyTorch finds no GPU that it can use", "see that the driver is as new as PyTorch's CUDA"
     else:
-        cause, remedy = report.reason, "take a machine with an NVIDIA GPU and its driver"
+        cause, remedy = report.reason, "use a machine with an NVIDIA GPU and its driver"
     return f"no CUDA device: {cause}; {remedy}, or try the bench itself with --device cpu"
 
 

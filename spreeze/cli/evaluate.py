@@ -294,7 +294,7 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
     latest = folder / Path(str(read_json(folder / LATEST).get("file", ""))).name  # the folder itself: no such file
     files = [latest] if latest.is_file() else sorted(folder.glob("w-*.safetensors"))
     if not files:
-        raise RunError(f"run {run.name} has no weights yet: it ended, or is still, before its first update")
+        raise RunError(f"run {run.name} has no weights: it ended before its first update, or has not reached it yet")
     return files[-1]
 
 

@@ -80,7 +80,7 @@ def push(argv: Sequence[str] | None = None) -> int:
         "newest clip, and a page with returns, curve and versions. The repository is made where there is none.",
     )
     parser.add_argument("run", metavar="RUN", help="name, path, or latest")
-    parser.add_argument("--to", metavar="OWNER/NAME", required=True, help="the repository (needed)")
+    parser.add_argument("--to", metavar="OWNER/NAME", required=True, help="the repository (required)")
     parser.flag("--private", text="make a new repository private", default=False)
     parser.flag("--yes", text="send without asking, for scripts", default=False)
     parser.add_common_flags()
@@ -189,7 +189,7 @@ def _pull(args: argparse.Namespace) -> int:
     lines, more = [f"{target}: {document['algo']} on {document['env']}"], ""
     if document["import_module"]:
         module = clean(document["import_module"], 200)
-        lines.append(f"its environment comes from a module that you need to have and to trust: {module}")
+        lines.append(f"its environment comes from a module that you must install and trust: {module}")
         more = f" --import {module}"
     run = as_argument(str(target))
     lines += [f"watch it: python -m spreeze play {run}{more}", f"evaluate it: python -m spreeze evaluate {run}{more}"]

@@ -320,7 +320,7 @@ def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> Non
     if reasons:
         lines += [f"{name} = {choice[name]}: {reason}" for name, reason in record["reasons"].items()]
     if record.get("paper_batch_size"):
-        lines.append(f"(the Spreeze paper's rule would take batch {record['paper_batch_size']})")
+        lines.append(f"(the Spreeze paper's rule would choose batch size {record['paper_batch_size']})")
     lines += [f"limit: {text}" for text in record["limits"]] + [f"note: {text}" for text in record["notes"]]
     for line in lines:
         screen.print(f"  {clean(line, 1000)}", soft_wrap=True)

@@ -58,7 +58,12 @@ class AlgorithmConfig(Section):
         "earlier sessions count",
         choices=("constant", "linear", "cosine"),
     )
-    lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
+    lr_end: float = setting(
+        0.1,
+        "final learning rate of lr_schedule, as a share of the initial one; 0: learning ends with the schedule",
+        low=0.0,
+        high=1.0,
+    )
     normalize_returns: bool = _NORMALIZE_RETURNS
     policy_average: float = average_setting(0.0)
     explore_average: bool = setting(False, "samplers explore with the averaged policy, too")
@@ -71,8 +76,8 @@ class AlgorithmConfig(Section):
     )
     importance_exponent: float = setting(
         0.4,
-        "priority_exponent > 0: initial power of the importance weights, which correct for such draws; it rises "
-        "linearly to 1 at the first stop condition",
+        "priority_exponent > 0: initial power of the importance weights, which correct for prioritised sampling; it "
+        "rises linearly to 1 at the first stop condition",
         low=0.0,
         high=1.0,
     )
@@ -309,7 +314,12 @@ class OnPolicyConfig(Section):
         "count. Time has no effect with learners on several hosts or gala.mixing = all_reduce",
         choices=("linear", "constant"),
     )
-    lr_end: float = setting(0.1, "final over initial learning rate of a schedule; 0 stops learning", low=0.0, high=1.0)
+    lr_end: float = setting(
+        0.1,
+        "final learning rate of lr_schedule, as a share of the initial one; 0: learning ends with the schedule",
+        low=0.0,
+        high=1.0,
+    )
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0.0, high=1e3)
     max_grad_norm: float = setting(

@@ -494,7 +494,11 @@ class CallbackConfig(Section):
 
     classes: tuple[str, ...] = setting((), "MODULE:CLASS of each callback (--callback)", command_line_only=True)
     deadline_s: float = setting(
-        10.0, "longest time that a callback's method may take; then that callback is off", unit="s", low=0.1, high=1e6
+        10.0,
+        "longest time that a callback's method may take; after that, the callback is disabled",
+        unit="s",
+        low=0.1,
+        high=1e6,
     )
 
 

@@ -95,7 +95,7 @@ def _untuned(run: Mapping[str, Any], *, live: bool) -> str:
     if not live:
         return "This run ended before its tuner had measured anything. The settings with which it ran are below."
     if run.get("tuning_began") is not None:
-        return "The tuner measures meanwhile. Its rows appear here."
+        return "The tuner is measuring while the run trains. Its rows appear here."
     return "The tuner begins some seconds after the first update."
 
 
@@ -190,7 +190,7 @@ def _choices(tuning: TuningView) -> None:
         text = f"Measured {measured_at} in {number(record.get('seconds'))} s; objective: {objective}; score: {formula}"
         if len({measured.setting.get(BATCH) for measured in tuning.of("learner")}) > 1:
             paper = paper_batch(tuning)
-            rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
+            rule = "lies far beyond what was measured" if paper is None else f"would choose batch size {number(paper)}"
             text += (
                 " (U updates/s, B batch size, E env steps/s). The Spreeze paper's rule "
                 f"(0.85 of the highest update frame rate of the line through the chosen learner's rows) {rule}"

@@ -477,13 +477,13 @@ def _differences(curves: Mapping[Path, Curve], names: Sequence[str]) -> None:
         values = {run: entries.get(name, DASH) for run, entries in known.items()}
         if len(set(values.values())) > 1:
             table.append({"what": name} | values)
-    st.markdown("**In what these runs differ**")
+    st.markdown("**How these runs differ**")
     if table:
         _show_table(table, "compare_settings", {})
     else:
         st.caption(
-            "In nothing that counts: machine, versions and settings are the same, but for seeds, names, stop "
-            "conditions, evaluations and logs."
+            "They do not differ in anything that matters: machine, versions and settings are the same, but for seeds, "
+            "names, stop conditions, evaluations and logs."
         )
 
 

@@ -505,7 +505,7 @@ def _note(path: Path, run: Mapping[str, Any], shown: Snapshot, alert: str, falle
         why = _why_ended(run.get("exit_reason"), read_summary(path).get("error"), kept_policy(path))
         text = f"{why} {over if measured else ''}{text}"
     if (won := better_run(path)) is not None:
-        text = f"It lost the comparison of algorithms on its task, which {won} won and went on. {text}"
+        text = f"Run {won} won the comparison of algorithms on this task and went on. {text}"
     return {"note": text + fallen, "problem": problem}
 
 
@@ -513,7 +513,7 @@ def _why_ended(reason: str | None, error: object, kept: str) -> str:
     if error:
         return f"Ended by a failure: {clean(error, 600)} Next: read its errors (Logs)."
     if reason is None:
-        return "It did not say why it ended."
+        return "No reason was recorded for its end."
     known = stop_reason(reason)
     why = known.sentence if known else clean(reason, 600)
     more = "see its episodes (a click on the return), train more seeds (Start form, Seeds and values), compare them"

@@ -88,7 +88,7 @@ def _selected_run(path: Path, folder: Path) -> None:
     more["note"] = f"{name} resumed; see the Live page."
     components.act_button(cells[0], "Resume", control.resume, path, folder, module, **more)
     more = {"key": "runs_stop", "width": "stretch", "disabled": not alive, "help": "Stops like Ctrl-C."}
-    more["note"] = f"Requested {name} to stop."
+    more["note"] = f"Stop requested for {name}."
     components.act_button(cells[1], "Stop", control.stop, name, folder, **more)
     help_text = "It is running: stop it first." if alive else None
     with cells[2].popover("Delete", key=f"delete_{name}", disabled=alive or recorded, width="stretch", help=help_text):

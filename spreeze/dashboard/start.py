@@ -193,7 +193,7 @@ def form(folder: Path) -> None:
             f"{name} {value:g}" for name in StopConfig.CONDITIONS if (value := getattr(request.config.stop, name))
         ]:
             what = components.plain(", ".join(ends).replace("_", " "))
-            st.caption(f"The run ends at the first of its stop conditions ({what}), and at nothing else.")
+            st.caption(f"The run ends at the first of its stop conditions ({what}).")
         components.show_command("start", line)
 
 
@@ -233,7 +233,7 @@ def _request(cells: list[DeltaGenerator], env_id: str, custom: _CustomEnv) -> tu
         "Algorithm",
         [*runnable, *([COMPARE] if profile is None and spec is not None and len(runnable) > 1 else [])],
         "start_algo",
-        "Compare: some learn the task in turn, for minutes, and the best goes on. "
+        "Compare: several algorithms train in turn for some minutes, and the best one goes on. "
         "Algorithms that fit the action space. DQN: discrete. SAC: discrete, continuous or one of each. CrossQ, TD3, "
         "DDPG: continuous. QMIX: teams. Others: all, including MultiDiscrete and MultiBinary.",
     )
@@ -343,8 +343,11 @@ def _custom_environment(env_id: str) -> _CustomEnv:
     """Arguments for the task's constructor, and a module that registers it, which is imported only once allowed."""
     more: dict[str, Any] = {"key": "start_args", "placeholder": "push=2.0", **_KEPT}
     args = _lines(st.text_area("Constructor arguments", help="One KEY=VALUE per line, as for --env-arg.", **more))
-    text = "An installed Python module, or one where the page was started, as my_robot; its ids are offered under "
-    more = {"key": "start_module", "placeholder": "my_robot", "help": f"{text}Task once you trust it.", **_KEPT}
+    text = (
+        "An installed Python module, or one in the folder from which the page was started, such as my_robot; its ids "
+        "are offered under Task once you trust it."
+    )
+    more = {"key": "start_module", "placeholder": "my_robot", "help": text, **_KEPT}
     module = st.text_input("Module that has it", **more).strip()
     if not module:
         return _CustomEnv(None, args)

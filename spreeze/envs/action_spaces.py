@@ -21,7 +21,7 @@ _KINDS = "Box, Discrete, MultiDiscrete or MultiBinary"
 
 
 def action_of(env_id: str, space: Any) -> tuple[ActionSpec, tuple[ActionPart, ...]]:
-    """A space's actions as one row and, for a Dict or Tuple, their parts; an EnvError if none can learn it."""
+    """A space's actions as one row and, for a Dict or Tuple, their parts; an EnvError if no algorithm supports it."""
     what = f"{env_id}: action space {space_text(space)}"
     leaves = list(_leaves(space))
     for path, leaf in leaves:

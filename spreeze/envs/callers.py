@@ -115,9 +115,7 @@ def _call_in(make: FunctionType) -> _Call:
     except Exception:
         call = None
     if not isinstance(call, _Call):
-        raise UsageError(
-            f"env = {_short(make)}: it has to do no more than call one class or function with plain values; {_AT_TOP}"
-        )
+        raise UsageError(f"env = {_short(make)}: it must only call one class or function with plain values; {_AT_TOP}")
     return call
 
 

@@ -442,7 +442,7 @@ void act_rows(int rows, const {obs_type} *obs, float *state, {action_type} *acti
         command = [path_of_compiler, *FLAGS, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-lm"]
         result = subprocess.run(command, input=program, capture_output=True, text=True, timeout=_TIMEOUT_S)
         if result.returncode:
-            raise ConfigError(f"{path_of_compiler} does not take the header: {result.stderr.strip()[:500]}")
+            raise ConfigError(f"{path_of_compiler} rejects the header: {result.stderr.strip()[:500]}")
         act_rows = ctypes.CDLL(str(library)).act_rows
 
     def act(obs: np.ndarray, state: tuple[np.ndarray, ...]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:

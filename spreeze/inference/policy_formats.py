@@ -472,7 +472,7 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
     import torch
 
     examples = _examples(steps, spec)
-    buffer: Any = io.BytesIO()  # which torch takes, but does not declare
+    buffer: Any = io.BytesIO()  # torch accepts it, although its type hints do not
     inputs, outputs = ["obs", "state"][: len(examples)], ["action", "next_state"][: len(examples)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this exporter is the older one; the other needs one more package

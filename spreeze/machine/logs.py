@@ -177,7 +177,7 @@ def _shorten(path: Path) -> None:
     with open(path, "r+b") as file:
         file.seek(-MAX_BYTES // 2, os.SEEK_END)
         file.readline()
-        kept = b"[what stood here was dropped: a log keeps the newest output]\n" + file.read()
+        kept = b"[older output was dropped: a log keeps only the newest]\n" + file.read()
         file.seek(0)
         file.write(kept)
         file.truncate()

@@ -49,7 +49,7 @@ def _instead_of_rates(snapshot: Snapshot) -> str | None:
         return f"Warming up: {number(snapshot.env_steps)} of {wanted} env steps before the first update."
     refills = snapshot.updates and snapshot.lag is None and snapshot.samples_per_insert is None
     if refills and snapshot.state in _LEARNING:
-        return f"Warming up: replay gets {wanted} env steps before learning goes on."
+        return f"Warming up: replay is refilled with {wanted} env steps before learning continues."
     return None
 
 
@@ -65,8 +65,8 @@ def _bottleneck(snapshot: Snapshot) -> str:
         return f"Bottleneck unknown: no times of the {missing} in the last seconds."
     if min(learner_wait, sampler_wait) >= _NOTHING_MOVES and not (snapshot.updates_per_s or snapshot.env_steps_per_s):
         return (
-            f"Nothing moves: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)} of their time, as "
-            "just after a restart; see the events."
+            f"Neither side makes progress: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)} of "
+            "their time, as just after a restart; see the events."
         )
     if snapshot.updates and snapshot.updates_per_s == 0.0 and learner_wait < WAITS:
         return (

@@ -57,8 +57,7 @@ def judgements(values: Mapping[str, float], env_id: object = None, gamma: float 
             "eval_actions_at_bound",
             MAX_AT_BOUND,
             "of the action's numbers are at a bound",
-            ", where little gradient passes; if the return stands still, lower the actor's learning rate or explore "
-            "more",
+            ", where little gradient passes; if the return stagnates, lower the actor's learning rate or explore more",
             "it comes with an evaluation whose episodes are kept, where actions are numbers",
         ),
         Judgement("Update size", *_update(values.get("update_size")), "update_size"),
@@ -70,7 +69,7 @@ def judgements(values: Mapping[str, float], env_id: object = None, gamma: float 
             "of the hidden units are 0 on the whole batch",
             ", and no gradient revives them; start again with a lower learning rate, layer normalization or another "
             "activation",
-            "only hidden units with ReLU can be dead, and some networks do not tell",
+            "only hidden units with ReLU can be dead, and some networks do not report it",
         ),
         _terminated(values, falls=can_fall(env_id)),
     ]

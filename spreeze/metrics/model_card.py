@@ -56,8 +56,8 @@ def card(run: Path, name: str, points: Sequence[tuple[int, float]], *, clip: boo
             "",
             *_table(("return", "value", "of"), returns),
             "",
-            "This policy was chosen among those of the run by its evaluations, and played more episodes then. Returns "
-            "are those of greedy actions.",
+            "This policy was chosen among those of the run by its evaluations, and was then tested on more episodes. "
+            "Returns are those of greedy actions.",
             *(["", f"![returns by env steps]({CURVE})"] if points else []),
             *(["", f'<video src="{CLIP}" controls autoplay loop muted></video>'] if clip else []),
             "",

@@ -28,9 +28,9 @@ class StopReason(StrEnum):
     sentence: str
 
     TARGET_RETURN = "target_return", "the target return was reached"
-    SECONDS = "seconds", "its training time was over"
-    ENV_STEPS = "env_steps", "its env steps were done"
-    UPDATES = "updates", "its updates were done"
+    SECONDS = "seconds", "its time limit was reached"
+    ENV_STEPS = "env_steps", "its limit of env steps was reached"
+    UPDATES = "updates", "its limit of updates was reached"
     PLATEAU = "plateau", "returns no longer rose"
     BUDGET = "budget", "its time budget was used up"
     REQUEST = "stop request", "it was stopped"

@@ -176,7 +176,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gossip_bound_2", "norm", "bound of that distance by Proposition 2, for the delays so far, with worst-case constants (gala)",
            "algorithm", chart=Chart("worst_radius", "Bound for any delay", "Balance")),
     Metric("gossip_staleness", "rollouts",
-           "rollouts since the oldest last message of a neighbour (gala)", "algorithm", in_terminal=True,
+           "rollouts since the last message of the neighbour that has been silent longest (gala)", "algorithm", in_terminal=True,
            chart=Chart("stale", "Gossip staleness", "Balance"), label="staleness", per_learner=True),
     Metric("gossip_messages", "messages", "messages that a learner averages per update (gala)",
            "algorithm", chart=Chart("messages", "Messages per update", "Balance")),

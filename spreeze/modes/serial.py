@@ -26,7 +26,7 @@ from spreeze.workers.jobs import BaseLearnerJob, ReplayLearnerJob, ReplaySampler
 from spreeze.workers.roles import RestartLimit
 
 _PUBLISH_S = 1.0  # Least time between two publications, since their readers have to wait for their turn.
-_NO_RESTART = RestartLimit(failures=1, window_s=1.0, quarantine_s=None)  # its work would not repeat
+_NO_RESTART = RestartLimit(failures=1, window_s=1.0, quarantine_s=None)  # a restarted worker's results would not repeat
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:

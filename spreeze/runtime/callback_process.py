@@ -183,7 +183,7 @@ class EnvironmentArguments:
             self._on_event("warning", f"env.args = {clean(text, 80)} was ignored: {error}")
             return
         self.version += 1
-        self._on_event("info", f"environments are made anew with {clean(', '.join(changed), 200)}")
+        self._on_event("info", f"environments will be recreated with {clean(', '.join(changed), 200)}")
 
 
 _NICE = 5

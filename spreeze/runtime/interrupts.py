@@ -109,7 +109,7 @@ class Interrupts:
         self.on_stop()
 
     def poke(self) -> None:
-        """Makes the main thread call ``on_signal``; a call of the system that it waits in is cut short."""
+        """Makes the main thread call ``on_signal``; a blocking system call is interrupted."""
         signal.pthread_kill(self._main, signal.SIGUSR2)
 
     def __exit__(self, *exc: object) -> None:

@@ -5,7 +5,7 @@ a bounded queue, which drops the oldest ones and counts them. A sink that fails,
 not end in time is switched off for the session, with an event.
 
 Sinks get each sample (two a second) in the first minutes, then one every thousandth part of the run, but at least one
-in ten seconds. All evaluations and events go.
+in ten seconds. All evaluations and events are sent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 class Sink:
-    """The supervisor's side of one sink. No method waits but ``reap``."""
+    """The supervisor's side of one sink. No method but ``reap`` blocks."""
 
     module = "spreeze.runtime.metric_sinks"
 

@@ -312,7 +312,7 @@ def _clips(run_dir: Path) -> list[Path]:
 def opened(first: dict[str, Any], send: Send) -> TakeRow:
     """Opens the sink that the first row names, and hands it all others."""
     opening = Opening(**first)
-    # Clips of an earlier session are logged; those that come before the sink is open are new.
+    # Clips of an earlier session were logged then; those that come before the sink is open are new.
     seen, next_look_s = set(_clips(opening.path)), 0.0
     sink = SINKS[opening.sink](opening, send)
 

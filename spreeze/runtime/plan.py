@@ -438,7 +438,7 @@ def _check_learners(plan: RunPlan) -> None:
         return
     if plan.samplers % learners:
         raise ConfigError(
-            f"--samplers {plan.samplers}: {learners} learners need equally many each; use "
+            f"--samplers {plan.samplers}: {learners} learners need the same number of samplers each; use "
             f"--samplers {plan.samplers // learners * learners}"
         )
     is_set = "user" in (plan.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))

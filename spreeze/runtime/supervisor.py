@@ -448,9 +448,7 @@ def _evaluate_at_the_end(
     if not wanted or interrupts.urgent or budget_s < 1.0:
         return
     if is_first:
-        recorder.event(
-            "info", f"a first evaluation takes at most {budget_s:.0f} s; stop the run again to go without it"
-        )
+        recorder.event("info", f"a first evaluation takes at most {budget_s:.0f} s; stop the run again to skip it")
     record = _last_evaluation(plan, run_dir, recorder, interrupts, logs, budget_s)
     if record is not None:
         recorder.evaluation(record, final=True)

@@ -268,7 +268,7 @@ class TunerThread(abc.ABC):
             reported = self._reported_knobs or chosen.keys()
             moved = [name for name in chosen if name in reported and chosen[name] != first[name]]
             changes = [f"{name} {first[name]} -> {chosen[name]}" for name in moved]
-            text = ", ".join(changes) or "what the run began with is the choice"
+            text = ", ".join(changes) or "the initial settings are kept"
             if record["fell_back"]:
                 text = f"no choice, so what the run began with stays: {next(iter(record['notes']), 'see Autotune')}"
             self._notes.put(f"tuned in {record['seconds']:.0f} s: {text}")

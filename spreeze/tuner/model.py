@@ -84,7 +84,7 @@ def joint_score(objective: str, batch_size: int, updates_per_s: float, env_steps
 
 
 def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
-    """Smallest power of two whose frame rate reaches ``gpu_target`` of the asymptotic one, 1/b (papers: 3.3)."""
+    """Smallest power of two whose frame rate reaches ``gpu_target`` of the asymptotic one, 1/b (paper, 3.3)."""
     needed = gpu_target / (1.0 - gpu_target) * a_s / b_s
     return 1 << max(0, math.ceil(math.log2(max(needed, 1.0)) - 1e-9))
 

@@ -3,7 +3,7 @@
 1. A policy's bound is its mean return less ``t s / sqrt(n)`` over the n episodes that it has played: the one-sided 90 %
    bound for the mean of normal values (Student 1908).
 2. Until the kept policy is confirmed, a policy with a higher bound replaces it.
-3. After at most every eighth evaluation, and at the end of the run, a policy plays as many episodes again, from fresh
+3. At most once in eight evaluations, and at the end of the run, a policy plays as many episodes again, from fresh
    starts: the kept one if it is not confirmed, otherwise the challenger, which has the highest bound of those whose
    mean was above the kept one's since the last such test. It replaces the kept policy if its bound over all of its
    episodes is higher.

@@ -319,7 +319,7 @@ class Learner:
         self._context.report(metrics)
 
     def _finish(self, reason: str | None) -> None:
-        """Writes the final state. An unfinished rollout does not count: a resume learns it again."""
+        """Writes the final state. An unfinished rollout does not count: a resumed run collects it again."""
         context, trainer = self._context, self._trainer
         self._loop.leave()
         self._post()

@@ -108,7 +108,7 @@ class ReplayTrainer:
         self._graphed: GraphedUpdates | None = None
         self._recording_failed = False
         """After a failed recording the allocator treats the graph as unfinished, so ``empty_cache`` would fail."""
-        # Rewards that are signs have one size in all tasks.
+        # Rewards reduced to their sign have the same scale in all tasks.
         scales = config.normalize_returns and not (spec.frames and spec.frames.sign_rewards)
         self.statistics = ReplayStatistics(
             layout,
@@ -152,7 +152,9 @@ class ReplayTrainer:
             self.notes.append("batches of sequences are gathered on the host, which finds where episodes begin")
             return
         if self._prioritised is not None:
-            self.notes.append("batches are gathered on the host, without CUDA graphs: it holds the priorities of rows")
+            self.notes.append(
+                "batches are gathered on the host, without CUDA graphs: row priorities are kept on the host"
+            )
             return
         assert isinstance(self._reader, ReplayReader)
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
@@ -184,7 +186,7 @@ class ReplayTrainer:
     def _compile(self) -> None:
         """Compiles the update, without images, whose kernels are cuDNN's; a note says what came of it."""
         if self._has_images:
-            self.notes.append("updates are not compiled: images have kernels of cuDNN")
+            self.notes.append("updates are not compiled: convolutions already use cuDNN kernels")
             return
         rows = torch.zeros(self.batches.rows.shape, device=self._device)
         self.notes.append(compile_updates(self.algorithm, lambda: self._update_with(rows.clone())))

@@ -96,7 +96,7 @@ class Role:
         return self.label or self.name
 
     def niceness(self, *, gives_way: bool) -> int:
-        """Nice value of its processes; where the run ``gives_way`` all are lower by the same."""
+        """Nice value of its processes; ``LOW_PRIORITY`` is added for all roles if the run ``gives_way``."""
         return self.nice + (LOW_PRIORITY if gives_way else 0)
 
 

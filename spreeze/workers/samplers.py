@@ -188,7 +188,7 @@ def _turns(context: WorkerContext, turn: Callable[[], object]) -> Iterator[None]
     while not context.stopping:
         turn()
         yield
-    context.heartbeat(Phase.DONE)  # closing is no work
+    context.heartbeat(Phase.DONE)  # closing environments is not part of a step
 
 
 def _collector(

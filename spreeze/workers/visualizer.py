@@ -194,7 +194,7 @@ class _Show:
                 return
 
     def _finish_clip(self, clip: ClipWriter) -> None:
-        """Writes the JSON first, so that a visible clip always has its facts."""
+        """Writes the JSON first, so that a visible clip always has its metadata."""
         assert self._weights is not None
         meta = self._weights.meta
         write_json(

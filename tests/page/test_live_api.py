@@ -722,7 +722,7 @@ def test_a_live_run_says_how_much_is_done_and_how_long_ago_its_best_evaluation_w
         ("interrupt (Ctrl-C)", None, "Ended: it was interrupted. Next"),
         ("a new reason", None, "Ended: a new reason. Next"),
         ("failure", "learner died twice", "Ended by a failure: learner died twice Next: read its errors (Logs)."),
-        (None, None, "It did not say why it ended."),
+        (None, None, "No reason was recorded for its end."),
     ],
 )
 def test_an_ended_run_says_first_why_and_what_to_do_next(run, reason, error, told):
@@ -843,7 +843,7 @@ def test_the_run_of_an_algorithm_that_lost_a_comparison_says_which_run_goes_on(r
     fill(run, 20)
     (run / "algorithms.json").write_text(json.dumps({"algo": "better", "run": "task-better"}))
     assert live_api.live_response(run, 0.0, 0, "")["note"].startswith(
-        "It lost the comparison of algorithms on its task, which task-better won and went on. "
+        "Run task-better won the comparison of algorithms on this task and went on. "
     )
 
 

@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 
+from harness import PATIENCE_S
+
 from spreeze.process_identity import pid_exists
 
 
 def test_a_process_exists_from_its_start_until_its_parent_has_reaped_it():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert pid_exists(child.pid)
-        child.communicate(b"\n", timeout=60)
+        child.communicate(b"\n", timeout=PATIENCE_S)
     assert not pid_exists(child.pid)
 
 

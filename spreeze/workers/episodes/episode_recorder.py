@@ -93,7 +93,7 @@ class EpisodeRecorder:
         return True
 
     def on_step(self, position: int, task: Task, step: EnvStep) -> None:
-        """Takes an env step of the episode at this position in the evaluation's seeds."""
+        """Records an env step of the episode at this position in the evaluation's seeds."""
         if step.action is None:
             self._fps = task.render_fps
             self._tapes[position] = _Tape()

@@ -91,7 +91,7 @@ def test_what_does_not_fit_into_the_time_is_left_out(monkeypatch):
     args = argparse.Namespace(device="cpu", minutes=1.0, repeats=2)
     gpu_rows(args, said.append, clock=lambda: float(next(now)))
     assert 0 < len(taken) < len(wanted("cpu")) == len(said)
-    assert "left out, 1 minutes are over" in said[-1]
+    assert "skipped: needs 40 s, more than is left of 1 minutes" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,7 @@ def test_what_does_not_fit_into_the_time_is_left_out(monkeypatch):
         ),
         (None, ("a card",), "is built without CUDA; install a CUDA build of PyTorch, or try"),
         ("12.9", ("a card",), "PyTorch finds no GPU that it can use; see that the driver"),
-        (
-            "12.9",
-            (),
-            "no CUDA device: no NVIDIA driver: gone; take a machine with an NVIDIA GPU and its driver, or try",
-        ),
+        ("12.9", (), "no CUDA device: no NVIDIA driver: gone; use a machine with an NVIDIA GPU and its driver, or try"),
     ],
 )
 def test_without_a_card_one_line_says_what_is_missing(monkeypatch, built, gpus, words):

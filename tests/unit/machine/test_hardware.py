@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.machine import hardware
 from spreeze.machine.hardware import GpuMonitor, read_gpus
@@ -300,16 +301,16 @@ def test_a_monitor_that_is_closed_during_a_reading_shuts_the_driver_down():
     class Slow(FakeNvml):
         def nvmlDeviceGetMemoryInfo(self, handle):
             reading.set()
-            assert release.wait(60)
+            assert release.wait(PATIENCE_S)
             return super().nvmlDeviceGetMemoryInfo(handle)
 
     driver = Slow()
     monitor = GpuMonitor(driver, "0")
     monitor.poll()
-    assert reading.wait(60)
+    assert reading.wait(PATIENCE_S)
     monitor.close(timeout_s=0.01)
     release.set()
-    monitor._thread.join(60)
+    monitor._thread.join(PATIENCE_S)
     assert (monitor._thread.is_alive(), driver.sessions) == (False, 0)
 
 

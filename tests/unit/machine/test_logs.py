@@ -97,7 +97,7 @@ def test_a_log_keeps_the_newest_and_neither_disk_nor_memory_hold_much_more(tmp_p
         assert path.stat().st_size <= MAX_BYTES
         assert os.fstat(log._fd).st_size < 2 * logs._IN_MEMORY_BYTES
     first, *lines = path.read_bytes().splitlines(keepends=True)
-    assert first.startswith(b"[what stood here was dropped")
+    assert first.startswith(b"[older output was dropped")
     assert lines == [line % at for at in range(number - len(lines), number)], "whole lines, none missing among them"
     assert len(lines) * 200 > 0.4 * MAX_BYTES
 

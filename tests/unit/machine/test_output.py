@@ -198,7 +198,7 @@ def test_f23_a_run_without_standard_streams_trains_and_none_of_its_files_takes_t
     assert done.returncode == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 50
     for file in (tmp_path / "run").rglob("*"):
-        assert not file.is_file() or b"because its updates were done" not in file.read_bytes()
+        assert not file.is_file() or b"because its limit of updates was reached" not in file.read_bytes()
 
 
 @pytest.mark.warm

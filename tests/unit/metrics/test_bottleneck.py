@@ -11,7 +11,7 @@ SAMPLER = ("Samplers are", "Collecting is", "Environments are", "Paused samplers
 LEARNER, LIMITER, BALANCED = "Learner is", "The rate limiter is", ("Balanced", "Collecting and", "Sampling and")
 WARMING_UP, OTHERS = "Warming up", "Other programs are"
 EVALUATOR, TUNER = "No evaluation", ("The tuner measures", "It ended before the tuner")
-UNKNOWN = ("Bottleneck unknown", "Nothing moves", "No update")
+UNKNOWN = ("Bottleneck unknown", "Neither side makes progress", "No update")
 BASE = Snapshot(
     env_id="Any-v0",
     algo="sac",
@@ -167,7 +167,7 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
         (
             _snapshot(1.0, 0.0, updates=900, env_steps=8000, samples_per_insert=None, state="training"),
             WARMING_UP,
-            "replay gets 5,000 env steps before learning goes on",
+            "replay is refilled with 5,000 env steps before learning continues",
         ),
         (_snapshot(0.0, 0.0, learner_shares={}), UNKNOWN, "no times of the learner in"),
         (_snapshot(0.0, 0.0, sampler_shares={}), UNKNOWN, "no times of the samplers in"),
@@ -179,7 +179,7 @@ def test_a_process_that_steps_and_learns_on_a_device_is_judged_by_its_times(env,
         (
             _snapshot(1.0, 0.95, lag=1, updates_per_s=0.0, env_steps_per_s=0.0),
             UNKNOWN,
-            "Nothing moves: learner waits 100 %, samplers 95 %",
+            "Neither side makes progress: learner waits 100 %, samplers 95 %",
         ),
         (_snapshot(0.02, 0.60, lag=1), LEARNER, "fewer epochs, a smaller network or a GPU"),
         (_snapshot(0.02, 0.60, lag=1, asynchronous=True), LEARNER, "fewer uses of a rollout, a smaller network"),

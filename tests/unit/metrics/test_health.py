@@ -63,7 +63,7 @@ def test_the_bias_is_told_with_its_sign():
     ("metric", "value", "level", "text", "words"),
     [
         ("eval_actions_at_bound", 0.8, Health.GOOD, "80 %", "80 % of the action's numbers are at a bound."),
-        ("eval_actions_at_bound", 0.81, Health.AMBER, "81 %", "if the return stands still"),
+        ("eval_actions_at_bound", 0.81, Health.AMBER, "81 %", "if the return stagnates"),
         ("update_size", 5e-2, Health.GOOD, "5.0e-02", "changes the parameters by 5.0e-02"),
         ("update_size", 5.1e-2, Health.AMBER, "5.1e-02", "lower the learning rate"),
         ("update_size", 1e-7, Health.GOOD, "1.0e-07", "changes"),
