@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.config.schema import EvaluationConfig
-from spreeze.envs.info_numbers import NUMBERS
+from spreeze.envs.info_numbers import InfoNumbers
 from spreeze.envs.task import Task, open_task
 from spreeze.files import remove_unfinished, replace_bytes
 from spreeze.inference.normalizer import obs_scale, scaled
@@ -67,6 +67,7 @@ class EpisodeRecorder:
         self._run_dir, self._spec, self._config = run_dir, spec, config
         self._tried = max_envs is not None
         self._tapes: dict[int, _Tape] = {}
+        self._numbers = InfoNumbers()
         self._held_bytes, self._fps = 0, 30.0
         self._values: tuple[Weights, Weights] | None = None
         """Values of the current evaluation, and the weights that they were published with."""
@@ -107,7 +108,8 @@ class EpisodeRecorder:
         if step.action is not None:
             tape.actions.append(step.action.copy())
             tape.rewards.append(step.reward)
-            tape.infos.append(_info_numbers(task.info))
+            numbers = self._numbers.numbers(task.info) if isinstance(task.info, dict) else ()
+            tape.infos.append({name: min(max(value, -_LARGEST), _LARGEST) for name, value in numbers})
         if self.draws and (len(tape.rewards) % clip_stride(self._fps) == 0):
             self._draw(tape, task)
 
@@ -271,20 +273,6 @@ def _obs_names(spec: EnvSpec) -> list[str]:
             count = int(stop) - int(start)
             names[int(start) : int(stop)] = [part if count == 1 else f"{part} {index}" for index in range(count)]
     return names
-
-
-def _info_numbers(info: Any) -> dict[str, float]:
-    """The numbers of a step's ``info``, those of a dictionary within it too."""
-    if not info or not isinstance(info, dict):
-        return {}
-    values: dict[str, float] = {}
-    for key, value in info.items():
-        nested = isinstance(value, dict)
-        parts = [(f"{key}/{inner}", part) for inner, part in value.items()] if nested else [(key, value)]
-        for name, number in parts:
-            if isinstance(number, NUMBERS):
-                values[str(name)[:_MAX_NAME]] = float(min(max(number, -_LARGEST), _LARGEST))
-    return values
 
 
 # --- values, from the networks that a learner publishes beside its policy (``Algorithm.value_snapshot``) ---
