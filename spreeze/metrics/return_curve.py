@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.formatting import duration, number
-from spreeze.metrics import student_quantile
 from spreeze.metrics.store import EvaluationRow
 
 FINAL_EVALUATIONS = 10
@@ -162,16 +161,6 @@ def is_stuck(curve: Sequence[EvaluationRow], trend: Trend | None) -> bool:
     if trend is None or curve[-1].t - curve[0].t < _MIN_STUCK_S or len(curve) < _MIN_STUCK:
         return False
     return trend.low <= 0.0 and not has_risen(curve)
-
-
-def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Slope of a least-squares line through at least three points, and half of its 95 % interval."""
-    centred = x - x.mean()
-    square = float((centred**2).sum())
-    slope = float((centred * y).sum()) / square
-    residual = y - y.mean() - slope * centred
-    degrees = len(x) - 2
-    return slope, student_quantile(_Z_95, degrees) * math.sqrt(float((residual**2).sum()) / degrees / square)
 
 
 def robust_slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from spreeze.config.schema import Config, StopConfig
 from spreeze.metrics.published_returns import ZOO, Published, published
-from spreeze.metrics.return_curve import FALLEN_SHARE, FINAL_EVALUATIONS, FIRST, level_of, running_mean, slope_of
+from spreeze.metrics.return_curve import FALLEN_SHARE, FINAL_EVALUATIONS, FIRST, level_of, robust_slope, running_mean
 from spreeze.metrics.store import EvaluationRow
 
 RUN_ENDS = "the run ends"  # Beginning of the event that tells the reason.
@@ -67,8 +67,7 @@ def has_stopped_rising(curve: Sequence[EvaluationRow]) -> bool:
     if last.mean - first.mean <= 2.0 * math.hypot(first.error, last.error):
         return False
     times, returns = (np.array([getattr(record, name) for record in latest]) for name in ("t", "return_mean"))
-    slope, half = slope_of(times, returns)
-    if slope > half:
+    if robust_slope(times, returns)[1] > 0.0:
         return False
     means = running_mean(curve, FINAL_EVALUATIONS)
     before, now = max(means[FINAL_EVALUATIONS - 1 : begin], default=-math.inf), max(means[begin:])

@@ -27,12 +27,7 @@ from spreeze.transport.rollouts import InferenceMailbox, Responses, Rollouts
 from spreeze.transport.shared_memory import WAIT_S, Wakeup
 from spreeze.transport.weights import ParameterSource
 from spreeze.workers.collectors.rollout_collector import RolloutCollector, RolloutPolicy
-from spreeze.workers.collectors.transition_collector import (
-    GoalCollector,
-    SequenceCollector,
-    TransitionCollector,
-    VectorCollector,
-)
+from spreeze.workers.collectors.transition_collector import GoalCollector, TransitionCollector, VectorCollector
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.evaluator import turn_evaluation
 from spreeze.workers.jobs import BaseSamplerJob, BufferSamplerJob, ReplaySamplerJob, RolloutSamplerJob, RolloutWorkerJob
@@ -54,8 +49,6 @@ def run_sampler(context: WorkerContext, job: ReplaySamplerJob) -> Iterator[None]
         collector_class = partial(VectorCollector, make_vector=make_vector)
     elif job.rows_per_step > 1:
         collector_class = partial(GoalCollector, her=job.her, goals=job.rows_per_step - 1)
-    elif writer.layout.sequence is not None:
-        collector_class = SequenceCollector
     collector = collector_class(
         _task_source(context, job),
         job.num_envs,

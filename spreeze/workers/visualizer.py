@@ -20,14 +20,14 @@ from PIL import Image, ImageOps
 
 from spreeze.envs.task import ObsBuffer, Task, open_task
 from spreeze.errors import described
-from spreeze.files import remove_unfinished, temp_name, write_json
+from spreeze.files import remove_unfinished, replace_bytes, temp_name, write_json
 from spreeze.formatting import in_a_row, is_power_of_ten
 from spreeze.inference.policy import Policy, State
 from spreeze.machine.processes import close_in_time
 from spreeze.transport import status_table
 from spreeze.transport.weights import Weights
 from spreeze.workers.context import WorkerContext, pause_s
-from spreeze.workers.episodes.episode_redraw import clip_stride
+from spreeze.workers.episodes.episode_redraw import clip_stride, jpeg
 from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
 from spreeze.workers.roles import Phase
@@ -167,7 +167,7 @@ class _Show:
         else:
             self._advance(policy, self._live_stride if self._clip is None else self._clip_stride)
         picture = self._task.render()
-        write_jpeg(self._live, picture)
+        replace_bytes(self._live, jpeg(picture, side=None))
         self._next_picture_s = time.monotonic() + _UNWATCHED_PICTURE_S
         self._frames += 1
         if self._clip is not None:
@@ -238,17 +238,6 @@ def _prune(videos: Path) -> None:
 def _number_of(path: Path) -> int:
     number = path.name.split("-")[1]
     return int(number) if number.isdigit() else 0
-
-
-def write_jpeg(path: Path, frame: np.ndarray) -> None:
-    """Replaces a picture atomically; ``frame`` is uint8 [H, W, 3]."""
-    temporary = path.with_name(temp_name())
-    try:
-        Image.fromarray(frame).save(temporary, format="JPEG", quality=80)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class ClipWriter(contextlib.AbstractContextManager["ClipWriter"]):

@@ -1,5 +1,7 @@
 """Sinks of transitions: one that keeps them, and rows for others, whose every value tells their number."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from spreeze.transport.replay_ring import FrameColumns
@@ -21,6 +23,8 @@ def put(sink, count, version=0):
 
 class Rows:
     """A sink that keeps what it is given in lists."""
+
+    layout = SimpleNamespace(sequence=None)
 
     def __init__(self):
         self.rows, self.versions, self.spans = [], [], []

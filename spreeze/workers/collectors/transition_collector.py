@@ -172,6 +172,8 @@ class TransitionCollector(TaskCollector):
     def _new_row_writer(
         self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
     ) -> FlatObsRowWriter | FrameRowWriter:
+        if writer.layout.sequence is not None:
+            return SequenceRowWriter(spec, num_envs, writer, gamma)
         return (FlatObsRowWriter if spec.frames is None else FrameRowWriter)(spec, num_envs, writer, n_step, gamma)
 
     @property
@@ -196,6 +198,8 @@ class TransitionCollector(TaskCollector):
             for index in (*failed, *dict(ended)):
                 begin_episode(self.state, index)
         self._begin_episodes(ended, failed)
+        if isinstance(self._row_writer, SequenceRowWriter):
+            self._row_writer.state = self.state[0].copy()
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
 
@@ -385,21 +389,6 @@ class SequenceRowWriter(FlatObsRowWriter):
         return np.concatenate(
             [part.reshape(-1) for part in parts] + [np.zeros(int(self._writer.layout.checksum), np.float32)]
         )
-
-
-class SequenceCollector(TransitionCollector):
-    """N environments whose steps are stored as sequences, with the policy's states."""
-
-    def _new_row_writer(
-        self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float
-    ) -> FlatObsRowWriter | FrameRowWriter:
-        self._sequences = SequenceRowWriter(spec, num_envs, writer, gamma)
-        return self._sequences
-
-    def step(self, actions: np.ndarray, version: int) -> None:
-        super().step(actions, version)
-        if self.state:
-            self._sequences.state = self.state[0].copy()
 
 
 # --- hindsight ---

@@ -56,12 +56,13 @@ def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:
     return max(1, round(render_fps / frames_per_s))
 
 
-def jpeg(picture: np.ndarray) -> bytes:
-    """A picture uint8 [H, W, 3] as JPEG, at most 400 pixels wide and high."""
+def jpeg(picture: np.ndarray, side: int | None = _SIDE) -> bytes:
+    """A picture uint8 [H, W, 3] as JPEG, at most ``side`` pixels wide and high; None: as large as it is."""
     from PIL import Image  # an evaluator that draws nothing does without
 
     image = Image.fromarray(picture)
-    image.thumbnail((_SIDE, _SIDE))
+    if side is not None:
+        image.thumbnail((side, side))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY)
     return buffer.getvalue()

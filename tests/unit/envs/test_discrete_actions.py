@@ -44,6 +44,8 @@ class Steps(gymnasium.Env):
 class Rows:
     """Takes what a ring would take."""
 
+    layout = SimpleNamespace(sequence=None)
+
     def __init__(self):
         self.actions, self.rewards = [], []
 

@@ -5,7 +5,7 @@ import pytest
 
 from spreeze.config.layers import Layer, resolve
 from spreeze.metrics.published_returns import Published, published
-from spreeze.metrics.return_curve import Trend, has_risen, is_stuck, robust_slope, slope_of, trend_of
+from spreeze.metrics.return_curve import Trend, has_risen, is_stuck, robust_slope, trend_of
 from spreeze.metrics.stop_conditions import Ending, ending_of, has_stopped_rising
 from spreeze.metrics.store import EvaluationRow
 
@@ -66,14 +66,6 @@ def test_returns_have_risen_where_a_few_in_a_row_are_clearly_above_the_first(ret
 def test_a_run_is_stuck_after_minutes_without_a_rise(gain_per_s, stuck):
     rows = curve(lambda t: gain_per_s * t, until_s=300.0, noise=0.3)
     assert is_stuck(rows, trend_of(rows)) is stuck
-
-
-def test_the_slope_s_interval_is_that_of_least_squares():
-    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 2.0, 1.0, 3.0])
-    # Slope 0.8, residuals -0.3, 0.9, -0.9, 0.3: variance 1.8 / 2, over a sum of squares of 5.
-    slope, half = slope_of(x, y)
-    assert slope == pytest.approx(0.8)
-    assert half == pytest.approx(4.303 * (0.9 / 5.0) ** 0.5, rel=0.02), "Student's t of two degrees of freedom"
 
 
 def test_a_trend_s_slope_is_the_median_of_those_of_all_pairs_and_one_odd_value_does_not_move_it():
