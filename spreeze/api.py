@@ -34,7 +34,7 @@ from spreeze.cli.arguments import CHECKPOINTS
 from spreeze.cli.evaluate import environment_errors, find_weights, policy_of, recorded_spec
 from spreeze.config import python_path
 from spreeze.config.section import value_text
-from spreeze.envs.callers import called_by, name_of
+from spreeze.envs.callers import name_of, unwrap_call
 from spreeze.envs.make import refuse_foreign
 from spreeze.envs.obs_flattening import MASK, Flattener, Leaf, LeafError, joined_mask, leaves_of
 from spreeze.envs.task import ActionScaling, open_env
@@ -116,7 +116,7 @@ def train(
         KeyboardInterrupt: interrupted before training started, or twice.
     """
     end_import()
-    env, arguments = called_by(env)
+    env, arguments = unwrap_call(env)
     env_id, import_module = name_of(env, import_module)
     texts = [f"{key}={value_text(value)}" for key, value in arguments.items()]
     if isinstance(env_args, Mapping):
@@ -532,7 +532,7 @@ def _callback_flag(callback: Any) -> str:
         raise UsageError(f"callbacks: an instance of {kind} cannot be sent to another process; give {kind} itself")
     made: Any
     try:
-        made, arguments = called_by(callback)
+        made, arguments = unwrap_call(callback)
         if not (isinstance(made, type) and issubclass(made, BaseCallback)):
             kind = " ".join(repr(made).split())[:80]
             raise UsageError(f"callbacks: {kind} is not a subclass of spreeze.BaseCallback")

@@ -73,7 +73,7 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False, mode:
         sync_directory(Path(folder or os.curdir))
 
 
-def nameless_file(name: str) -> int:
+def anonymous_file(name: str) -> int:
     """Descriptor of an empty file that no other process can find, on Linux in memory; an OSError if none is left."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

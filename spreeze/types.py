@@ -365,7 +365,7 @@ class TransitionBatch(NamedTuple):
     target_obs: Any = None  # [B, O]: input of the target networks; None: ``next_obs``
 
     @property
-    def of_targets(self) -> Any:
+    def target_net_obs(self) -> Any:
         """The observations [B, O] at which target networks are evaluated."""
         return self.next_obs if self.target_obs is None else self.target_obs
 

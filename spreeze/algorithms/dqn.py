@@ -159,7 +159,7 @@ class DQN(OffPolicyAlgorithm):
         # Without double estimation, critic_step reuses these outputs. Choice, value and step have separate noise.
         critics, target = self.critics, not self._config.double
         critics.draw(self.draw_noise, target=target)
-        self._next_out = critics.outputs(batch.of_targets if target else batch.next_obs, target=target)
+        self._next_out = critics.outputs(batch.target_net_obs if target else batch.next_obs, target=target)
         next_q = critics.values_of(self._next_out)[0]
         if self._masked:
             masks = critics.numbers(batch.next_obs) if isinstance(critics, ImageCritics) else batch.next_obs
@@ -171,7 +171,7 @@ class DQN(OffPolicyAlgorithm):
         critics, next_out = self.critics, self._next_out
         if self._config.double:
             critics.draw(self.draw_noise, target=True)
-            next_out = critics.outputs(batch.of_targets, target=True)
+            next_out = critics.outputs(batch.target_net_obs, target=True)
         assert next_out is not None
         value = critics.next_value(next_out, next_action)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)

@@ -124,7 +124,7 @@ class Evaluated(NamedTuple):
         return [*self.samples.columns, self.out, self.log_std, *(self.samples.sequences or ())]
 
 
-class EvaluatedRollouts:
+class RolloutCache:
     """Rollouts of R rows each in slots of one block, so that one gather draws from all; with memory, sequences."""
 
     def __init__(self, capacity: int, generator: torch.Generator) -> None:
@@ -235,7 +235,7 @@ class AsyncOnPolicy(AdamOnPolicy):
             sequences = None if unrolled is None else unrolled.sequences
             out, value = (part.clone() for part in self._forward(obs, sequences))
             reference = self._kind.log_prob(out, action)
-            ratio = self._grid(self._lag(reference, worker), steps, envs)
+            ratio = self._grid(self._importance_ratios(reference, worker), steps, envs)
             old = self._grid(value, steps, envs)
             ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
             reward = self._scaled(batch.reward, *ended, sampler, is_new=is_new)
@@ -258,10 +258,10 @@ class AsyncOnPolicy(AdamOnPolicy):
             self._count_obs(self.normalizer, batch.obs)
         return Evaluated(samples, out, self.net.log_std.clone().unsqueeze(1).expand(-1, steps * envs))
 
-    def new_rollout_cache(self, rollouts: int) -> EvaluatedRollouts:
-        return EvaluatedRollouts(rollouts, self.generator)
+    def new_rollout_cache(self, rollouts: int) -> RolloutCache:
+        return RolloutCache(rollouts, self.generator)
 
-    def parts(self, cache: EvaluatedRollouts, key: tuple[int, int]) -> list[Evaluated]:
+    def parts(self, cache: RolloutCache, key: tuple[int, int]) -> list[Evaluated]:
         """The data of all updates of one use: the rollout itself, or minibatches of the whole cache."""
         return [cache[key]] if self.minibatches == 1 else cache.draw().chunk(self.minibatches)
 
@@ -279,7 +279,7 @@ class AsyncOnPolicy(AdamOnPolicy):
     def _update(self, samples: Samples, forward_pass: ForwardPass | None, theta: Tensor | None) -> None:
         raise NotImplementedError("an update is update_minibatch()")
 
-    def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
+    def _importance_ratios(self, reference: Tensor, worker: Tensor) -> Tensor:
         """Importance weights [M], which V-trace clips; 1 if the lag is not corrected, which is GAE."""
         return (reference - worker).exp_()
 
@@ -343,8 +343,8 @@ class Appo(ClippedPolicy, AsyncOnPolicy):
             self._divergence_sums.copy_(torch.tensor(sums, dtype=torch.float64))
             self._divergences = int(state["divergences"])
 
-    def _lag(self, reference: Tensor, worker: Tensor) -> Tensor:
-        return super()._lag(reference, worker) if self._config.vtrace else torch.ones_like(worker)
+    def _importance_ratios(self, reference: Tensor, worker: Tensor) -> Tensor:
+        return super()._importance_ratios(reference, worker) if self._config.vtrace else torch.ones_like(worker)
 
 
 class Impact(Appo):

@@ -23,7 +23,7 @@ numbers of a part are one block of threads, and one launch has 36 parts. Unsplit
 three blocks, which take 42 us on an H200."""
 
 
-class _Guarded(ABC):
+class _GuardedOptimizer(ABC):
     """Skips gradients with a non-finite norm, clips others to ``max_norm`` (Pascanu et al. 2013, 1211.5063)."""
 
     def __init__(self, parameters: Tensor, gradient: Tensor, lr: float, eps: float, max_norm: float | None) -> None:
@@ -100,7 +100,7 @@ class _Guarded(ABC):
             self._gradient.add_(self._part, alpha=of_part - of_rest)
 
 
-class FlatAdam(_Guarded):
+class FlatAdam(_GuardedOptimizer):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980). On a GPU the fused kernel reads the flag, so the host never waits."""
 
     def __init__(
@@ -192,7 +192,7 @@ def _part_size(vector: Tensor) -> int:
     return -(-size // 16) * 16  # each starts on a cache line
 
 
-class FlatRMSProp(_Guarded):
+class FlatRMSProp(_GuardedOptimizer):
     """RMSProp (Tieleman and Hinton 2012, lecture 6.5), the root before epsilon."""
 
     def __init__(

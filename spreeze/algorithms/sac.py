@@ -252,7 +252,7 @@ class SAC(_SoftActorCritic):
         """Target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
         self.critics.set_joint_batch(batch.obs_action)
-        value = self.critics.next_value(batch.of_targets, next_action)
+        value = self.critics.next_value(batch.target_net_obs, next_action)
         value.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs_action, target, batch.weight)
@@ -336,7 +336,7 @@ class DiscreteSAC(_SoftActorCritic):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount E_pi(min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 10)."""
         assert next_log_prob is not None
-        soft = self.critics.values(batch.of_targets, target=True).amin(0)
+        soft = self.critics.values(batch.target_net_obs, target=True).amin(0)
         soft.addcmul_(next_log_prob, self._devices.to_critics(self.alpha), value=-1.0)
         value = soft.mul_(next_action).sum(0)
         target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
@@ -426,7 +426,7 @@ class HybridSAC(SAC):
         """Target ``r + discount (E_pi(min Q' - alpha_c log pi(c|s')) - alpha log pi(a|s'))``, c the choice."""
         assert next_log_prob is not None
         num_continuous, alpha = self._action_dim, self._devices.to_critics(self.alpha)
-        x = torch.cat((batch.of_targets, next_action[:num_continuous].t()), 1)
+        x = torch.cat((batch.target_net_obs, next_action[:num_continuous].t()), 1)
         soft = self.critics.values(x, target=True).amin(0)
         soft.addcmul_(next_log_prob[1:], alpha[1], value=-1.0)
         value = soft.mul_(next_action[num_continuous:]).sum(0).addcmul_(next_log_prob[0], alpha[0], value=-1.0)

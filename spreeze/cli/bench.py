@@ -74,7 +74,7 @@ def synthetic_spec(**changes: Any) -> EnvSpec:
     return EnvSpec(env_id="synthetic rows", import_module=None, max_episode_steps=None, reward_threshold=None, **sizes)
 
 
-def wanted(device: str) -> list[Rate]:
+def rates_to_measure(device: str) -> list[Rate]:
     """Measures all batch sizes with graphs, then the other kinds where they matter."""
     batches = BATCHES if gpus_of(device) else SMALL_BATCHES
     first, large, last = batches[0], batches[len(batches) // 2], batches[-1]
@@ -181,7 +181,7 @@ def gpu_rows(
     device, end_s = resolve_device(args.device or "cuda:0"), clock() + 60.0 * args.minutes
     rates: list[Row] = []
     with timer(device) as measure:
-        for rate in wanted(device):
+        for rate in rates_to_measure(device):
             if clock() + rate.needs_s() > end_s:
                 result = f"skipped: needs {rate.needs_s():.0f} s, more than is left of {args.minutes:g} minutes"
             else:

@@ -35,7 +35,7 @@ from spreeze.cli.terminal import Screen
 from spreeze.config.algorithm_bases import ReplayConfig, memory_refusal
 from spreeze.config.algorithms import actions_text, fitting_algorithms, rows
 from spreeze.envs.make import FALLBACK_ID, MUJOCO_ID, default_env_id, has_display, is_bullet
-from spreeze.envs.pictures import seen_as
+from spreeze.envs.pictures import observation_note
 from spreeze.envs.probe import START_S, Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.files import existing_parent
@@ -138,7 +138,7 @@ def _spaces(probe: Probe) -> list[Check]:
         checks.append(_finding("goals", text if spec.goals.computes_reward else missing))
     if spec.obs_layout:
         checks.append(_finding("env layout", "; ".join(spec.obs_layout)))
-    if (description := seen_as(spec)) is not None:
+    if (description := observation_note(spec)) is not None:
         checks.append(_finding("env observation", description))
     return checks + [Check("env notes", "warn" if " is not used" in note else "ok", note) for note in probe.notes]
 

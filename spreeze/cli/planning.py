@@ -188,7 +188,7 @@ def plan_of(
         host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MAX_HOST_SHARDS),
         host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
         all_learners=all_learners,
-        joins=GossipHandle.inherited(),
+        joined_run=GossipHandle.inherited(),
         settings=settings,
         requested_settings=requested,
         spec=probe.spec,

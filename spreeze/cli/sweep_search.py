@@ -249,7 +249,7 @@ class SettingSearch:
         try:
             while not interrupts.stop_requested:
                 for slot, cores in enumerate(shares):
-                    if slot not in running and self._wanted():
+                    if slot not in running and self._needs_more_trials():
                         running[slot] = self._begin(cores)
                         self._write()
                 if not running:
@@ -257,7 +257,7 @@ class SettingSearch:
                 if AWAKE() >= look_s:
                     look_s = AWAKE() + _LOOK_S
                     for trial in running.values():
-                        self._look_at(trial)
+                        self._report_progress(trial)
                 for slot in [slot for slot, trial in running.items() if trial.child.process.poll() is not None]:
                     if not self._seed_ended(running[slot], shares[slot]):
                         running.pop(slot)
@@ -271,7 +271,7 @@ class SettingSearch:
                 self._study.enqueue_trial(trial.asked.params)  # --resume does it again
             self._write()
 
-    def _wanted(self) -> bool:
+    def _needs_more_trials(self) -> bool:
         self._take_over()
         trials = self._study.get_trials(deepcopy=False)
         states = [trial.state for trial in trials]
@@ -298,7 +298,7 @@ class SettingSearch:
         """The runs of a trial into the journal, from which ``NAME.sweep.json`` is made."""
         trial.asked.set_user_attr("runs", [asdict(run) for run in trial.runs])
 
-    def _look_at(self, trial: _Trial) -> None:
+    def _report_progress(self, trial: _Trial) -> None:
         """Tells the pruner what the run has reached, and stops it where it is below the median."""
         path = self._runs_dir / trial.child.run.name
         if trial.pruned is not None or not (path / "control").is_dir():
@@ -320,7 +320,7 @@ class SettingSearch:
 
     def _seed_ended(self, trial: _Trial, cores: Sequence[int]) -> bool:
         """Takes note of a run's end; False if it was its trial's last, whose result the study then knows."""
-        self._look_at(trial)
+        self._report_progress(trial)
         run = trial.child.run
         note_end(trial.child, self._runs_dir, lambda text: None)
         path = self._runs_dir / run.name

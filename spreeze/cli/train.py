@@ -29,7 +29,7 @@ from spreeze.cli.resume import check_environment, earlier_sessions, write_settin
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import SLOW_ENV, Layer, Settings, default_of, effect_notes, resolve, with_algorithm
 from spreeze.envs.make import bullet_engine, foreign_module
-from spreeze.envs.pictures import seen_as
+from spreeze.envs.pictures import observation_note
 from spreeze.envs.probe import TIMED_STEPS, Probe, probe_of
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.files import read_json, replace_bytes, write_json
@@ -209,7 +209,7 @@ def _task_notes(args: argparse.Namespace, settings: Settings, probe: Probe) -> l
     notes += ["no effect without --auto: --fresh"] if args.fresh and not args.auto else []
     env = settings.config.env
     engine = bullet_engine(env.id, plain=env.plain, args=env.args)
-    env_notes = [seen_as(probe.spec), *probe.notes, None if engine is None else engine.reason]
+    env_notes = [observation_note(probe.spec), *probe.notes, None if engine is None else engine.reason]
     replay, rollout = settings.config.replay, settings.config.rollout
     replays, goals = settings.config.on_policy is None, probe.spec.goals
     if replays and goals is not None and goals.computes_reward and replay.her == "off":
@@ -309,7 +309,7 @@ def _tuner_callbacks(
     return TunerCallbacks(say=lambda text: say(text, as_json=args.json), on_result=note, before=before)
 
 
-def _unwritten(run_dir: RunDir, error: OSError) -> ResourceError:
+def _failed_checkpoints(run_dir: RunDir, error: OSError) -> ResourceError:
     return ResourceError(f"{run_dir.path} cannot be written: {error}; free some disk space or choose --runs-dir")
 
 
@@ -318,7 +318,7 @@ def _write_start(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     try:
         write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec), durable=True)
     except OSError as error:
-        raise _unwritten(run_dir, error) from None
+        raise _failed_checkpoints(run_dir, error) from None
     sessions, before, now_s = plan.earlier.sessions + 1, read_run(run_dir.path), time.time()
     counters = {name: getattr(plan.earlier, name) for name in ("env_steps", "updates", "episodes", "wall_s")}
     started: dict[str, Any] = {}
@@ -366,7 +366,7 @@ def _run(
         # A resumed run may have another batch, other hosts.
         _write_plan(plan, run_dir, tuning.record)
     except OSError as error:
-        raise _unwritten(run_dir, error) from None
+        raise _failed_checkpoints(run_dir, error) from None
     with contextlib.suppress(OSError):  # of an earlier session: the page would show it until there is a new one
         (run_dir.path / "live.jpg").unlink(missing_ok=True)
     view = open_view(json_mode=args.json)

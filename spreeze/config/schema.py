@@ -17,7 +17,7 @@ from spreeze.config.algorithm_bases import AlgorithmConfig, AsyncOnPolicyConfig,
 from spreeze.config.algorithm_bases import uses_replay as _replay
 from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, DataFlow, Mode, find_mode
-from spreeze.config.section import NO_LIMIT, Condition, Section, always, not_offered, set_type, setting
+from spreeze.config.section import NO_LIMIT, Condition, Section, always, non_none_type, not_offered, setting
 from spreeze.errors import ConfigError
 from spreeze.types import type_hints
 
@@ -708,7 +708,7 @@ def kind_of(key: str, config: Config | None = None) -> type:
     """The type of a setting that is set: int, float, bool, str or tuple."""
     section, name = key.split(".")
     hint = type_hints(_class_of(section, config))[name]
-    kind: type = typing.get_origin(set_type(hint)) or set_type(hint)
+    kind: type = typing.get_origin(non_none_type(hint)) or non_none_type(hint)
     return kind
 
 

@@ -101,7 +101,7 @@ class Section:
 
 def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
     """``value`` as the field's type, or a ConfigError that names the field and what is allowed."""
-    wanted = set_type(hint)
+    wanted = non_none_type(hint)
     if value is None and wanted is not hint:
         return None
     if typing.get_origin(wanted) is tuple:
@@ -111,7 +111,7 @@ def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
     return _scalar(value, wanted, item)
 
 
-def set_type(hint: Any) -> Any:
+def non_none_type(hint: Any) -> Any:
     """The type of a setting that is set: T of ``T | None``."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next(option for option in options if option is not type(None))

@@ -99,7 +99,7 @@ class LoginTokens:
         self.cookie_token = page_token(folder, token_required=self.token_required)
         self._folder = folder
         self._address = ""
-        self._once: str | None = None
+        self._one_time_token: str | None = None
         self._file: Path | None = None
 
     def open(self, address: str) -> None:
@@ -135,7 +135,7 @@ class LoginTokens:
 
     def redeem(self, token: str) -> bool:
         """True for the current token, which is then replaced by a new one."""
-        if self._once is None or not secrets.compare_digest(token.encode(), self._once.encode()):
+        if self._one_time_token is None or not secrets.compare_digest(token.encode(), self._one_time_token.encode()):
             return False
         invitation = self._invite()
         if sys.stdout.isatty():
@@ -143,15 +143,15 @@ class LoginTokens:
         return True
 
     def close(self) -> None:
-        self._once = None
+        self._one_time_token = None
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
     def _invite(self) -> str:
         """Makes a token that works once; returns the address with it, which is also written to the private file."""
-        self._once = secrets.token_urlsafe(32)
-        invitation = f"{self._address}/?token={self._once}"
+        self._one_time_token = secrets.token_urlsafe(32)
+        invitation = f"{self._address}/?token={self._one_time_token}"
         if self._file is not None:
             try:
                 write_private(self._file, _FILE.format(address=html.escape(invitation)))

@@ -110,7 +110,7 @@ def page() -> None:
     )
     differ = comparison.differing(in_order, varied)
     _protocol(reports, by_name, differ)
-    tuned = comparison.tuned_alone(in_order) - {*varied}
+    tuned = comparison.only_tuned(in_order) - {*varied}
     _effects(reports, by_name, [name for name in differ if name not in tuned])
     _differences(curves, differ)
 

@@ -36,7 +36,7 @@ _AT_TOP = "write def make_env(): return ... at the top of the script or of a mod
 _FIT = re.compile(r"^[\w.-]+$")  # names of scripts that can be part of an environment's id
 
 
-def called_by(task: Task) -> tuple[Task, dict[str, Any]]:
+def unwrap_call(task: Task) -> tuple[Task, dict[str, Any]]:
     """The class, function or id from which a partial or lambda makes the environment, and the arguments.
 
     Any other task is unchanged, without arguments; so is a lambda that does more, if defined at the top of its module:
@@ -129,7 +129,7 @@ def name_of(task: Task, import_module: str | None = None) -> tuple[str, str | No
     """The environment's id, and the module to import for it; None if there is nothing to import.
 
     ``task``: an id, an ``EnvSpec`` as it was registered, or a class or function that makes the environment, as from
-    ``called_by``. ``import_module``: the caller's module; None: it is searched for. A UsageError, which names an
+    ``unwrap_call``. ``import_module``: the caller's module; None: it is searched for. A UsageError, which names an
     alternative, if no other process can make it.
     """
     if import_module == _MAIN:

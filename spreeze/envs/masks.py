@@ -85,7 +85,7 @@ def source_of(env: gymnasium.Env[Any, Any]) -> str:
     return str(getattr(env, "mask_source", IN_INFO))
 
 
-def used_or_not(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
+def mask_note(env: gymnasium.Env[Any, Any], spec: EnvSpec) -> str | None:
     """A line about the masks of an environment; None if it has none."""
     if spec.action_mask:
         return f"{source_of(env)}: invalid actions are masked"

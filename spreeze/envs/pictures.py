@@ -163,7 +163,7 @@ def images_as_numbers(space: Any) -> str | None:
     return f"observation: {parts} taken as numbers; for an image use --set env.image=true"
 
 
-def seen_as(spec: EnvSpec) -> str | None:
+def observation_note(spec: EnvSpec) -> str | None:
     """A line about the interpretation of an observation with several dimensions; None for a vector."""
     frames = spec.frames
     if frames is None:

@@ -372,7 +372,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     import psutil
 
     from spreeze.envs.images import ImageFrames
-    from spreeze.envs.masks import used_or_not
+    from spreeze.envs.masks import mask_note
 
     process = psutil.Process()
     packages = packages_of(task) if steps > 1 else {}
@@ -399,7 +399,7 @@ def measure(task: Task, steps: int, before_bytes: int, start_s: float, *, drawn:
     env_id, limit = task.spec.env_id, task.spec.max_episode_steps
     notes = [
         _DRAWN_NOTE if drawn else None,
-        used_or_not(task.env, task.spec),
+        mask_note(task.env, task.spec),
         text_left_out(observed.observation_space),
         images_as_numbers(observed.observation_space) if task.spec.frames is None else None,
         _ENDLESS_NOTE if limit is None and engine_of(env_id) is None and not is_team(env_id) else None,

@@ -136,7 +136,7 @@ class Normalizer:
         """Count, means and deviations [1 + 2 O], which are averaged over learners like the parameters."""
         return np.concatenate(([self.count], self.mean, np.sqrt(self._m2 / max(self.count, 1.0))))
 
-    def set_averaged(self, values: np.ndarray) -> None:
+    def set_average(self, values: np.ndarray) -> None:
         """Continues from averages of ``averaged`` over learners."""
         self.count = float(values[0])
         self.mean, deviation = np.split(values[1:].copy(), 2)
@@ -184,7 +184,7 @@ class ReturnMoments:
         """Count, mean and deviation, which are averaged over learners like the parameters."""
         return np.array([self.count, self.mean, math.sqrt(self.m2 / self.count) if self.count else 0.0])
 
-    def set_averaged(self, values: np.ndarray) -> None:
+    def set_average(self, values: np.ndarray) -> None:
         """Continues from averages of ``averaged`` over learners."""
         self.count, self.mean, deviation = values.tolist()
         self.m2 = deviation**2 * self.count
@@ -267,17 +267,17 @@ class ScalingStatistics:
         """Divisor of rewards [return]; 1 if they are not scaled."""
         return 1.0 if self.returns is None else self.returns.scale
 
-    def averaged_statistics(self) -> np.ndarray:
+    def statistics_to_average(self) -> np.ndarray:
         """Statistics to average over learners like the parameters: counts, means and deviations, float64 [k]."""
         parts = [part.averaged() for part in (self.normalizer, self.returns) if part is not None]
         return np.concatenate([np.zeros(0), *parts])
 
-    def set_averaged_statistics(self, values: np.ndarray) -> None:
-        """Continues from averages [k] of ``averaged_statistics`` over learners."""
+    def set_average_statistics(self, values: np.ndarray) -> None:
+        """Continues from averages [k] of ``statistics_to_average`` over learners."""
         for part in (self.normalizer, self.returns):
             if part is not None:
                 averaged, values = np.split(values, [len(part.averaged())])
-                part.set_averaged(averaged)
+                part.set_average(averaged)
 
 
 def scaled_rewards(reward: np.ndarray, scale: float) -> np.ndarray:

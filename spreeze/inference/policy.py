@@ -343,7 +343,7 @@ class _Tile:
         self.noise = np.zeros((TILE, noise_dim), np.float32)
         self.buffers = [np.zeros((TILE, weight.shape[1]), np.float32) for weight, _ in layers]
         weights = [weight for weight, _ in layers] + ([] if cell is None else [cell.weight])
-        self.row_by_row = row_by_row or not all(places_agree(*weight.shape) for weight in weights)
+        self.row_by_row = row_by_row or not all(is_position_independent(*weight.shape) for weight in weights)
         self._used = 0
 
     def fill(self, features: np.ndarray, noise: np.ndarray) -> None:
@@ -355,7 +355,7 @@ class _Tile:
 
 
 @cache
-def places_agree(inputs: int, outputs: int) -> bool:
+def is_position_independent(inputs: int, outputs: int) -> bool:
     """True if a row's result in a matmul of ``TILE`` rows does not depend on its position or the other rows.
 
     A kernel's summation order depends on position and shape only, so one test with full mantissas is enough. If it

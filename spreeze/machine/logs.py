@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from spreeze.errors import importable_path, is_users
-from spreeze.files import nameless_file
+from spreeze.files import anonymous_file
 from spreeze.formatting import clean, size
 from spreeze.machine.hardware import memory_limits
 
@@ -202,7 +202,7 @@ class LogKeeper:
     def log(self, path: Path) -> KeptLog:
         """The log at a path; an OSError if no descriptor is left. A restarted process continues with it."""
         if path not in self._logs:
-            fd = nameless_file("spreeze-log")
+            fd = anonymous_file("spreeze-log")
             fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND | os.O_RDWR)
             self._logs[path] = KeptLog(path, fd)
             with contextlib.suppress(OSError):  # an empty file at first, so that it can be followed from the start

@@ -201,7 +201,7 @@ def _marks_by_limit() -> bool:
     return hasattr(resource, "prlimit") and resource.getrlimit(_RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
 
 
-def marked(nonce: str) -> Iterator[Any]:
+def marked_processes(nonce: str) -> Iterator[Any]:
     """Yields every other living process that carries the run's mark, as a ``psutil.Process``."""
     import psutil  # not at the top: a worker takes its name before it loads anything else
 
@@ -223,7 +223,7 @@ def end_orphans(nonce: str) -> int:
     import psutil
 
     count = 0
-    for process in marked(nonce):
+    for process in marked_processes(nonce):
         with contextlib.suppress(psutil.Error):
             process.kill()
             count += 1

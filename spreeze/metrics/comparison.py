@@ -225,7 +225,7 @@ def _values(curves: Sequence[Curve], name: str) -> list[str]:
     return [curve.settings.get(name, default) for curve in curves]
 
 
-def tuned_alone(curves: Sequence[Curve]) -> frozenset[str]:
+def only_tuned(curves: Sequence[Curve]) -> frozenset[str]:
     """The settings that the tuner chose for at least one of these runs, and that no user set for any."""
     chosen = {name for curve in curves for name, source in curve.sources.items() if source == "tuner"}
     return frozenset(name for name in chosen if all(curve.sources.get(name) != "user" for curve in curves))
@@ -243,7 +243,7 @@ def split_by_settings(
     for group in dict.fromkeys(curve.group for curve in curves):
         indices = [index for index, curve in enumerate(curves) if curve.group == group]
         alike = [curves[index] for index in indices]
-        tuned = tuned_alone(alike) - {*(by or also)}
+        tuned = only_tuned(alike) - {*(by or also)}
         differ = [name for name in differing(alike, by or also) if name not in tuned and (by is None or name in by)]
         named = differ if by is not None or len(differ) <= _NAMED else _distinguishing(alike, differ, also)
         left = len(differ) - len(named)

@@ -113,7 +113,7 @@ def _assemble_paced(run: Assembly) -> None:
     groups = range(plan.learners)
     data = [RolloutData(run, group) for group in groups]
     run.data += data
-    run.whole_env_steps = sum(part.env_steps for part in data)
+    run.resumed_env_steps = sum(part.env_steps for part in data)
     samplers = [run.wakeups(plan.samplers_of(group)) for group in groups]
     inference_workers, learners = run.wakeups(plan.inference_workers), run.wakeups(plan.learners)
     memory = None
@@ -202,9 +202,9 @@ def _mixing(
     return dataclasses.replace(job, mix=mix, algorithm=algorithm)
 
 
-_SLOW = 0.5
+_SLOW_FRACTION = 0.5
 _WINDOW_S = 5.0
-_NAMED_S = 60.0
+_REPORT_AGAIN_S = 60.0
 
 
 def in_lockstep(plan: RunPlan) -> bool:
@@ -223,7 +223,7 @@ class LearnerSpread:
         self._lockstep = in_lockstep(plan)
         self._start = None if plan.earlier.sessions else 0.0
         self._past: deque[tuple[float, list[float]]] = deque()
-        self._named_s = [-math.inf] * plan.learners
+        self._reported_s = [-math.inf] * plan.learners
 
     def metrics(self, groups: tuple[GroupSample, ...], now_s: float, recorder: Recorder) -> dict[str, float]:
         """The metrics of all learners together; ``recorder`` gets a warning of a slow one."""
@@ -232,7 +232,7 @@ class LearnerSpread:
         if all(returns):
             means = [float(np.mean(group)) for group in returns]
             metrics |= {"learners_best": max(means), "learners_spread": max(means) - min(means)}
-        self._name_slow([group.learner["updates"] for group in groups], now_s, recorder)
+        self._report_slow([group.learner["updates"] for group in groups], now_s, recorder)
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _sizes(self) -> dict[str, float]:
@@ -261,7 +261,7 @@ class LearnerSpread:
             "gossip_bound_2": self._start + bound,
         }
 
-    def _name_slow(self, updates: list[float], now_s: float, recorder: Recorder) -> None:
+    def _report_slow(self, updates: list[float], now_s: float, recorder: Recorder) -> None:
         self._past.append((now_s, updates))
         while len(self._past) > 2 and now_s - self._past[1][0] >= _WINDOW_S:
             self._past.popleft()
@@ -271,8 +271,8 @@ class LearnerSpread:
         rates = [max(new - old, 0.0) / (now_s - then_s) for old, new in zip(before, updates, strict=True)]
         for learner, rate in enumerate(rates):
             others = median([*rates[:learner], *rates[learner + 1 :]])
-            if others > 0.0 and rate < _SLOW * others and now_s - self._named_s[learner] >= _NAMED_S:
-                self._named_s[learner] = now_s
+            if others > 0.0 and rate < _SLOW_FRACTION * others and now_s - self._reported_s[learner] >= _REPORT_AGAIN_S:
+                self._reported_s[learner] = now_s
                 limit = f" before the staleness limit of {self._gala.max_staleness} rollouts" if self._gossips else ""
                 recorder.event(
                     "warning",

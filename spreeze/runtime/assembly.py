@@ -68,7 +68,7 @@ class Assembly(contextlib.ExitStack):
         self.data: list[GroupData] = []
         self.messages: GossipHandle | None = None
         """Messages of the learners of all hosts; None: only this host has learners."""
-        self.whole_env_steps: int | None = None
+        self.resumed_env_steps: int | None = None
         """Env steps that a resume continues from, if it collects part of the earlier ones again."""
         self.notes: list[str] = []
         self.shared_metrics: Callable[[tuple[GroupSample, ...], float, Recorder], dict[str, float]] = lambda *_: {}
@@ -111,8 +111,8 @@ class Assembly(contextlib.ExitStack):
     def hosts_messages(self) -> GossipHandle | None:
         """Memory for the messages of learners on all hosts; None if only this host has learners."""
         plan = self.plan
-        self.messages = plan.joins
-        if plan.joins is None and plan.all_learners > plan.learners:
+        self.messages = plan.joined_run
+        if plan.joined_run is None and plan.all_learners > plan.learners:
             here = range(plan.learners)
             self.messages = self.open(lambda: GossipMemory.create(plan.all_learners, here)).handle()
         return self.messages

@@ -46,19 +46,19 @@ class _Link(Sink):
         deadline_s: float,
         on_value: Callable[[str, float], None],
     ) -> None:
-        self._on_value, self._calls, self.wants_episodes = on_value, "", False  # first: opening reads messages
+        self._on_value, self._calls, self.needs_episodes = on_value, "", False  # first: opening reads messages
         super().__init__(opening, run_dir, on_event, log)
         self._limits_s = OPEN_S, deadline_s
 
     def _take(self, message: dict[str, Any]) -> None:
         super()._take(message)
         self._calls = str(message.get("calls", self._calls))
-        self.wants_episodes = bool(message.get("episodes", self.wants_episodes))
+        self.needs_episodes = bool(message.get("episodes", self.needs_episodes))
         if "value" in message:
             self._on_value(*message["value"])
 
     def _switch_off(self, why: str) -> None:
-        self.wants_episodes = False
+        self.needs_episodes = False
         where = f" to {self._calls}" if self._calls and why.startswith("no answer") else ""
         hint = "; callback.deadline_s allows more" if where and not self._calls.endswith("on_training_end") else ""
         super()._switch_off(f"{why}{where}{hint}")
@@ -92,9 +92,9 @@ class CallbackLinks:
         self.call("on_training_start")
 
     @property
-    def wants_episodes(self) -> bool:
+    def needs_episodes(self) -> bool:
         """True if a callback needs each episode."""
-        return any(link.wants_episodes for link in self._links)
+        return any(link.needs_episodes for link in self._links)
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Requests that every callback call a method; does not wait."""

@@ -43,7 +43,7 @@ _LONGEST_CLOSE_S = 60.0
 _REPORT_AFTER_S = 2.0
 MAX_ROWS = 1000
 _SHARE_OF_RUN, _MAX_BETWEEN_S = 1e-3, 10.0
-_REST = "More"  # Group of the series that no chart of the page has.
+_UNCHARTED = "More"  # Group of the series that no chart of the page has.
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -252,7 +252,7 @@ class Loggers:
         """``updates_per_s`` -> ``Speed/updates_per_s``: the sinks draw one group of charts for each beginning."""
         if series not in self._tags:
             metric = TABLE.by_name(series)
-            group = metric.chart.group if metric.chart else RETURN if metric.unit == "return" else _REST
+            group = metric.chart.group if metric.chart else RETURN if metric.unit == "return" else _UNCHARTED
             self._tags[series] = f"{group}/{series}"
         return self._tags[series]
 

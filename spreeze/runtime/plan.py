@@ -40,10 +40,10 @@ class EarlierSessions:
     best_return: float | None = None
 
 
-_OF_THIS_HOST = ("run", "cluster", "stop", "logging", "visualizer", "tuning")
-_OF_THIS_MACHINE = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
+_LOCAL_SECTIONS = ("run", "cluster", "stop", "logging", "visualizer", "tuning")
+_LOCAL_SETTINGS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers", "rollout.samplers",
                     "rollout.inference_workers")  # fmt: skip
-_WITH_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.demonstrations")
+_FORWARDED_AS_FLAGS = ("env.id", "env.import_module", "env.plain", "env.args", "replay.demonstrations")
 """Settings that another host's run does not take over, or gets by flags of their own."""
 
 
@@ -85,7 +85,7 @@ class RunPlan:
     hosts: int = 0  # maximum number of other hosts at once; 0: the run has this machine alone
     host_shards: int = 0  # of replay, for the rows of all other hosts
     all_learners: int = 0  # of all hosts together, if each has its own; 0: only this host has learners
-    joins: GossipHandle | None = None  # memory by which this host's learner takes part in a run elsewhere
+    joined_run: GossipHandle | None = None  # memory by which this host's learner takes part in a run elsewhere
     to_tune: bool = False  # the tuner has still to choose, so what it may change is not rejected
     host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
     single_env: bool = False  # there can be one environment only: the sampler plays the evaluations in it
@@ -105,7 +105,7 @@ class RunPlan:
     @property
     def ending(self) -> Ending | None:
         """The end of a run without a stop condition; None where there is one, or another host decides."""
-        if self.joins is not None:
+        if self.joined_run is not None:
             return None
         return ending_of(self.config, self.spec.env_id, self.earlier.best_return)
 
@@ -118,7 +118,7 @@ class RunPlan:
     def rollback_enabled(self) -> bool:
         """True if the learner rolls back to its best checkpoint once the return has fallen."""
         flow = self.config.data_flow
-        single_learner = self.learners == 1 and self.joins is None and not self.spans_hosts
+        single_learner = self.learners == 1 and self.joined_run is None and not self.spans_hosts
         from_replay = self.config.on_policy is None and not (flow.serial or flow.averages_parameters)
         return from_replay and single_learner and self.config.evaluation.enabled and self.config.replay.roll_back
 
@@ -131,7 +131,7 @@ class RunPlan:
     @property
     def spans_hosts(self) -> bool:
         """True if learners of other hosts may take part."""
-        return self.joins is not None or self.all_learners > 0
+        return self.joined_run is not None or self.all_learners > 0
 
     @property
     def host_arguments(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class RunPlan:
         flags += ["--plain-env"] if env.plain else []
         for key, source in sorted(self.settings.sources.items()):
             part, name = key.split(".")
-            left = part in _OF_THIS_HOST or key in _OF_THIS_MACHINE or key in _WITH_FLAGS
+            left = part in _LOCAL_SECTIONS or key in _LOCAL_SETTINGS or key in _FORWARDED_AS_FLAGS
             value = getattr(config.sections().get(part), name, None)
             if source != DEFAULT and not left and value is not None:
                 flags += ["--set", f"{key}={toml_value(value)}"]

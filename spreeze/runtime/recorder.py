@@ -86,7 +86,7 @@ class Recorder:
         self._samplers_alive = self._restarts_before = self._env_steps_before = 0
         self._env_errors_before = self._rejected_before = 0
         self.samplers_wanted, self.tuner_measures = plan.working_samplers, False
-        self._hung_up = self._saving_said = self._target_reached = False
+        self._hung_up = self._saving_reported = self._target_reached = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
         self._paused_s, self._slept_before_s = 0.0, AWAKE.slept_s
@@ -94,7 +94,7 @@ class Recorder:
         self.starting_s = 0.0  # Time until the first env step, where environments are slow to start: no training time.
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
-        self._unevaluated, self._told_unevaluated = False, 0
+        self._unevaluated, self._evaluator_warnings = False, 0
         best = plan.earlier.best_return
         self.outcome = Outcome(
             eval_return_best=max((row.return_mean for row in self.curve), default=None) if best is None else best
@@ -117,7 +117,7 @@ class Recorder:
         rows = plan.config.replay.capacity if plan.config.data_flow.balanced else None
         return Rates(plan.batch_size, restores=plan.earlier.sessions > 0, balanced_rows=rows)
 
-    def go_on_with(self, plan: RunPlan) -> RunPlan:
+    def continue_with(self, plan: RunPlan) -> RunPlan:
         """The plan with the totals of the ended workers, for new workers in the same session."""
         outcome, before = self.outcome, self._plan.earlier
         counts = {name: getattr(outcome, name) for name in ("env_steps", "updates", "episodes")}
@@ -224,8 +224,8 @@ class Recorder:
                 self._next_saving_s = now + _SAVING_S
             return
         self._next_saving_s = now + _SAVING_S
-        if not self._saving_said:
-            self._saving_said = True
+        if not self._saving_reported:
+            self._saving_reported = True
             left = f", {size(left_bytes)} left to write and check" if left_bytes else ""
             self.event("info", f"waiting for the last checkpoint{left}; press Ctrl-C again to skip it")
         state = f"stopping, {size(left_bytes)} of checkpoint left" if left_bytes else "stopping"
@@ -439,8 +439,8 @@ class Recorder:
         if unevaluated == self._unevaluated:
             return
         self._unevaluated, self._next_state_s = unevaluated, 0.0
-        self._told_unevaluated += unevaluated
-        if unevaluated and is_power_of_ten(self._told_unevaluated):
+        self._evaluator_warnings += unevaluated
+        if unevaluated and is_power_of_ten(self._evaluator_warnings):
             self.event(
                 "warning", f"without an evaluator, the target return of {stop.target_return:g} cannot stop the run"
             )
@@ -529,7 +529,7 @@ class Recorder:
         if self._callback_values:
             self._write(self.wall_s, self.outcome.env_steps, self._callback_values)
         self._loggers.close(failed=failed, hurry=hurry)
-        if self._saving_said:
+        if self._saving_reported:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
         self._store.close()

@@ -67,8 +67,8 @@ def run_workers(
         with contextlib.ExitStack() as stack:
             with interrupts.abandonable():  # a saved replay may have gigabytes
                 run = stack.enter_context(assembled(assemble, plan, run_dir.path, recorder.started_s))
-            if run.whole_env_steps is not None:
-                recorder.continue_from(run.whole_env_steps)
+            if run.resumed_env_steps is not None:
+                recorder.continue_from(run.resumed_env_steps)
             for text in run.notes:
                 recorder.event("info", text)
             stack.enter_context(launcher.supervised(run_dir.path, run_dir.nonce))
@@ -87,7 +87,7 @@ def run_workers(
             with interrupts.guarded_by(watch):
                 loop = supervise(plan)
                 while loop.next_plan is not None:
-                    plan = recorder.go_on_with(loop.next_plan)
+                    plan = recorder.continue_with(loop.next_plan)
                     loop = supervise(plan, loop.leave_free)
             _evaluate_at_the_end(plan, run_dir, recorder, interrupts, logs, stopping_s=loop.stopping_s)
     finally:
@@ -196,7 +196,7 @@ class _RunLoop:
         header[status_table.PAUSED_MS] = round(1000 * self._recorder.paused_s)
         header[status_table.STARTING_MS] = round(1000 * self._recorder.starting_s)
         header[status_table.ENV_ARGS] = self._env_args.version
-        header[status_table.EPISODES_WANTED] = int(self._recorder.callbacks.wants_episodes)
+        header[status_table.EPISODE_REPORTS] = int(self._recorder.callbacks.needs_episodes)
 
     def _take_requests(self) -> None:
         header = self._assembly.status.header

@@ -119,7 +119,7 @@ class TurnLauncher(Launcher):
         self.has_changed = False
         """True since a worker has sent a message or ended."""
         self.meanwhile: Callable[[], None] = lambda: None
-        self._workers: list[TurnedWorker] = []
+        self._workers: list[TurnWorker] = []
 
     @contextlib.contextmanager
     def supervised(self, run_dir: Path, nonce: str) -> Iterator[None]:
@@ -132,9 +132,9 @@ class TurnLauncher(Launcher):
                 faulthandler.unregister(signal.SIGUSR1)
                 self.watch.close()
 
-    def start(self, spec: WorkerSpec, run_context: RunContext) -> TurnedWorker:
+    def start(self, spec: WorkerSpec, run_context: RunContext) -> TurnWorker:
         """Starts a worker, up to its first turn."""
-        worker = TurnedWorker(spec, run_context, self)
+        worker = TurnWorker(spec, run_context, self)
         self._workers = [other for other in self._workers if other.poll() is None]
         self._workers.append(worker)
         # The learner comes last: its reason for the end holds for all.
@@ -154,7 +154,7 @@ class TurnLauncher(Launcher):
         return readable(fds, 0.0)
 
 
-class TurnedWorker(Worker):
+class TurnWorker(Worker):
     """A worker that works in this process whenever it has its turn."""
 
     def __init__(self, spec: WorkerSpec, run_context: RunContext, launcher: TurnLauncher) -> None:
@@ -221,7 +221,7 @@ class TurnContext(WorkerContext):
 
     takes_turns = True
 
-    def __init__(self, worker: TurnedWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
+    def __init__(self, worker: TurnWorker, run_context: RunContext, launcher: TurnLauncher, message_fd: int) -> None:
         spec, self._launcher = worker.spec, launcher
         status = with_own_descriptors(run_context.status.handle).attach()
         super().__init__(spec.address, status, spec.row, message_fd, run_context.run_dir / "errors")

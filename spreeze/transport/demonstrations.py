@@ -118,7 +118,7 @@ def read_demonstrations(path: Path, text: str, spec: EnvSpec) -> Demonstrations:
     check_demonstrable(spec, f"--demonstrations {text}")
     try:
         parts = [_episode(part, spec) for part in _episodes(path)]
-    except (_Unfit, KeyError) as error:
+    except (_Mismatch, KeyError) as error:
         raise ConfigError(f"--demonstrations {text}: {str(error).strip(chr(39))}") from None
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"--demonstrations {text}: it cannot be read: {error}") from None
@@ -138,7 +138,7 @@ def check_demonstrable(spec: EnvSpec, option: str) -> None:
         raise ConfigError(f"{option}: {spec.env_id} has {kind}, which files of demonstrations cannot hold; remove it")
 
 
-class _Unfit(Exception):
+class _Mismatch(Exception):
     """Arrays that are not of this task."""
 
 
@@ -146,14 +146,14 @@ def _episodes(path: Path) -> Iterator[Mapping[str, Any]]:
     """The arrays of each episode, or of all together, by name."""
     if path.suffix == ".npz":
         if not zipfile.is_zipfile(path):  # NumPy would advise to load it as a pickle
-            raise _Unfit("it is not an .npz file, or damaged")
+            raise _Mismatch("it is not an .npz file, or damaged")
         with np.load(path, allow_pickle=False) as file:
             yield dict(file)
         return
     try:
         import h5py
     except ImportError:
-        raise _Unfit("HDF5 is read with h5py; pip install h5py") from None
+        raise _Mismatch("HDF5 is read with h5py; pip install h5py") from None
     with h5py.File(path, "r") as file:
         if "observations" in file:
             yield file
@@ -168,7 +168,7 @@ def _episode(source: Mapping[str, Any], spec: EnvSpec) -> Demonstrations:
     nodes = {name: next((source[key] for key in keys if key in source), None) for name, keys in _NAMES.items()}
     missing = [name for name, node in nodes.items() if node is None and name != "truncations"]
     if missing:
-        raise _Unfit(f"it has no {', '.join(missing)}; it has {', '.join(list(source)[:8])}")
+        raise _Mismatch(f"it has no {', '.join(missing)}; it has {', '.join(list(source)[:8])}")
     reward = np.asarray(nodes["rewards"]).reshape(-1).astype(np.float32)
     count = len(reward)
     terminated = np.asarray(nodes["terminations"]).reshape(-1).astype(bool)
@@ -189,7 +189,7 @@ def _episode(source: Mapping[str, Any], spec: EnvSpec) -> Demonstrations:
              "truncations": len(truncated), "next observations": len(next_obs)}  # fmt: skip
     wrong = [f"{size} {name}" for name, size in sizes.items() if size != count]
     if wrong:
-        raise _Unfit(f"{count} rewards, but {', '.join(wrong)}")
+        raise _Mismatch(f"{count} rewards, but {', '.join(wrong)}")
     return Demonstrations(*(column[kept] for column in (obs, action, reward, terminated, ended, next_obs)))
 
 
@@ -200,7 +200,7 @@ def _observations(node: Any, spec: EnvSpec) -> np.ndarray:
     values = np.asarray(node)
     size = int(np.prod(values.shape[1:]))
     if size != spec.obs_dim or values.dtype.kind not in "fiub":
-        raise _Unfit(f"observations of {size} values ({values.dtype}), but {spec.env_id} has {spec.obs_dim}")
+        raise _Mismatch(f"observations of {size} values ({values.dtype}), but {spec.env_id} has {spec.obs_dim}")
     return values.reshape(len(values), size).astype(np.float32)
 
 
@@ -212,27 +212,27 @@ def _nested(node: Mapping[str, Any], spec: EnvSpec) -> np.ndarray:
         for index, key in _KEY.findall(part[3]):
             name = f"_index_{index}" if index else key
             if hasattr(leaf, "shape") or name not in leaf:
-                raise _Unfit(f"its observations have no {part[3]}, unlike those of {spec.env_id}")
+                raise _Mismatch(f"its observations have no {part[3]}, unlike those of {spec.env_id}")
             leaf = leaf[name]
         values, size = np.asarray(leaf), int(part[2]) - int(part[1])
         if int(np.prod(values.shape[1:])) != size:
-            raise _Unfit(f"{part[3]} of shape {values.shape[1:]}, but {spec.env_id} has {part[4]}")
+            raise _Mismatch(f"{part[3]} of shape {values.shape[1:]}, but {spec.env_id} has {part[4]}")
         columns.append(values.reshape(len(values), size).astype(np.float32))
     if not columns or spec.mask_dim:
-        raise _Unfit(f"its observations are a Dict or Tuple, unlike those of {spec.env_id}")
+        raise _Mismatch(f"its observations are a Dict or Tuple, unlike those of {spec.env_id}")
     return np.concatenate(columns, axis=1)
 
 
 def _actions(node: Any, spec: EnvSpec) -> np.ndarray:
     """Actions [n, A] float32 as policies give them, of those of the environment."""
     if not hasattr(node, "shape"):
-        raise _Unfit(f"its actions are a Dict or Tuple, unlike those of {spec.env_id}")
+        raise _Mismatch(f"its actions are a Dict or Tuple, unlike those of {spec.env_id}")
     values = np.asarray(node)
     size = int(np.prod(values.shape[1:]))
     kind = "discrete" if values.dtype.kind in "iub" else "continuous"
     wanted = "continuous" if isinstance(spec.action, Box) else "discrete"
     if (kind, size) != (wanted, spec.action_dim):
-        raise _Unfit(f"{kind} actions of size {size}, but {spec.env_id} has {wanted} ones of size {spec.action_dim}")
+        raise _Mismatch(f"{kind} actions of size {size}, but {spec.env_id} has {wanted} ones of size {spec.action_dim}")
     values = values.reshape(len(values), size)
     if isinstance(spec.action, Box):
         low, high = np.array(spec.action.low), np.array(spec.action.high)
@@ -241,7 +241,7 @@ def _actions(node: Any, spec: EnvSpec) -> np.ndarray:
     assert isinstance(spec.action, Choices)
     index = values.astype(np.int64) - spec.action.start
     if (index < 0).any() or (index >= spec.action.nvec).any():
-        raise _Unfit(f"actions from {values.min()} to {values.max()}, but those of {spec.env_id} are others")
+        raise _Mismatch(f"actions from {values.min()} to {values.max()}, but those of {spec.env_id} are others")
     return index.astype(np.float32)
 
 

@@ -234,7 +234,7 @@ class GossipMemory:
         self._presence.close()
 
 
-def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
+def sign_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage]) -> bytes:
     """Messages of different learners as bytes, signed with the secret; ``kind`` distinguishes them from others."""
     arrays = {
         json.dumps([sent.sender, sent.epoch, sent.number]): np.ascontiguousarray(sent.parameters) for sent in messages
@@ -242,8 +242,8 @@ def seal_messages(secret: bytes, kind: bytes, messages: Sequence[GossipMessage])
     return sign(secret, kind, safetensors_numpy.save(arrays))
 
 
-def unseal_messages(secret: bytes, kind: bytes, data: bytes) -> list[GossipMessage]:
-    """Inverse of ``seal_messages``; a TransportError if the bytes are of another kind or secret, or are damaged."""
+def verify_messages(secret: bytes, kind: bytes, data: bytes) -> list[GossipMessage]:
+    """Inverse of ``sign_messages``; a TransportError if the bytes are of another kind or secret, or are damaged."""
     messages = []
     try:
         for name, parameters in safetensors_numpy.load(bytes(verify(secret, kind, data))).items():

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.files import nameless_file
+from spreeze.files import anonymous_file
 from spreeze.transport.gossip import Gossip, GossipHandle, GossipMemory, messages_kept
 from spreeze.transport.shared_memory import ArraySpec, Handle, SharedArrays, in_order
 from spreeze.transport.weights import ParametersHandle, VersionedParameters, Weights
@@ -38,7 +38,7 @@ _BARRIER_S = 60.0  # Longest wait at the start for learners that are still loadi
 _NEIGHBOUR_S, _OTHERS_S = 5.0, 1.0
 """Longest wait of a learner that returns or joins for a neighbour's parameters, and for others to be seen at all."""
 _SENDING_PARAMETERS = ("gossip", "average")
-_LATE = 0.9  # Weight of the past in the mean number of messages.
+_PAST_WEIGHT = 0.9  # Weight of the past in the mean number of messages.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class MixMemory(NamedTuple):
             tuple(VersionedParameters.create(slots) for _ in range(learners))
             for slots in (kept, kept if lockstep else 2)
         )
-        return cls(board, nameless_file("spreeze-shared"), messages, mixed)
+        return cls(board, anonymous_file("spreeze-shared"), messages, mixed)
 
     @property
     def handle(self) -> MixHandle:
@@ -144,7 +144,7 @@ class Mixer:
         self._shared: np.ndarray | None = None
         self._shared_before = np.zeros(0, np.float32)
         """Statistics as they were at the latest addition to what all share."""
-        self._returned, self._ahead = False, 0
+        self._rejoined, self._ahead = False, 0
         self.waited_s = self.messages = 0.0
         self.statistics = np.zeros(0)
         """Own running statistics [k]: to be set before ``begin``, ``reduce`` and ``mix``, which average them."""
@@ -172,10 +172,10 @@ class Mixer:
     def begin(self, parameters: np.ndarray, number: int) -> None:
         """Registers this learner with the others; at the start of a run, waits until all have done so."""
         learner = self.spec.learner
-        self._returned = self._mixed[learner].read_latest() is not None
+        self._rejoined = self._mixed[learner].read_latest() is not None
         self.board["left"][learner] = 0
         self._wait()  # from now on it counts as living, before anyone can see that all are there
-        if not self._returned:
+        if not self._rejoined:
             self.board["number"][learner] = number
             self._publish(parameters, number)
         if self.spec.mixing == "hogwild":
@@ -185,8 +185,8 @@ class Mixer:
             if not self._wait():
                 return
         if self.spec.hosts is not None and self.spec.mixing in _SENDING_PARAMETERS:
-            self._returned |= self.spec.hosts.joined
-            if self._returned:
+            self._rejoined |= self.spec.hosts.joined
+            if self._rejoined:
                 self._wait_for_neighbour()
 
     def _share(self, parameters: np.ndarray) -> None:
@@ -223,7 +223,7 @@ class Mixer:
     def reduce(self, gradient: np.ndarray, number: int) -> np.ndarray:
         """The mean of the gradients [d] of all living learners at their step of that number."""
         gossip = self._gossip
-        if self._returned and not self._ahead:
+        if self._rejoined and not self._ahead:
             newest = [latest.number for peer in range(self.spec.learners) if (latest := gossip.newest(peer))]
             self._ahead = max(0, max(newest, default=0) - number)
         number += self._ahead
@@ -246,8 +246,8 @@ class Mixer:
         norm = float(np.linalg.norm(after - before))
         board["norms"][learner, number % NORMS] = norm
         board["largest"][learner] = max(float(board["largest"][learner]), norm)
-        newest = self._neighbours() if self._returned and self.spec.mixing != "none" else None
-        self._returned = False
+        newest = self._neighbours() if self._rejoined and self.spec.mixing != "none" else None
+        self._rejoined = False
         mixed = after if newest is None else self._mean_of([newest])  # the others get that, too: its own are old
         hosts = self.spec.hosts
         is_new = newest is not None and hosts is not None and hosts.joined  # no learner takes its parameters
@@ -278,7 +278,7 @@ class Mixer:
             received |= {message.sender: message.parameters for message in gossip.receive()}
             gossip.restrict_to(self._living())
         self.waited_s += time.monotonic() - start
-        self.messages += (1.0 - _LATE) * (len(received) - self.messages)
+        self.messages += (1.0 - _PAST_WEIGHT) * (len(received) - self.messages)
         return self._mean_of([message, *received.values()]) if received else parameters
 
     def metrics(self) -> dict[str, float]:

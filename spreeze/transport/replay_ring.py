@@ -303,7 +303,7 @@ class ShardWriter:
         if stop > self._stamp_position:
             self._stamp(position, stop, version)
         if self._checksum is not None:
-            self._seal(position, stop)
+            self._write_checksums(position, stop)
         if self._fenced:
             memory_fence()
         self._words[self._committed_word] = self._committed = self._committed + stop - position  # published last
@@ -311,7 +311,7 @@ class ShardWriter:
             stop = self._stamp_position = 0
         self._position = stop
 
-    def _seal(self, position: int, stop: int) -> None:
+    def _write_checksums(self, position: int, stop: int) -> None:
         """Writes the checksums of the rows in [position, stop)."""
         assert self._checksum is not None
         shift = self._committed - position

@@ -451,7 +451,7 @@ class RolloutWriter:
         del self._steps, self._log, self._arrays, self._states
 
 
-class TakenRollout(NamedTuple):
+class RolloutCopy(NamedTuple):
     """A copy of a rollout."""
 
     writer: int  # number of the sampler that filled it
@@ -510,7 +510,7 @@ class RolloutReader:
         """Env steps of each sampler's environments, [samplers, M]."""
         return self._rollouts.steps.reshape(len(self._columns), -1)
 
-    def take(self, known: Container[tuple[int, int]] = ()) -> TakenRollout | None:
+    def take(self, known: Container[tuple[int, int]] = ()) -> RolloutCopy | None:
         """Takes a rollout that was never given, the oldest first, or else the one given longest ago; None without one.
 
         Of rollouts (writer, j) that are ``known`` nothing but the versions is copied.
@@ -545,7 +545,7 @@ class RolloutReader:
                     self._taken_at = {key: at for key, at in self._taken_at.items() if key in stored}
                 self._taken_at[chosen.key] = self._takes
                 versions = copies.pop("version")
-                return TakenRollout(
+                return RolloutCopy(
                     writer, rollout, uses + 1, int(versions.min()), versions, RolloutBatch(**copies) if copies else None
                 )
         return None

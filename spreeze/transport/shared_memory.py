@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from spreeze.errors import ResourceError, TransportError
-from spreeze.files import nameless_file
+from spreeze.files import anonymous_file
 from spreeze.machine.hardware import memory_limits
 from spreeze.types import Jsonable
 
@@ -93,10 +93,10 @@ def available_bytes() -> int:
     return memory_limits().usable_bytes
 
 
-def _nameless_memory(name: str) -> int:
+def _anonymous_memory(name: str) -> int:
     """The descriptor of memory without a name. On macOS such a descriptor can be mapped, but not read or written."""
     if hasattr(os, "memfd_create"):
-        return nameless_file(name)
+        return anonymous_file(name)
     posix_memory = importlib.import_module("_posixshmem")  # of multiprocessing
     path = f"/spreeze-{secrets.token_hex(8)}"  # macOS allows 31 letters
     fd = int(posix_memory.shm_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600))
@@ -180,7 +180,7 @@ class SharedArrays:
         """
         size_bytes = cls.size_bytes(fields)
         check_room(name, size_bytes, smaller)
-        fd = _nameless_memory(name)
+        fd = _anonymous_memory(name)
         try:
             _reserve(fd, size_bytes)
             arrays, text = cls(fd, fields), _fingerprint(fields, meaning)

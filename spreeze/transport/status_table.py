@@ -22,11 +22,11 @@ _LINE_WORDS = 8
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_COUNTER, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 EVALUATION_REQUESTS, CHECKPOINT_REQUESTS = 9, 10
-PAUSED_MS, RECORDING, STARTING_MS, EPISODES_WANTED, ENV_ARGS = 11, 12, 13, 14, 15
+PAUSED_MS, RECORDING, STARTING_MS, EPISODE_REPORTS, ENV_ARGS = 11, 12, 13, 14, 15
 ROLLBACKS, RETUNED, BATCH_SIZE, LEARNER_THREADS, MIN_PER_INSERT, MAX_PER_INSERT = 16, 17, 18, 19, 20, 21
 KEPT_PER_INSERT = 22
 """Words of the header. ``STARTING_MS`` is the time until the first env step where environments are slow to start;
-``EPISODES_WANTED`` is 1 where samplers report each episode, ``ENV_ARGS`` counts changes of the environments' arguments,
+``EPISODE_REPORTS`` is 1 where samplers report each episode, ``ENV_ARGS`` counts changes of the environments' arguments,
 ``ROLLBACKS`` counts falls of the return after which the learner rolls back to its best checkpoint; ``RETUNED`` counts
 changes of the five words after it, which the tuner puts in force (``RetunedSettings``); ``WEIGHTS_COUNTER`` to
 ``SAMPLERS`` belong to a group (see ``StatusTable.group``).

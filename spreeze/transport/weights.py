@@ -256,7 +256,7 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        return cls(tuple(files.nameless_file("spreeze-parameters") for _ in range(slots)))
+        return cls(tuple(files.anonymous_file("spreeze-parameters") for _ in range(slots)))
 
     @property
     def handle(self) -> ParametersHandle:

@@ -60,7 +60,7 @@ _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_00
 _ENGINE_ENV_BYTES = 2_000_000
 """Memory of each further environment of an engine: EnvPool's robots take less than a megabyte each."""
 _CAP_SHARE = 0.8  # A candidate may take this share of the memory that is free.
-_NOT_SPEED = ("reward_threshold", "obs_shape")  # Facts about an environment on which no speed depends.
+_SPEED_IRRELEVANT_FACTS = ("reward_threshold", "obs_shape")  # Facts about an environment on which no speed depends.
 _NOT_MEASURED = ("budget_s", "algorithm_share", "step_us", "while_training")
 """Settings of the tuner that affect how it measures, not which setting is best."""
 _BUSY_CORES = 0.1  # Load of other programs that is worth reporting.
@@ -390,7 +390,9 @@ def _cached_by(settings: Settings, probe: Probe, machine: Machine, *, samplers_o
         "battery": machine.power_source == "battery",
         "packages": probe.packages,
         "physical_cores": problem.physical_cores,  # two usable cores may be one, if this process is pinned
-        "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
+        "env": {
+            name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _SPEED_IRRELEVANT_FACTS
+        },
         "normalize_obs": config.env.normalize_obs,
         "tuning": {name: one for name, one in dataclasses.asdict(config.tuning).items() if name not in _NOT_MEASURED},
         "algo": config.run.algo,

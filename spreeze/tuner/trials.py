@@ -281,13 +281,13 @@ class Trial(contextlib.ExitStack, Windows):
                 raise self._failed(f"{late} within {within_s:.0f} s; {self._why()}")
         self._workers.signal_all(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume_workers(self) -> None:
         """After ``begin``, which stops all."""
         self._workers.signal_all(signal.SIGCONT)
 
     def take_turn(self, number: int, settle_s: float, window_s: float) -> None:
         """One window of each candidate, forward and backward in turn; then the workers are stopped again."""
-        self.go_on()
+        self.resume_workers()
         for candidate in self.candidates[:: 1 if number % 2 == 0 else -1]:
             self.measure(candidate, settle_s, max(window_s, self.min_window_s))
             if len(candidate.cpu_share) == self._kind.pace.repeats:

@@ -111,7 +111,7 @@ class WorkerContext:
         beyond = (self.address.index - int(group[status_table.FIRST_SAMPLER])) % samplers - active
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[status_table.SLOWED_SHARE]) / 1000
 
-    def pause_if_told(self, now_s: float) -> bool:
+    def pause_if_requested(self, now_s: float) -> bool:
         """True if the governor pauses this sampler at ``perf_counter`` time ``now_s``; it has slept briefly.
 
         A pause does not count as waiting for the limiter or the learner.
@@ -160,7 +160,7 @@ class WorkerContext:
 
     def episode(self, episode_return: float, length: int, success: bool | None) -> None:
         """Sends an episode to the run's callbacks, if one of them needs episodes and the pipe has room."""
-        if self.status.header[status_table.EPISODES_WANTED] and self._has_room():
+        if self.status.header[status_table.EPISODE_REPORTS] and self._has_room():
             self.send("episode", numbers=(episode_return, length, success))
 
     def report_info(self, info: InfoNumbers, now_s: float) -> None:

@@ -75,7 +75,7 @@ class DeviceCollector(Collector):
         device = actor.device
         self._reward_log = torch.zeros((BLOCK, num_envs), device=device)
         self._code_log = torch.zeros((BLOCK, num_envs), dtype=torch.uint8, device=device)
-        self._sick = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._needs_reset = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._at, self._next_seed = 0, seed
         self.obs = torch.zeros(0)
         self._make_envs()
@@ -106,12 +106,12 @@ class DeviceCollector(Collector):
         reward_ok, obs_ok = torch.isfinite(step.reward), torch.isfinite(step.next_obs).all(1)
         if step.obs is not step.next_obs:
             obs_ok = obs_ok & torch.isfinite(step.obs).all(1)
-        good = step.valid & reward_ok & obs_ok & ~self._sick
+        good = step.valid & reward_ok & obs_ok & ~self._needs_reset
         ended = (step.terminated | step.truncated) & good
         code = good * _GOOD + ended * _ENDED
-        self._code_log[self._at] = code + (~reward_ok * _BAD_REWARD + ~obs_ok * _BAD_OBS) * ~self._sick
+        self._code_log[self._at] = code + (~reward_ok * _BAD_REWARD + ~obs_ok * _BAD_OBS) * ~self._needs_reset
         self._reward_log[self._at] = step.reward
-        self._sick |= ~(reward_ok & obs_ok)
+        self._needs_reset |= ~(reward_ok & obs_ok)
         self._sink.store(self.obs, actions, step, good, ended, version)
         self.obs, self._at = step.obs, self._at + 1
 
@@ -134,9 +134,9 @@ class DeviceCollector(Collector):
             self._discounted.add(reward, over | ~good)
             self.counts.returns = self._discounted.sums()
         if resets:
-            self._heal(code)
+            self._reset_bad_envs(code)
 
-    def _heal(self, code: np.ndarray) -> None:
+    def _reset_bad_envs(self, code: np.ndarray) -> None:
         bad = np.argwhere(code >= _BAD_REWARD)
         if not len(bad):
             return
@@ -149,9 +149,9 @@ class DeviceCollector(Collector):
         self._episode_totals[:, [first, *others]] = 0.0
         try:
             with torch.no_grad():
-                self.obs = self._env.restart(self._sick, self.obs)
+                self.obs = self._env.restart(self._needs_reset, self.obs)
                 if bool(torch.isfinite(self.obs).all()):
-                    self._sick.zero_()
+                    self._needs_reset.zero_()
                     return
             raise BadTransition("observation", "NaN or infinity at a reset")
         except Exception as error:
@@ -178,7 +178,7 @@ class DeviceCollector(Collector):
                 close_in_time(*() if made is None else (made.close,))
                 self._count_error("the environments", error, effect="they are made again")
         self._next_seed += self.num_envs  # other episodes after an error
-        self._sick.zero_()
+        self._needs_reset.zero_()
         self._episode_totals[...] = 0.0
         self._sink.forget()
 

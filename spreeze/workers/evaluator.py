@@ -241,7 +241,7 @@ class Evaluation:
     def _keep_episodes(self, episodes: list[Episode], seeds: list[int], record: Record, *, last: bool) -> None:
         """Writes the episodes for the page's player; a failure costs only these files."""
         try:
-            if self._recorder.keep(episodes, seeds, record, tries=not last):
+            if self._recorder.keep(episodes, seeds, record, check_repeats=not last):
                 self.close()  # the next ones draw
             self._unrecorded = 0
         except Exception as error:

@@ -34,7 +34,7 @@ _CHUNK_ROWS = 4096
 _FRACTION = 0.8  # fraction of a device's free memory that GPU replay may take; updates need the rest
 _MIN_BATCHES = 16  # GPU replay of fewer batches than this is not worth its memory
 _LONGEST_PERIOD = 16  # longest period of Python decisions that a graph may hold, in updates
-_SINGLES = 3
+_MIN_SINGLE_UPDATES = 3
 _MAX_IN_FLIGHT = 2  # launches in flight at once: the device never waits for the host, and the host is never far ahead
 _MAX = torch.finfo(torch.float32).max
 _COUNTED = 1024  # newest rows that a normalizer counts each time: a small copy, however many environments there are
@@ -486,7 +486,7 @@ class GraphedUpdates:
         self._algorithm, self._update, self._stream = algorithm, update, stream
         self._make_graph, self._on_failure = make_graph, on_failure
         self._graph: CudaGraph | None = None
-        self._singles = 0
+        self._single_updates = 0
         self._in_flight: deque[StreamEvent] = deque()
 
     @property
@@ -495,7 +495,7 @@ class GraphedUpdates:
         if self._make_graph is None:
             return 0
         period = self._algorithm.period
-        return period * -(-max(period, _SINGLES) // period) + self.in_graph
+        return period * -(-max(period, _MIN_SINGLE_UPDATES) // period) + self.in_graph
 
     def run(self, max_updates: int | None = None) -> int:
         """Starts one launch and returns its number of updates, at most ``max_updates``, before they are done."""
@@ -509,7 +509,7 @@ class GraphedUpdates:
         algorithm, count = self._algorithm, self.in_graph
         starts_period = algorithm.updates % algorithm.period == 0
         # Every buffer must exist before recording, so a whole period runs first, one by one.
-        warm = self._singles >= max(algorithm.period, _SINGLES)
+        warm = self._single_updates >= max(algorithm.period, _MIN_SINGLE_UPDATES)
         if starts_period and warm and (max_updates is None or max_updates >= count):
             if self._graph is None and self._make_graph is not None:
                 self._record(self._make_graph())
@@ -518,7 +518,7 @@ class GraphedUpdates:
                 algorithm.updates += count
                 return count
         self._update(self.gpu_replay.draw())
-        self._singles += 1
+        self._single_updates += 1
         return 1
 
     def _record(self, graph: CudaGraph) -> None:
@@ -539,5 +539,5 @@ class GraphedUpdates:
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows from now on; the graph is recorded again."""
-        self._graph, self._singles = None, 0
+        self._graph, self._single_updates = None, 0
         self.gpu_replay.set_batch_size(batch_size)

@@ -155,7 +155,7 @@ class Learner:
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._valued_s, self._health_s = -_VALUES_S, -_HEALTH_S
-        self._unwritten = 0  # checkpoints in a row
+        self._failed_checkpoints = 0  # checkpoints in a row
         self._checkpoint_requests = context.header_word(status_table.CHECKPOINT_REQUESTS)
         self._rollbacks = context.header_word(status_table.ROLLBACKS)
 
@@ -284,17 +284,18 @@ class Learner:
         self._context.heartbeat(Phase.CHECKPOINT)
         try:
             self._save()
-            self._unwritten = 0
+            self._failed_checkpoints = 0
         except (OSError, ResourceError) as error:
-            self._unwritten += 1
-            if is_power_of_ten(self._unwritten):
-                text = f"writing the checkpoint failed{in_a_row(self._unwritten)}; the previous one is kept: {error}"
+            self._failed_checkpoints += 1
+            if is_power_of_ten(self._failed_checkpoints):
+                failed = f"writing the checkpoint failed{in_a_row(self._failed_checkpoints)}"
+                text = f"{failed}; the previous one is kept: {error}"
                 self._context.event("warning", text)
         self._context.saving(0)
         malloc_trim()
         self._saved_s = perf_counter()
         self._publish_s += self._saved_s - start
-        return not self._unwritten
+        return not self._failed_checkpoints
 
     def _save(self) -> None:
         tensors, state = self._trainer.state()

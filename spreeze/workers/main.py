@@ -43,7 +43,7 @@ MAX_FDS = 250  # descriptors that one message can carry (Linux: 253)
 def main(argv: list[str]) -> int:
     """Runs one worker body; returns its exit code."""
     if argv[0] == "--wait":
-        argument = _job_of_waiting(int(argv[1]))
+        argument = _wait_for_job(int(argv[1]))
         if argument is None:
             return 0
         argv = [argument]
@@ -92,7 +92,7 @@ def _load(module: str) -> ModuleType:
         gc.enable()
 
 
-def _job_of_waiting(fd: int) -> str | None:
+def _wait_for_job(fd: int) -> str | None:
     """Imports what learners need, then waits for a job; None if no run needs this process."""
     end_with_parent()
     take_name(PREWARM)

@@ -199,8 +199,8 @@ class ReplayStatistics(ScalingStatistics):
         self._returns_counted = np.array(sums)
         self._renew()
 
-    def set_averaged_statistics(self, values: np.ndarray) -> None:
-        super().set_averaged_statistics(values)
+    def set_average_statistics(self, values: np.ndarray) -> None:
+        super().set_average_statistics(values)
         self._renew()
 
     def _renew(self) -> None:

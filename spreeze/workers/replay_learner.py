@@ -288,7 +288,7 @@ class PeerAverage:
         self._due = updates + self._interval
         arrays = self._algorithm.state_arrays()
         names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
-        units = np.zeros(0) if self._statistics is None else self._statistics.averaged_statistics()
+        units = np.zeros(0) if self._statistics is None else self._statistics.statistics_to_average()
         message = np.concatenate([*(arrays[name].reshape(-1) for name in names), as_float32(units)])
         self._version += 1
         others = self._living()
@@ -303,7 +303,7 @@ class PeerAverage:
             self._algorithm.load_state_arrays(arrays | means)
             if self._statistics is not None and len(units):
                 means_of = np.mean([as_float64(message[size:]) for message in messages], 0)
-                self._statistics.set_averaged_statistics(means_of)
+                self._statistics.set_average_statistics(means_of)
         if len(others) == self._num_others:
             return None
         self._num_others = len(others)
@@ -337,10 +337,10 @@ class TargetPace:
         if self._done or elapsed_s < _PACE_S:
             return None
         self._done = True
-        return slow_targets(self._tau, (updates - self._start[1]) / elapsed_s, self._one_minus_discount)
+        return slow_target_advice(self._tau, (updates - self._start[1]) / elapsed_s, self._one_minus_discount)
 
 
-def slow_targets(tau: float, updates_per_s: float, one_minus_discount: float) -> str | None:
+def slow_target_advice(tau: float, updates_per_s: float, one_minus_discount: float) -> str | None:
     """Advice if target networks follow too slowly, else None.
 
     Q-values have the time constant ``1 / (tau one_minus_discount)`` updates; the discount is gamma^n.

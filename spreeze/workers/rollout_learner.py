@@ -229,7 +229,7 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
         if mixer is not None:
             if mixer.spec.mixing == "all_reduce":
                 algorithm.share_gradients(mixer.reduce)
-            mixer.statistics = algorithm.averaged_statistics()
+            mixer.statistics = algorithm.statistics_to_average()
             mixer.begin(algorithm.parameters(), rollouts.current)
 
     def _publish(self, current: int) -> None:
@@ -269,13 +269,13 @@ class OnPolicyTrainer(RolloutTrainer[OnPolicyAlgorithm]):
 
     def _learn_and_mix(self, mixer: Mixer, batch: RolloutBatch, progress: float | None) -> None:
         algorithm, before = self.algorithm, self.algorithm.parameters()
-        mixer.statistics = start = algorithm.averaged_statistics()
+        mixer.statistics = start = algorithm.statistics_to_average()
         algorithm.learn(batch, progress)
-        learned = algorithm.averaged_statistics()
+        learned = algorithm.statistics_to_average()
         mixer.statistics = learned + (mixer.statistics - start)  # shared gradients' ones are from before this rollout
         algorithm.set_parameters(mixer.mix(before, algorithm.parameters(), self._rollouts.current + 1))
         if not np.array_equal(mixer.statistics, learned):
-            algorithm.set_averaged_statistics(mixer.statistics)
+            algorithm.set_average_statistics(mixer.statistics)
 
     @property
     def waited_s(self) -> float:

@@ -124,7 +124,7 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        if self._context.pause_if_told(start):
+        if self._context.pause_if_requested(start):
             pass
         elif self._may_insert():
             self._context.heartbeat(Phase.STEP)
@@ -246,7 +246,7 @@ class _BufferSampler:
     def turn(self) -> None:
         """One step of all environments, or one short sleep."""
         start, context, counts = perf_counter(), self._context, self._envs.counts
-        if context.pause_if_told(start):
+        if context.pause_if_requested(start):
             self._needs_policy = True
         elif self._step():
             context.account_work(start)

@@ -88,7 +88,7 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
                            earlier=SimpleNamespace(sessions=0))  # fmt: skip
     spread, recorder = LearnerSpread(plan, None), SimpleNamespace(event=lambda _, text: told.append(text))
     for second in range(70):
-        spread._name_slow([100.0 * second, 90.0 * second, 110.0 * second, 10.0 * second], float(second), recorder)
+        spread._report_slow([100.0 * second, 90.0 * second, 110.0 * second, 10.0 * second], float(second), recorder)
     assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2
 
 

@@ -209,7 +209,7 @@ def test_a_sampler_wakes_the_learner_at_each_complete_rollout_and_not_before():
 
     envs.advance = advance
     context = SimpleNamespace(
-        pause_if_told=lambda now_s: False,
+        pause_if_requested=lambda now_s: False,
         account_work=lambda since_s: None,
         heartbeat=lambda phase: None,
         report_info=lambda info, start_s: None,

@@ -14,7 +14,7 @@ import pytest
 from harness import FAULT, PATIENCE_S, REPO, TINY, Run, fill, poll, small_disk, train
 
 from spreeze.files import tail_text
-from spreeze.machine.processes import marked
+from spreeze.machine.processes import marked_processes
 from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
@@ -63,7 +63,11 @@ def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_p
     with Run(tmp_path, *FAULT, "--mode", mode, faults={"grandchildren": 3}) as run:
 
         def helpers():
-            return [process for process in marked(str(read_run(run.path).get("nonce"))) if process.name() == "sleep"]
+            return [
+                process
+                for process in marked_processes(str(read_run(run.path).get("nonce")))
+                if process.name() == "sleep"
+            ]
 
         run.wait_for(lambda: len(helpers()) >= 9, what="grandchildren")
         run.wait_for(lambda: mode == "serial" or len(run.children()) == 3, what="three workers")
@@ -181,7 +185,7 @@ def test_f47_an_environment_that_prints_trains_on_a_full_disk(tmp_path):
         assert run.numbers()["env_errors"] == 0
         run.process.kill()
         run.process.wait()
-        poll(lambda: [*marked(read_run(run.path)["nonce"])] == [], what="the end of all that has files there")
+        poll(lambda: [*marked_processes(read_run(run.path)["nonce"])] == [], what="the end of all that has files there")
 
 
 def test_f51_there_is_no_remote_sampler_and_nothing_listens(tmp_path):

@@ -447,7 +447,7 @@ def _sampled_ring() -> Iterator[ReplayRing]:
         trial.attempt(lambda: trial.begin(60.0))
         if failures:
             raise SpreezeError(f"no sampler runs: {failures[0]}")
-        trial.go_on()
+        trial.resume_workers()
         (data,) = trial.run.data
         assert isinstance(data, ReplayData)
         yield data.ring

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import warm
 
-from spreeze.machine.processes import marked
+from spreeze.machine.processes import marked_processes
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.rates import Rates
 from spreeze.transport.shared_memory import inherited_fds
@@ -231,7 +231,7 @@ class Run:
 
     def nonce_processes(self):
         """Living processes that carry this run's mark, grandchildren included."""
-        return list(marked(self.state()["nonce"]))
+        return list(marked_processes(self.state()["nonce"]))
 
 
 def train(tmp_path, *args, timeout_s=PATIENCE_S, **kwargs):

@@ -29,7 +29,7 @@ _ALIGN = 16  # Float32 values in a cache line; each block of the flat vector sta
 _ROWS_OF_ONE_MATMUL = 2048
 """Rows from which a GPU computes the weight gradients of stacked networks one by one: 2 x 51 instead of 640 us at
 65,536 rows of 2 x 256 units (H200)."""
-_ROWS_OF_DEAD = 512
+_MAX_DEAD_UNIT_ROWS = 512
 CHUNK_ROWS = 512  # rows per pass on a CPU, so that the output of a layer stays in the cache of the core
 
 
@@ -297,13 +297,13 @@ def _closed(tensor: Tensor) -> Tensor:
 def dead_units(networks: Iterable[tuple[Parameters, Tensor]]) -> float:
     """Share of the hidden ReLU units that are 0 in all of their rows [M, I]; NaN if there are none.
 
-    Uses at most the first ``_ROWS_OF_DEAD`` rows (reads the device).
+    Uses at most the first ``_MAX_DEAD_UNIT_ROWS`` rows (reads the device).
     """
     dead = units = 0
     for parameters, x in networks:
         if parameters.layers.custom is not None or parameters.layers.activation != "relu":
             continue
-        x = x[:_ROWS_OF_DEAD]
+        x = x[:_MAX_DEAD_UNIT_ROWS]
         buffers = MlpBuffers.allocate(parameters, len(x))
         parameters.forward(x.expand(parameters.stack, -1, -1), buffers)
         for hidden in buffers.hidden:

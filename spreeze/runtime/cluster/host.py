@@ -50,7 +50,7 @@ from spreeze.transport.chunks import (
     verify,
     verify_json,
 )
-from spreeze.transport.gossip import GossipMemory, seal_messages, unseal_messages
+from spreeze.transport.gossip import GossipMemory, sign_messages, verify_messages
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.shared_memory import inherited_fds
 from spreeze.transport.status_table import StatusTable
@@ -451,7 +451,7 @@ class GatewayActor:
                 if time.monotonic() >= end:
                     break
                 time.sleep(_POLL_S)
-            return seal_messages(self._secret, b"listen " + start.encode(), [] if message is None else [message])
+            return sign_messages(self._secret, b"listen " + start.encode(), [] if message is None else [message])
         except (SpreezeError, OSError, KeyError, TypeError, ValueError):
             return b""
 
@@ -462,7 +462,7 @@ class GatewayActor:
             run = self._run
             if run is None:
                 raise TransportError(str(self._failure))
-            for message in unseal_messages(self._secret, b"give " + run.start_name.encode(), data):
+            for message in verify_messages(self._secret, b"give " + run.start_name.encode(), data):
                 run.memory.put(message)
             return {}
 

@@ -19,7 +19,7 @@ from spreeze.runtime.cluster.bridge import AGAIN_S, Bridge
 from spreeze.runtime.cluster.host import HostRunJob
 from spreeze.runtime.cluster.ray_nodes import GatewayDied, Node, Nodes, RemoteGateway
 from spreeze.transport.chunks import verify_json
-from spreeze.transport.gossip import in_neighbours, seal_messages, unseal_messages
+from spreeze.transport.gossip import in_neighbours, sign_messages, verify_messages
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerBridgeJob
 
@@ -117,7 +117,7 @@ class LearnerBridge(Bridge):
         newest = [self._memory.newest(peer, host.sent.get(peer, (-1, -1))) for peer in peers]
         if messages := [message for message in newest if message is not None]:
             host.sent |= {message.sender: (message.epoch, message.number) for message in messages}
-            data = seal_messages(self._secret, b"give " + host.start.encode(), messages)
+            data = sign_messages(self._secret, b"give " + host.start.encode(), messages)
             host.calls["give"] = host.gateway.call("give", data)
 
     def _answered(self, host: _Host, method: str, reference: Any) -> None:
@@ -140,7 +140,7 @@ class LearnerBridge(Bridge):
 
     def _store(self, host: _Host, answer: bytes) -> None:
         """Stores messages of a host's learner; another learner or size is a failure of the host."""
-        for message in unseal_messages(self._secret, b"listen " + host.start.encode(), answer):
+        for message in verify_messages(self._secret, b"listen " + host.start.encode(), answer):
             size = self._parameters()
             if size is None:
                 return  # it will be requested again

@@ -47,7 +47,7 @@ MAX_OBS = 64
 _MAX_INFO, _MAX_NAME = 16, 60
 _MAX_HELD_BYTES = 64_000_000  # memory for the numbers of one evaluation; further episodes are not recorded
 _DRAWING_SHARE = 0.2  # share of an evaluation's time for pictures where they cannot be drawn later
-_TRIED_STEPS, _TRIED_S = 200, 2.0
+_CHECK_STEPS, _CHECK_S = 200, 2.0
 _LARGEST = 1e30
 
 
@@ -65,7 +65,7 @@ class EpisodeRecorder:
 
     def __init__(self, run_dir: Path, spec: EnvSpec, config: EvaluationConfig, *, max_envs: int | None = None) -> None:
         self._run_dir, self._spec, self._config = run_dir, spec, config
-        self._tried = max_envs is not None
+        self._repeats_checked = max_envs is not None
         self._tapes: dict[int, _Tape] = {}
         self._numbers = InfoNumbers()
         self._held_bytes, self._fps = 0, 30.0
@@ -153,12 +153,17 @@ class EpisodeRecorder:
         return [(episode, tape) for episode, tape in found if len(tape.rewards) == episode.length]
 
     def keep(
-        self, episodes: Sequence[Episode], seeds: Sequence[int], record: Mapping[str, Any], *, tries: bool = True
+        self,
+        episodes: Sequence[Episode],
+        seeds: Sequence[int],
+        record: Mapping[str, Any],
+        *,
+        check_repeats: bool = True,
     ) -> bool:
         """Writes the best, median and worst of an evaluation's episodes, and deletes surplus recordings.
 
-        With ``tries`` it may try, once, whether an episode repeats. True if the environments have to be made anew, so
-        that the next episodes are drawn while played; an OSError if the disk is full.
+        With ``check_repeats`` it checks, once, whether an episode repeats. True if the environments have to be made
+        anew, so that the next episodes are drawn while played; an OSError if the disk is full.
         """
         played, self._tapes = self._played(episodes, seeds), {}
         if not played:
@@ -171,10 +176,10 @@ class EpisodeRecorder:
         names = sorted({name for index in chosen for info in played[index][1].infos for name in info})[:_MAX_INFO]
         key = EvaluationKey(record["wall_s"], record["env_steps"], record["updates"], record["group"])
         kept = [self._recorded(*played[index], kinds, names) for index, kinds in chosen.items()]
-        if tries and not self._tried:
-            self._tried = True
+        if check_repeats and not self._repeats_checked:
+            self._repeats_checked = True
             with contextlib.suppress(Exception):  # there can be no second environment
-                self._try(min(kept, key=lambda episode: episode.length))
+                self._check_repeats(min(kept, key=lambda episode: episode.length))
         drawn = any(tape.frames for _, tape in played)
         recording = Recording(key=key, facts=self._facts(record, names, drawn=drawn), episodes=tuple(kept))
         replace_bytes(self._run_dir / FOLDER / f"{key.id}.npz", packed(recording))
@@ -229,12 +234,12 @@ class EpisodeRecorder:
             "note": self.note,
         }
 
-    def _try(self, episode: RecordedEpisode) -> None:
-        task, end_s = new_task(partial(open_task, self._spec, whole_games=True)), time.monotonic() + _TRIED_S
+    def _check_repeats(self, episode: RecordedEpisode) -> None:
+        task, end_s = new_task(partial(open_task, self._spec, whole_games=True)), time.monotonic() + _CHECK_S
         try:
             self.repeats = True
             for same, step in replay(task, episode):
-                if not same or step >= _TRIED_STEPS or time.monotonic() > end_s:
+                if not same or step >= _CHECK_STEPS or time.monotonic() > end_s:
                     self.repeats = same
                     break
         finally:

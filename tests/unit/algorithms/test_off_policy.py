@@ -21,7 +21,7 @@ from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import Choices, EnvSpec
 from spreeze.workers.learner import run_progress
-from spreeze.workers.replay_learner import TargetPace, slow_targets
+from spreeze.workers.replay_learner import TargetPace, slow_target_advice
 from spreeze.workers.rollout_learner import progress_of
 
 
@@ -383,11 +383,13 @@ def test_learners_whose_clocks_differ_keep_their_step_size(mixing, hosts, share)
 
 
 def test_targets_that_follow_too_slowly_are_named_with_the_time_that_values_need():
-    text = slow_targets(0.005, 230.0, 0.01)
+    text = slow_target_advice(0.005, 230.0, 0.01)
     assert text.endswith("(1.2 backups/s: tau 0.005 an update, 230 updates/s over 20 s)")
     assert "Q-values need about 87 s to adapt" in text
-    assert slow_targets(0.02, 230.0, 0.01) is None
-    assert slow_targets(0.005, 0.0, 0.01) is slow_targets(0.005, 230.0, 0.0) is None, "no updates, or gamma is 1"
+    assert slow_target_advice(0.02, 230.0, 0.01) is None
+    assert slow_target_advice(0.005, 0.0, 0.01) is slow_target_advice(0.005, 230.0, 0.0) is None, (
+        "no updates, or gamma is 1"
+    )
     pace = TargetPace(0.005, 0.99, 1)
     assert [pace.note(*at) for at in ((100.0, 50), (110.0, 60))] == [None, None]
     assert "10 updates/s" in pace.note(120.0, 250)

@@ -118,7 +118,7 @@ def test_what_cannot_be_found_is_said_in_one_line(runs_dir, name, error, words):
 def test_a_run_without_weights_is_named(tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "run.json").write_text("{}")
-    with pytest.raises(RunError, match="no weights yet"):
+    with pytest.raises(RunError, match="no weights: it ended"):
         find_weights("new", tmp_path, "latest")
 
 

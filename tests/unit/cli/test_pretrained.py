@@ -19,7 +19,7 @@ def test_a_run_of_the_same_name_goes_first(tmp_path):
     assert find_weights("walker2d", tmp_path) == pretrained_policies()["walker2d"]
     (tmp_path / "walker2d" / "weights").mkdir(parents=True)
     (tmp_path / "walker2d" / "run.json").write_text("{}")
-    with pytest.raises(RunError, match="run walker2d has no weights yet"):
+    with pytest.raises(RunError, match="run walker2d has no weights"):
         find_weights("walker2d", tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness import REPO
 
 import spreeze
-from spreeze.envs.callers import called_by, name_of
+from spreeze.envs.callers import name_of, unwrap_call
 from spreeze.errors import EnvError, UsageError
 from spreeze.run_directory import read_config
 
@@ -107,7 +107,7 @@ def inside(width):
     (nested_env.made, nested_env.made, {}),
 ])  # fmt: skip
 def test_a_function_without_a_name_stands_for_what_it_calls(task, made, arguments):
-    assert called_by(task) == (made, arguments)
+    assert unwrap_call(task) == (made, arguments)
 
 
 @pytest.mark.parametrize("task", [
@@ -122,7 +122,7 @@ def test_a_function_without_a_name_stands_for_what_it_calls(task, made, argument
 ])  # fmt: skip
 def test_a_function_without_a_name_that_does_more_is_refused_with_what_to_write(task):
     with pytest.raises(UsageError, match=r"write def make_env\(\): return \.\.\. at the top") as caught:
-        called_by(task)
+        unwrap_call(task)
     assert "\n" not in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from spreeze.cli.doctor import _spaces, _values
 from spreeze.cli.export import example
 from spreeze.envs.make import make_env
-from spreeze.envs.pictures import DrawnPictures, pictures_in, refuse_pictures, seen_as
+from spreeze.envs.pictures import DrawnPictures, observation_note, pictures_in, refuse_pictures
 from spreeze.envs.probe import check_up, measure, probe_env
 from spreeze.envs.task import make_task, open_env, open_task, options_of
 from spreeze.envs.vector_task import VectorTask
@@ -142,9 +142,9 @@ def test_pictures_of_floats_are_numbers_until_the_user_says_otherwise():
     task = habits("sees=floats")
     task.env.close()
     assert task.spec.obs_dim == 40 * 52 * 3
-    assert "(40, 52, 3): taken as 6240 numbers; for an image use --set env.image=true" in seen_as(task.spec)
+    assert "(40, 52, 3): taken as 6240 numbers; for an image use --set env.image=true" in observation_note(task.spec)
     task = habits("sees=floats", picture=True)
-    assert seen_as(task.spec).endswith("frames of 36 x 36 pixels, grey, the last 2 at a time; otherwise use "
+    assert observation_note(task.spec).endswith("frames of 36 x 36 pixels, grey, the last 2 at a time; otherwise use "
                                        "--set env.image=false")  # fmt: skip
     exact, found = played(habits("sees=plain")).astype(int), played(task).astype(int)
     assert abs(exact - found).max() <= 1

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from spreeze.algorithms.dqn import DQNConfig
 from spreeze.config.schema import LearnerConfig
 from spreeze.envs.action_spaces import uniform_actions
-from spreeze.envs.pictures import images_as_numbers, seen_as
+from spreeze.envs.pictures import images_as_numbers, observation_note
 from spreeze.envs.small_tasks import Docking
 from spreeze.envs.task import ObsBuffer, make_task, open_task, spec_from
 from spreeze.errors import BadTransition
@@ -44,7 +44,7 @@ def test_a_frame_is_the_images_one_after_the_other_and_then_the_numbers_by_name(
     assert (frames.images, frames.vector_dim) == (((1, 36, 36), (1, 36, 36)), 4)
     assert frames.shape == (2 * 36 * 36 + 4 * 4,)
     assert spec.obs_layout[:2] == ("eyes[0] (image, (40, 48, 3))", "eyes[1] (image, (3, 50, 37))")
-    assert seen_as(spec) == (
+    assert observation_note(spec) == (
         "observation: treated as 2 images (eyes[0] (40, 48, 3) as 1 x 36 x 36, eyes[1] (3, 50, 37) as 1 x 36 x 36; "
         "the last 2 frames) and 4 numbers; otherwise use --set env.image=false"
     )
@@ -68,7 +68,7 @@ def test_a_frame_is_the_images_one_after_the_other_and_then_the_numbers_by_name(
 def test_an_image_of_floats_beside_numbers_is_told_with_the_setting_that_takes_it(camera, said):
     line = images_as_numbers(spaces.Dict({"camera": camera, "speed": spaces.Box(-1.0, 1.0, (2,))}))
     assert line is None if said is None else line.startswith(said)
-    assert images_as_numbers(camera) is None, "seen_as says it"
+    assert images_as_numbers(camera) is None, "observation_note says it"
 
 
 def test_its_description_survives_a_file(spec):

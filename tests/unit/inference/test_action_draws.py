@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spreeze.errors import WeightsError
 from spreeze.inference import policy
-from spreeze.inference.policy import TILE, Policy, places_agree
+from spreeze.inference.policy import TILE, Policy, is_position_independent
 
 
 def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation="tanh", normalized=False):
@@ -121,14 +121,14 @@ def test_without_tiles_the_bits_do_depend_on_the_company():
     obs, _ = inputs(np.random.default_rng(0), 64, 64, policy)
     whole = policy.act(obs, ())[0].tobytes()
     rows = b"".join(policy.act(obs[row : row + 1], ())[0].tobytes() for row in range(64))
-    if places_agree(64, 64) and np.dot(obs[:1], obs)[0].tobytes() == np.dot(obs, obs)[0].tobytes():
+    if is_position_independent(64, 64) and np.dot(obs[:1], obs)[0].tobytes() == np.dot(obs, obs)[0].tobytes():
         pytest.skip("this machine's products do not depend on the number of rows")
     assert whole != rows
 
 
 def test_where_products_depend_on_the_place_rows_are_multiplied_one_by_one(monkeypatch):
     tiled, _ = policy_of("gaussian")
-    monkeypatch.setattr(policy, "places_agree", lambda inputs, outputs: False)
+    monkeypatch.setattr(policy, "is_position_independent", lambda inputs, outputs: False)
     single, _ = policy_of("gaussian")
     obs, noise = inputs(np.random.default_rng(2), 2 * TILE + 3, 5, tiled)
     whole = single.sample(obs, noise)[:2]

@@ -102,5 +102,5 @@ def test_moments_of_parts_are_those_of_the_whole_by_merging_and_by_sums():
     assert merged.scale == pytest.approx(whole.std())
     assert np.sqrt(sums[2] / sums[0] - (sums[1] / sums[0]) ** 2) == pytest.approx(whole.std())
     other = ReturnMoments()
-    other.set_averaged(merged.averaged())
+    other.set_average(merged.averaged())
     assert other.scale == pytest.approx(merged.scale)

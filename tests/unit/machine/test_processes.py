@@ -111,12 +111,12 @@ def test_what_a_marked_process_starts_is_found_whatever_session_and_variables_it
         processes.mark(first.pid, nonce)
         assert first.stdout.readline() == b"here\n"
         first.wait(PATIENCE_S)
-        found = [*processes.marked(nonce)]
+        found = [*processes.marked_processes(nonce)]
         assert [process.environ() for process in found] == [{}]
-        assert [*processes.marked(others)] == []
+        assert [*processes.marked_processes(others)] == []
         assert processes.end_orphans(others) == 0
         assert processes.end_orphans(nonce) == 1
-        poll(lambda: [*processes.marked(nonce)] == [], what="its end")
+        poll(lambda: [*processes.marked_processes(nonce)] == [], what="its end")
 
 
 def test_no_variables_of_other_processes_are_read_where_the_mark_is_a_limit(monkeypatch):
@@ -124,14 +124,16 @@ def test_no_variables_of_other_processes_are_read_where_the_mark_is_a_limit(monk
         raise AssertionError("a hung process would never answer")
 
     monkeypatch.setattr(psutil.Process, "environ", refuse)
-    assert [*processes.marked(new_nonce())] == []
+    assert [*processes.marked_processes(new_nonce())] == []
 
 
 def test_where_no_limit_can_mark_the_variable_does(monkeypatch):
     monkeypatch.setattr(processes, "_marks_by_limit", lambda: False)
     nonce = new_nonce()
     with _begin(_WORKER, env={**os.environ, processes.MARK: nonce}) as worker:
-        poll(lambda: [process.pid for process in processes.marked(nonce)] == [worker.pid], what="its variables")
+        poll(
+            lambda: [process.pid for process in processes.marked_processes(nonce)] == [worker.pid], what="its variables"
+        )
         assert processes.end_orphans(nonce) == 1
 
 
@@ -139,7 +141,7 @@ def test_what_a_marked_block_starts_is_found_and_the_process_is_as_it_was():
     before, nonce = resource.getrlimit(processes._RLIMIT_LOCKS), new_nonce()
     with processes.own_mark(nonce):
         child = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
-        assert [process.pid for process in processes.marked(nonce)] == [child.pid]
+        assert [process.pid for process in processes.marked_processes(nonce)] == [child.pid]
     assert resource.getrlimit(processes._RLIMIT_LOCKS) == before
     assert processes.end_orphans(nonce) == 1
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
@@ -150,7 +152,9 @@ def test_a_block_without_limits_marks_what_it_starts_by_the_variable(monkeypatch
     nonce = new_nonce()
     with processes.own_mark(nonce):
         child = subprocess.Popen(["sleep", "600"])
-        poll(lambda: [process.pid for process in processes.marked(nonce)] == [child.pid], what="its variables")
+        poll(
+            lambda: [process.pid for process in processes.marked_processes(nonce)] == [child.pid], what="its variables"
+        )
     assert processes.MARK not in os.environ
     assert processes.end_orphans(nonce) == 1
     assert child.wait(PATIENCE_S) == -signal.SIGKILL

@@ -19,7 +19,7 @@ from spreeze.runtime.cluster.learner_bridge import LearnerBridge
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import gossip
 from spreeze.transport.chunks import sign_json, verify_json
-from spreeze.transport.gossip import GossipMemory, GossipMessage, seal_messages
+from spreeze.transport.gossip import GossipMemory, GossipMessage, sign_messages
 from spreeze.types import Choices, EnvSpec
 from spreeze.workers.jobs import LearnerBridgeJob
 
@@ -168,7 +168,7 @@ def test_messages_that_are_not_signed_or_of_an_earlier_start_are_not_stored(with
     message, start = GossipMessage(0, 1, np.ones(2, np.float32)), there._run.start_name.encode()
 
     def given(secret, kind, message=message):
-        return verify_json(SECRET, b"answer", there.give(seal_messages(secret, kind, [message])))
+        return verify_json(SECRET, b"answer", there.give(sign_messages(secret, kind, [message])))
 
     assert "not signed" in given(b"x" * 32, b"give " + start)["failure"]
     assert "not signed" in given(SECRET, b"give of another start")["failure"]

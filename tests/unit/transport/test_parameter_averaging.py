@@ -47,10 +47,10 @@ class Statistics:
     def __init__(self, *values):
         self.values = np.array(values)
 
-    def averaged_statistics(self):
+    def statistics_to_average(self):
         return self.values
 
-    def set_averaged_statistics(self, values):
+    def set_average_statistics(self, values):
         self.values = values
 
 

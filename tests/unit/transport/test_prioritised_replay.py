@@ -175,7 +175,7 @@ def test_a_learner_weighs_rows_gives_their_errors_back_and_repeats(name, changes
         resumed.update()
         resumed._open_gpu_replay()  # as on a card
         assert not resumed.has_gpu_replay
-        assert "batches are gathered on the host, without CUDA graphs: it holds the priorities" in resumed.notes[-1]
+        assert "batches are gathered on the host, without CUDA graphs: row priorities" in resumed.notes[-1]
 
 
 @pytest.mark.parametrize("name", ["sac", "td3"])

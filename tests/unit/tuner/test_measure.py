@@ -208,7 +208,7 @@ def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, s
     ) as trial:
         trial.start()
         trial.begin(PATIENCE_S)
-        trial.go_on()
+        trial.resume_workers()
 
         def ratio():
             trial.measure(candidate, 0.0, 0.5)
