@@ -17,7 +17,7 @@ from typing import Any
 from spreeze.cli.arguments import Parser, check_output, print_result
 from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError, UsageError
-from spreeze.formatting import DASH, aligned, clean, percent, size
+from spreeze.formatting import DASH, aligned, clean, duration, number, percent, size
 from spreeze.machine.output import say
 from spreeze.metrics.store import EvaluationRow, Event, MetricsReader
 from spreeze.run_directory import (
@@ -56,7 +56,6 @@ TABLES = {
 _MAX_ROWS = 100_000
 _LONGEST_S = 60.0
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_MAX = 1e18  # larger numbers in a run.json are not plausible and shown as unknown
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,19 +99,12 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    names = [clean(row["name"], 128) for row in rows]  # run directories may come from elsewhere
-    line = f"{{:{max(map(len, names))}s}}  {{:9s}} {{:>8s}} {{:>11s}} {{:>9s}} {{:>11s}} {{:>9s}}"
-    lines = [line.format("run", "state", "wall", "env steps", "updates", "best return", "last ten")]
-    forms = {"env_steps": ".0f", "updates": ".0f", "eval_best": ".1f", "eval_final": ".1f"}
-    for name, row in zip(names, rows, strict=True):
-        cells = (_cell(row[column], form) for column, form in forms.items())
-        lines.append(line.format(name, clean(row["state"], 20), _cell(row["wall_s"], ".0f", " s"), *cells))
-    return "\n".join(lines)
-
-
-def _cell(value: Any, form: str, unit: str = "") -> str:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX
-    return format(value, form) + unit if known else DASH
+    lines: list[tuple[str, ...]] = [("run", "state", "wall", "env steps", "updates", "best return", "last ten")]
+    for row in rows:  # run directories may come from elsewhere
+        name, state, wall = clean(row["name"], 128), clean(row["state"], 20), duration(row["wall_s"])
+        counts = (number(row[column]) for column in ("env_steps", "updates", "eval_best", "eval_final"))
+        lines.append((name, state, wall, *counts))
+    return "\n".join(aligned(lines))
 
 
 def _row(path: Path) -> dict[str, Any]:

@@ -121,28 +121,22 @@ class TMaze(gymnasium.Env[np.ndarray, np.int64]):
         return cells.repeat(8, axis=0).repeat(8, axis=1)
 
 
-class WithoutVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """Keeps only some entries of an observation: positions and angles."""
-
-    def __init__(self, env: gymnasium.Env[np.ndarray, Any], kept: list[int]) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        assert isinstance(space, spaces.Box)
-        self._kept = kept
-        self.observation_space = spaces.Box(space.low[kept], space.high[kept], dtype=np.float32)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(observation[self._kept], np.float32)
+def _only(env: gymnasium.Env[np.ndarray, Any], kept: list[int]) -> gymnasium.Env[np.ndarray, Any]:
+    """The environment with only some entries of its observation: positions and angles."""
+    space = env.observation_space
+    assert isinstance(space, spaces.Box)
+    part = spaces.Box(space.low[kept], space.high[kept], dtype=np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: np.asarray(obs[kept], np.float32), part)
 
 
 def cart_pole(render_mode: str | None = None) -> gymnasium.Env[np.ndarray, Any]:
     """CartPole that observes the cart's position and the pole's angle."""
-    return WithoutVelocities(CartPoleEnv(render_mode=render_mode), [0, 2])
+    return _only(CartPoleEnv(render_mode=render_mode), [0, 2])
 
 
 def pendulum(render_mode: str | None = None) -> gymnasium.Env[np.ndarray, Any]:
     """Pendulum that observes the cosine and sine of its angle."""
-    return WithoutVelocities(PendulumEnv(render_mode=render_mode), [0, 1])
+    return _only(PendulumEnv(render_mode=render_mode), [0, 1])
 
 
 class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):

@@ -29,7 +29,7 @@ def tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(SETTING, raising=False)
     made = LoginTokens(tmp_path / "runs")
     made.open("http://localhost:8501")
-    made._once = ONCE
+    made._one_time_token = ONCE
     return made
 
 

@@ -129,6 +129,7 @@ def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason
 def test_a_task_that_cannot_be_made_is_said_before_anything_starts(monkeypatch):
     monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
     page = open_page("live")
+    page.selectbox(key="start_env").select("NoSuchTask-v0").run()
     assert "NoSuchTask" in page.warning[0].value
     assert page.button(key="start").disabled
     page.selectbox(key="start_env").select("Pendulum-v1").run()

@@ -110,7 +110,7 @@ def learner(tmp_path):
 def _lines_of_a_write(ring, stop_at):
     """Runs a write of three rows and ends it before its ``stop_at``-th line; returns the lines that ran."""
     count = [0]
-    codes = {ShardWriter.write.__code__, ShardWriter._seal.__code__, ShardWriter._stamp.__code__}
+    codes = {ShardWriter.write.__code__, ShardWriter._write_checksums.__code__, ShardWriter._stamp.__code__}
 
     class Killed(BaseException):
         pass

@@ -198,7 +198,7 @@ class TransitionCollector(TaskCollector):
             for index in (*failed, *dict(ended)):
                 begin_episode(self.state, index)
         self._begin_episodes(ended, failed)
-        if isinstance(self._row_writer, SequenceRowWriter):
+        if self.state and isinstance(self._row_writer, SequenceRowWriter):
             self._row_writer.state = self.state[0].copy()
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped

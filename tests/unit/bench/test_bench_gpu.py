@@ -10,7 +10,7 @@ from figures import row
 from harness import PATIENCE_S, REPO
 
 from spreeze.cli import bench
-from spreeze.cli.bench import BATCHES, KINDS, Rate, gpu_rows, missing_device, timer, wanted
+from spreeze.cli.bench import BATCHES, KINDS, Rate, gpu_rows, missing_device, rates_to_measure, timer
 from spreeze.machine.hardware import GpuReport
 
 
@@ -38,13 +38,13 @@ def test_rates_of_a_processor_come_from_the_tuners_probe(monkeypatch):
 
 
 def test_a_card_is_timed_at_every_batch_and_kind_once():
-    rates = wanted("cuda:0")
+    rates = rates_to_measure("cuda:0")
     assert len(rates) == len(set(rates))
     for precision in ("float32", "tf32"):
         assert [one.batch_size for one in rates if one[::2] == (precision, "graph")] == list(BATCHES)
     assert {one.kind for one in rates} == set(KINDS)
     assert {one.precision for one in rates} == {"float32", "tf32", "bfloat16"}
-    assert {one.precision for one in wanted("cpu")} == {"float32", "bfloat16"}
+    assert {one.precision for one in rates_to_measure("cpu")} == {"float32", "bfloat16"}
 
 
 def rate(batch_size, updates_per_s, kind="graph"):
@@ -90,7 +90,7 @@ def test_what_does_not_fit_into_the_time_is_left_out(monkeypatch):
     monkeypatch.setattr(bench, "timer", Timer)
     args = argparse.Namespace(device="cpu", minutes=1.0, repeats=2)
     gpu_rows(args, said.append, clock=lambda: float(next(now)))
-    assert 0 < len(taken) < len(wanted("cpu")) == len(said)
+    assert 0 < len(taken) < len(rates_to_measure("cpu")) == len(said)
     assert "skipped: needs 40 s, more than is left of 1 minutes" in said[-1]
 
 

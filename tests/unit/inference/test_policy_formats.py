@@ -454,7 +454,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(pendulum, tmp_pat
     assert exported(pendulum, "--format", "numpy", "--out", tmp_path / "there.npz", "--force") == 0
     for path in (pendulum / "weights").iterdir():
         path.unlink()
-    assert "has no weights yet" in refused("--format", "numpy", "--out", tmp_path / "x.npz")
+    assert "has no weights: it ended" in refused("--format", "numpy", "--out", tmp_path / "x.npz")
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "there.npz", "there_numpy_example.py"}
 
 
@@ -502,6 +502,6 @@ def test_the_page_says_why_there_is_no_policy_to_download(pendulum, monkeypatch)
         path.unlink()
     assert "no weights" in control.why_no_export(pendulum, onnx)
     with zipfile.ZipFile(io.BytesIO(_downloaded(pendulum, onnx.name, onnx.suffix))) as archive:
-        assert b"has no weights yet" in archive.read("mine/export_failed.txt")
+        assert b"has no weights: it ended" in archive.read("mine/export_failed.txt")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'spreeze[export]'" in control.why_no_export(pendulum, onnx)
