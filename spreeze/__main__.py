@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
     "play": "watch a run's policy in a window, or as a clip",
     "runs": "list, steer, stop and describe runs",
     "export": "write a run's policy as a file that runs without Spreeze, or its metrics as CSV",
-    "query": "answer SQL about metrics, evaluations, events and settings of a run",
+    "query": "run SQL queries over metrics, evaluations, events and settings of a run",
     "report": "write one HTML file about a run, or about several compared",
     "push": "send a run's policy to a model hub, with a page about it",
     "pull": "take a policy from a model hub",

@@ -104,7 +104,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Reads the whole content, not mapped, for a file may be truncated; a ValueError if above ``max_bytes``."""
+    """Reads a whole file; does not map it, because it may be truncated meanwhile. A ValueError above ``max_bytes``."""
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > max_bytes:

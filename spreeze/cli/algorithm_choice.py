@@ -160,7 +160,7 @@ class AlgorithmChoice:
         times = ", ".join(f"{end_s:.0f}" for end_s in rounds)
         self._say(
             f"algorithms {', '.join(names)} learn the task in turn and are compared after {times} s each; the best "
-            "goes on with what it has learned (--algo NAME: without this)"
+            "goes on with what it has learned (--algo NAME skips the comparison)"
         )
         folders = {name: next(free_names(self._folder, f"{self._stem}-{name}")) for name in names}
         candidates = [ComparedAlgorithm(name, self._folder / folder) for name, folder in folders.items()]

@@ -407,7 +407,7 @@ def _with_our_flags(arguments: list[str]) -> list[str]:
     for argument in arguments:
         name, sep, value = argument.partition("=")
         if name in _AMBIGUOUS:
-            raise UsageError(f"{name}: type {_AMBIGUOUS[name]}")
+            raise UsageError(f"{name}: use {_AMBIGUOUS[name]}")
         ours = _SAME.get(name, name)
         known = name in _SAME or ours in ("--algo", "--env", *_SETTINGS)
         words += [ours, *([value] if sep else [])] if known else [argument]
@@ -437,11 +437,11 @@ def _note_newest_version(words: list[str], note: Callable[[str], None]) -> None:
 def _setting(flag: str, algo: str | None, value: str) -> str:
     name = _SETTINGS[flag]
     if algo is None or algo not in ALGORITHMS:
-        raise UsageError(f"{flag}: type --set ALGO.{name}={value}, such as --set ppo.{name}={value}, or add --algo")
+        raise UsageError(f"{flag}: use --set ALGO.{name}={value}, such as --set ppo.{name}={value}, or add --algo")
     fields = SECTIONS[algo].__dataclass_fields__
     if name in fields:
         return f"{algo}.{name}"
     parts = [other for other in fields if other.endswith(f"_{name}")]
     if not parts:
         raise UsageError(f"{flag}: {algo} has no setting {name}")
-    raise UsageError(f"{flag}: type {' '.join(f'--set {algo}.{part}={value}' for part in parts)}")
+    raise UsageError(f"{flag}: use {' '.join(f'--set {algo}.{part}={value}' for part in parts)}")

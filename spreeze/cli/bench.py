@@ -166,7 +166,10 @@ def missing_device() -> str | None:
         cause += "" if report.gpus else f", and {report.reason}"
         remedy = "install a CUDA build of PyTorch" + ("" if report.gpus else " on a machine with an NVIDIA GPU")
     elif report.gpus:
-        cause, remedy = "PyTorch finds no GPU that it can use", "see that the driver is as new as PyTorch's CUDA"
+        cause, remedy = (
+            "PyTorch finds no GPU that it can use",
+            "update the NVIDIA driver to one that supports PyTorch's CUDA version",
+        )
     else:
         cause, remedy = report.reason, "use a machine with an NVIDIA GPU and its driver"
     return f"no CUDA device: {cause}; {remedy}, or try the bench itself with --device cpu"

@@ -110,7 +110,9 @@ def _push(args: argparse.Namespace) -> int:
             api.upload_folder(repo_id=name, repo_type="model", folder_path=str(folder),
                               commit_message=f"{run.name}, trained with Spreeze")  # fmt: skip
     document = {"repository": name, "url": url, "run": run.name, "files": sent, "bytes": total_bytes}
-    return print_result(args, document, f"sent: {url}\nanybody who may read it gets it by: spreeze pull {name}")
+    return print_result(
+        args, document, f"sent: {url}\nanyone with read access can download it with: spreeze pull {name}"
+    )
 
 
 def _agreed() -> bool:
@@ -122,7 +124,7 @@ def _agreed() -> bool:
 
 
 def gather(run: Path, name: str, folder: Path) -> list[str]:
-    """Collects the files to send for a run in a folder; returns further lines to show before.
+    """Collects the files to send for a run in a folder; returns additional lines to print before sending.
 
     Raises a RunError if the run has no best policy or no settings, a WeightsError if the policy is damaged.
     """

@@ -425,7 +425,7 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
     config, env_id = settings.config, probe.spec.env_id
     part = "sampling" if config.on_policy is None else "rollout"
     num_envs, where = getattr(config, part).envs_per_sampler, "in a process " if probe.alone_in_process else ""
-    why = f"there can be one {env_id} {where}at a time (a second one: {probe.alone})"
+    why = f"only one {env_id} can exist {where}at a time (making a second one failed: {probe.alone})"
     if num_envs > 1 and settings.sources.get(f"{part}.envs_per_sampler") == USER:
         raise ConfigError(f"{part}.envs_per_sampler = {num_envs}: {why}; use --envs-per-sampler 1, or remove it")
     reasons = {f"{part}.envs_per_sampler": f"1: {why}"}
@@ -436,7 +436,7 @@ def _alone(settings: Settings, probe: Probe, samplers: int, *, samplers_are_set:
         raise ConfigError(f"{part}.samplers = {samplers}: {why}; use --samplers 1, or remove it")
     if config.run.learners > 1:
         raise ConfigError(f"run.learners = {config.run.learners}: each needs a sampler, and {why}; remove it")
-    reasons[f"{part}.samplers"] = "1: as for envs_per_sampler"
+    reasons[f"{part}.samplers"] = "1: for the same reason as envs_per_sampler"
     if config.evaluation.enabled:
         reasons["evaluation.enabled"] = "by the sampler, in turn with sampling, in the one environment"
     if config.visualizer.enabled:

@@ -193,6 +193,7 @@ def data_flow_of(run: Mapping[str, Any], *, on_policy: bool) -> DataFlow | None:
     if mode is not None:
         return mode.data_flow(on_policy=on_policy)
     try:
-        return rebuild(DataFlow, run["data_flow"])
+        known = {name: value for name, value in run["data_flow"].items() if name != "knobs"}  # of an earlier version
+        return rebuild(DataFlow, known)
     except (KeyError, TypeError, AttributeError):
         return None  # a file may hold anything

@@ -54,7 +54,7 @@ _NO_VALUES = (
 _SPREAD = {
     "value": ("Values", "return", "Values by the critic, Q or V."),
     "action": ("Actions", "ratio", "Numbers of actions, bounds scaled to -1 .. 1, or else numbers of options."),
-    "advantage": ("Advantages", "return", "The discounted return that came, less the critic's value."),
+    "advantage": ("Advantages", "return", "The actual discounted return, less the critic's value."),
 }
 _GROUP: dict[str, Any] = {"group": "Distributions", "series": ()}
 HISTOGRAMS = tuple(
@@ -220,7 +220,7 @@ def _strips(chosen: RecordedEpisode, facts: Any, gamma: float | None) -> list[di
     terms = [(name, column) for name, column in info if is_term(name)]
     others = [(name, column) for name, column in info if not is_term(name)]
     values = [("value", chosen.value)] if len(chosen.value) else []
-    values += [] if gamma is None else [("discounted return that came", returns_to_go(chosen, gamma))]
+    values += [] if gamma is None else [("actual discounted return", returns_to_go(chosen, gamma))]
     strips = (
         _strip("Reward", [("reward", chosen.reward), *terms], 1) | {"note": "" if terms else _NO_TERMS},
         _strip("Value and return", values, 1) | {"note": "" if len(chosen.value) else _NO_VALUES},

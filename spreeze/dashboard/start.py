@@ -188,7 +188,11 @@ def form(folder: Path) -> None:
         if plan.several:
             st.caption(expected_runs(request, plan))
         elif (ending := ending_of(request.config, env_id)) is not None:
-            st.caption(components.plain(f"The run {ending.sentence} (Settings, Stop: seconds 0: trains until Stop)."))
+            st.caption(
+                components.plain(
+                    f"The run {ending.sentence} (to train until you press Stop, set seconds to 0 under Settings)."
+                )
+            )
         elif ends := [
             f"{name} {value:g}" for name in StopConfig.CONDITIONS if (value := getattr(request.config.stop, name))
         ]:

@@ -571,13 +571,13 @@ def _standing_text(standing: Standing, at_limit: bool) -> str:
         return f"{text}; fewer than {MIN_RUNS} seeds each cannot tell them apart"
     chance = standing.improvement
     if best.low == best.high == next_best.low == next_best.high:
-        return f"{text}; all of them have the same, so at this time they do not differ"
+        return f"{text}; all runs have the same return, so the groups do not differ at this time"
     if chance is not None and chance.centre == 1.0:  # the interval of a bootstrap is then 1 alone
-        evidence = f"each of the {best.seeds} runs of {_short(first)} has more than each of the other {next_best.seeds}"
+        evidence = f"every run of {_short(first)} has a higher return than each of the other {next_best.seeds}"
     else:
         evidence = (
-            f"a run of {_short(first)} has more than one of {_short(standing.second)} with a probability of "
-            f"{spread_text(chance, percent)}, where equal ones count half"
+            f"a run of {_short(first)} has a higher return than one of {_short(standing.second)} with probability "
+            f"{spread_text(chance, percent)}, ties count half"
         )
         if standing.paired:
             evidence += f" (interval over the {seeds} pairs of equal seeds)"
@@ -587,8 +587,9 @@ def _standing_text(standing: Standing, at_limit: bool) -> str:
     if standing.more is None:
         return text
     if standing.more > MAX_SEEDS:
-        return f"{text}; for so small a difference more than {MAX_SEEDS} others each would be needed"
-    return f"{text}; {standing.more} more each would, if the difference is what it seems"
+        return f"{text}; a difference this small would need more than {MAX_SEEDS} additional seeds each"
+    seeds_text = f"{standing.more} more seed{'' if standing.more == 1 else 's'}"
+    return f"{text}; {seeds_text} each would suffice if the difference is real"
 
 
 def _verdict(env: str, index: int, groups: Sequence[GroupReport], report: Report) -> str:

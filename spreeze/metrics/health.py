@@ -130,7 +130,7 @@ def _bias(values: Mapping[str, float], gamma: float | None) -> _Verdict:
         )
     bias = value - actual
     text = signed(bias)
-    fact = f"The value at the start is {number(value)}, the discounted return that came {number(actual)}"
+    fact = f"The value at the start is {number(value)}, the actual discounted return {number(actual)}"
     # A return near 0 has no scale of its own: the scale of the rewards replaces it.
     size = max(abs(actual), values.get("return_scale", 0.0))
     if abs(bias) <= MAX_BIAS * size:

@@ -63,7 +63,7 @@ class InfoMeans:
         if not new:
             return None
         names = ", ".join(new)
-        return f"info: no metrics of {names}; numbers become metrics, the first {MAX_NUMBERS} of them"
+        return f"info: {names} not recorded; only numbers are, under the first {MAX_NUMBERS} names"
 
 
 def metric_of(name: str) -> str:

@@ -340,7 +340,7 @@ def marks_of(
             verdict = f"{number(abs(value - actual))} {'above' if value > actual else 'below'} it"
             if is_soft and value > actual:
                 verdict += ", rewards of entropy included"
-        text = f"value at the start {number(value)}, discounted return that came {number(actual)}"
+        text = f"value at the start {number(value)}, actual discounted return {number(actual)}"
         marks.append(Mark(f"{text}: {verdict}", 1))
     return marks
 

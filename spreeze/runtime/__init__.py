@@ -1,6 +1,6 @@
 """The supervisor process of a run: planning, assembly, launch, monitoring, recording, shutdown.
 
-assets/docs/architecture.md tells about processes, groups, start and end. Beyond it:
+assets/docs/architecture.md describes processes, groups, start-up and shutdown. In addition:
 
 *Groups.* A dead worker does not affect other groups; the run ends if a learner or more than half of the samplers of a
 group cannot be restarted. Its score is that of the best learner (metrics: ``rates``). ``stop.updates`` applies to each

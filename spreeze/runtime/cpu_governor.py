@@ -221,10 +221,10 @@ class Governor:
         kept = " in one second"
         if second.sibling_cores >= BACKGROUND_CORES:
             kept += f", the page, other runs and programs of low priority {second.sibling_cores:.2f}"
-        kept += f", {self.leave_free * second.usable_cores:.2f} are to be left free" if self.leave_free else ""
+        kept += f", {self.leave_free * second.usable_cores:.2f} must stay free" if self.leave_free else ""
         return (
             f"other programs use {second.external_cpu_cores:.2f} of {second.usable_cores:g} usable cores{kept}; "
-            f"the learner and the rest want {self._fixed:.2f}, a sampler {self._per_sampler:.2f}"
+            f"the learner and the rest need {self._fixed:.2f} cores, each sampler {self._per_sampler:.2f}"
         )
 
 
@@ -236,7 +236,7 @@ _LONGEST_TURN_S = 10.0  # if a sampler is slow or dead
 
 
 class LoadWatch:
-    """Measures the load of other programs once a second, so that it can be told from the run's own."""
+    """Measures the load of other programs once a second, to separate it from the run's own load."""
 
     def __init__(self, reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader, self._clock = ContentionReader(role_of) if reader is None else reader, clock

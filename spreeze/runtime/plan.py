@@ -428,7 +428,7 @@ def _check_learners(plan: RunPlan) -> None:
     if plan.spans_hosts and flow.mixes_parameters and (gala.mixing != "gossip" or gala.max_staleness == 0):
         raise ConfigError(
             f"gala.mixing = {gala.mixing}, gala.max_staleness = {gala.max_staleness}: learners of "
-            "several hosts gossip, but not in lockstep; remove them"
+            "several hosts can only gossip, and not in lockstep; remove both settings"
         )
     if 0 < plan.all_learners <= learners:
         raise ConfigError(

@@ -351,7 +351,7 @@ class Recorder:
         outcome.eval_return_final_evaluations = min(len(curve), FINAL_EVALUATIONS)
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        instead = "using the last evaluation during training" if self.curve else "this run has none"
+        instead = "using the last evaluation during training" if self.curve else "the run ends without an evaluation"
         self.event("info", f"no complete evaluation within {budget_s:.0f} s; {instead}")
 
     def sample(

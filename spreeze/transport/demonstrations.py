@@ -241,7 +241,7 @@ def _actions(node: Any, spec: EnvSpec) -> np.ndarray:
     assert isinstance(spec.action, Choices)
     index = values.astype(np.int64) - spec.action.start
     if (index < 0).any() or (index >= spec.action.nvec).any():
-        raise _Mismatch(f"actions from {values.min()} to {values.max()}, but those of {spec.env_id} are others")
+        raise _Mismatch(f"actions range from {values.min()} to {values.max()}, outside those of {spec.env_id}")
     return index.astype(np.float32)
 
 

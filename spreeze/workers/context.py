@@ -23,9 +23,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import ParameterStore, WeightsStore
 from spreeze.workers.roles import ROLES, Address, Phase
 
-_PAUSE_S = (
-    0.01  # sleep while the governor pauses a sampler: short, so that the sampler resumes soon, at almost no CPU time
-)
+_PAUSE_S = 0.01  # sleep while the governor pauses a sampler: it resumes soon and takes almost no CPU time
 _MAX_MESSAGE_BYTES = 4096  # A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all
 _MAX_UNREAD_BYTES = 16_384 if select.PIPE_BUF >= _MAX_MESSAGE_BYTES else 8_192
 """Unread bytes in the pipe, of at least 64 KiB (macOS: 16), above which no metrics are sent: events have to fit."""

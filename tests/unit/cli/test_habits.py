@@ -39,12 +39,12 @@ def test_an_environment_without_a_version_is_its_newest_and_that_is_said(text, n
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    ("--n-envs 8", "--n-envs: type --samplers (processes) and --envs-per-sampler"),
+    ("--n-envs 8", "--n-envs: use --samplers (processes) and --envs-per-sampler"),
     ("--steps=100", "--env-steps, or --updates"),
-    ("--lr 1e-3", "--lr: type --set ALGO.lr=1e-3, such as --set ppo.lr=1e-3, or add --algo"),
+    ("--lr 1e-3", "--lr: use --set ALGO.lr=1e-3, such as --set ppo.lr=1e-3, or add --algo"),
     ("--algo sac --lr 1e-3", "--set sac.actor_lr=1e-3 --set sac.critic_lr=1e-3 --set sac.alpha_lr=1e-3"),
     ("--algo sac --clip-range 0.2", "sac has no setting clip"),
-    ("--env-kwargs push:2", "--env-kwargs: type --env-arg KEY=VALUE for each"),
+    ("--env-kwargs push:2", "--env-kwargs: use --env-arg KEY=VALUE for each"),
     ("--eval-episodes 20", "--set evaluation.episodes=N"),
 ])  # fmt: skip
 def test_what_can_mean_several_things_is_told_with_what_to_type(text, told):
@@ -68,7 +68,7 @@ def test_the_command_line_of_a_run_takes_them_and_tells_a_refusal_in_one_line(ca
     assert capsys.readouterr().err == "--env CartPole: CartPole-v1, its newest version\n"
     with pytest.raises(SystemExit):
         build_parser().parse_args(["--n-envs", "4"])
-    assert "type --samplers (processes) and --envs-per-sampler" in capsys.readouterr().err
+    assert "use --samplers (processes) and --envs-per-sampler" in capsys.readouterr().err
 
 
 def test_every_setting_that_a_flag_means_is_one_of_some_algorithm():

@@ -89,7 +89,7 @@ def test_names_beyond_the_cap_are_told_once():
     played(numbers, Talkative(more=50), 2)
     assert numbers.take()["ignored"] == {}
     means = InfoMeans()
-    assert means.add(found).startswith("info: no metrics of 'picture' (ndarray), 'mission' (str), 'more_")
+    assert means.add(found).startswith("info: 'picture' (ndarray), 'mission' (str), 'more_")
     assert means.add(found) is None
 
 

@@ -237,7 +237,7 @@ def test_times_to_a_target_whose_intervals_overlap_are_said_to_be_perhaps_chance
 def test_groups_whose_runs_all_have_the_same_return_do_not_differ():
     curves = [curve(group, seed, (10, 500.0)) for group in (HTS, SERIAL) for seed in range(3)]
     (told, *_) = verdicts(report(curves, Rules()))
-    assert told.endswith("all of them have the same, so at this time they do not differ")
+    assert told.endswith("all runs have the same return, so the groups do not differ at this time")
 
 
 def test_groups_at_a_target_at_about_the_same_time_are_level():
@@ -253,13 +253,13 @@ def test_groups_at_a_target_at_about_the_same_time_are_level():
 @pytest.mark.parametrize(
     ("seeds", "gap", "ending"),
     [
-        (3, 50.0, f"{HTS.label} is better: each of the 3 runs of {HTS.label} has more than each of the other 3"),
+        (3, 50.0, f"{HTS.label} is better: every run of {HTS.label} has a higher return than each of the other 3"),
         (
             3,
             5.0,  # 5, 15, 25 against 0, 10, 20: 6 of 9 pairs
-            f"a run of {HTS.label} has more than one of {SERIAL.label} with a probability of 67 % [67 %, 100 %], "
-            "where equal ones count half (interval over the 3 pairs of equal seeds), but their intervals overlap, so "
-            "3 seeds cannot tell them apart; 1 more each would, if the difference is what it seems",
+            f"a run of {HTS.label} has a higher return than one of {SERIAL.label} with probability 67 % [67 %, 100 %], "
+            "ties count half (interval over the 3 pairs of equal seeds), but their intervals overlap, so "
+            "3 seeds cannot tell them apart; 1 more seed each would suffice if the difference is real",
         ),
         (3, 0.0, "but their intervals overlap, so 3 seeds cannot tell them apart"),
         (2, 50.0, "fewer than 3 seeds each cannot tell them apart"),

@@ -23,7 +23,7 @@ def test_nothing_is_known_of_a_run_without_numbers_and_every_judgement_has_a_cha
 @pytest.mark.parametrize(
     ("value", "came", "more", "level", "words"),
     [
-        (118.0, 100.0, LATE, Health.GOOD, "The value at the start is 118, the discounted return that came 100"),
+        (118.0, 100.0, LATE, Health.GOOD, "The value at the start is 118, the actual discounted return 100"),
         (150.0, 100.0, LATE, Health.GOOD, "apart by 50 %, of which 50 % and less count as good"),
         (151.0, 100.0, LATE, Health.AMBER, "overestimated; lower the learning rate"),
         (-49.0, -100.0, LATE, Health.AMBER, "overestimated"),

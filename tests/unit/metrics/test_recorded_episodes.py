@@ -167,7 +167,7 @@ def test_rewards_far_out_terms_and_the_critic_s_error_are_said():
     found = dict(texts(long, info=["cost", "speed"]))
     assert found["least reward -50 at step 30"] == 30
     assert "sum of each term: cost -20.0" in found or "sum of each term: cost -20" in found
-    assert found["value at the start 5, discounted return that came 2.00: 3.00 above it"] == 1
+    assert found["value at the start 5, actual discounted return 2.00: 3.00 above it"] == 1
 
 
 def test_the_return_of_an_episode_that_was_cut_goes_on_with_the_value_of_its_last_step():
@@ -190,9 +190,9 @@ def test_after_the_time_limit_the_last_value_stands_for_what_would_have_followed
     assert returns_to_go(cut, 0.5).tolist() == [2.0, 2.0, 2.0], "rewards of 1 forever are worth 2"
     assert returns_to_go(episode(terminated=False), 0.5).tolist() == [1.75, 1.5, 1.0], "no value is known"
     told = {mark.text for mark in marks_of(cut, {}, 0.5)}
-    assert "value at the start 2, discounted return that came 2: about right" in told
+    assert "value at the start 2, actual discounted return 2: about right" in told
     soft = {mark.text for mark in marks_of(episode(value=np.full(3, 2.0, np.float32)), {}, 0.5, True)}
-    assert "value at the start 2, discounted return that came 1.75: 0.25 above it, rewards of entropy included" in soft
+    assert "value at the start 2, actual discounted return 1.75: 0.25 above it, rewards of entropy included" in soft
 
 
 def test_the_numbers_of_steps_are_scaled_actions_values_and_advantages():

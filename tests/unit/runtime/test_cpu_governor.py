@@ -128,7 +128,7 @@ def test_the_share_to_be_left_free_is_left_though_nobody_uses_it():
     governor = Governor(3, leave_free=0.25)
     [(second, change)] = feed(governor, 100)
     assert (second, change.active) == (5, 1.875)  # 4 cores - 1 free - 1 learner - half the dead band
-    assert "1.00 are to be left free" in change.reason
+    assert "1.00 must stay free" in change.reason
     assert feed(governor, 60, external=1.0) == []  # that is what it was left for
     assert feed(governor, 5, external=2.0)[0][1].active == 1.0
 

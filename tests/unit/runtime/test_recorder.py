@@ -209,7 +209,7 @@ def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
 
 def test_a_run_that_was_never_evaluated_says_so(made):
     made.no_final_evaluation(45.0)
-    assert made.notes[-1] == "no complete evaluation within 45 s; this run has none"
+    assert made.notes[-1] == "no complete evaluation within 45 s; the run ends without an evaluation"
 
 
 @pytest.mark.parametrize(("cut", "lost", "words"), [

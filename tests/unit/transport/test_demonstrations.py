@@ -140,7 +140,7 @@ def test_actions_that_a_discrete_task_does_not_have_are_refused(tmp_path):
     spec = dataclasses.replace(SPEC, action=Choices((3,), (1,)))
     arrays = _arrays() | {"actions": np.array([1, 2, 3, 1])}
     assert _read(_npz(tmp_path, **arrays), spec).action[:, 0].tolist() == [0, 1, 2]
-    with pytest.raises(ConfigError, match="actions from 0 to 3, but those of Walk-v0 are others"):
+    with pytest.raises(ConfigError, match="actions range from 0 to 3, outside those of Walk-v0"):
         _read(_npz(tmp_path, **arrays | {"actions": np.array([0, 1, 2, 3])}), spec)
 
 
