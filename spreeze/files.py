@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -104,11 +106,16 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Reads a whole file; does not map it, because it may be truncated meanwhile. A ValueError above ``max_bytes``."""
-    with open(path, "rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes > max_bytes:
-            raise ValueError(f"{path.name} has {size_bytes} bytes; at most {max_bytes}")
+    """Reads a whole file; does not map it, because it may be truncated meanwhile. A ValueError above ``max_bytes``.
+
+    An OSError for what is no regular file: a pipe, which a run from elsewhere may hold, would block its reader.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > max_bytes:
+            raise ValueError(f"{path.name} has {status.st_size} bytes; at most {max_bytes}")
         return file.read()
 
 
@@ -137,9 +144,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Numbers that are not finite or do not fit in 64 bits become None, because they could fail wherever they are used.
     """
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            return {}
-        data = json.loads(path.read_bytes(), parse_constant=lambda name: None, parse_float=_finite, parse_int=_integer)
+        text = read_bytes(path, _MAX_JSON_BYTES)
+        data = json.loads(text, parse_constant=lambda name: None, parse_float=_finite, parse_int=_integer)
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

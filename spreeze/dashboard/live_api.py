@@ -46,7 +46,8 @@ from spreeze.run_directory import (
 )
 
 MAX_BUCKETS = 350  # buckets of a first response; each has mean, minimum and maximum
-_TAIL_ROWS = 600
+_TAIL_ROWS, _TAIL_S = 600, 240.0
+"""Newest points that a later response may have, and time that they cover: there are two a second."""
 _LOG_LINES, _EVENTS, _MARKS = 8, 12, 60  # Lines of the log, events in the list, and events that are marked in charts.
 STALE_S = 3.0
 _FALLEN = 0.25  # share of the best return whose loss is reported
@@ -219,7 +220,9 @@ def live_response(path: Path, since: float, evals_seen: int, epoch: str, scores:
     with MetricsReader(path / "metrics.db").connected() as reader:
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
-        series, whole, scored = _series(reader, latest, since, scores)
+        # A page that was away for long gets all: the newest points alone would leave a gap.
+        gap = newest - since > _TAIL_S
+        series, whole, scored = _series(reader, latest, 0.0 if gap else since, scores)
         count, last = reader.last_evaluation()
         best = reader.best_evaluation()
         evaluations = _evaluations(reader, evals_seen, count)

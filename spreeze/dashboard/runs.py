@@ -186,7 +186,9 @@ def pack(path: Path) -> bytes:
     """A ZIP file of ``files_to_pack``, in a folder with the run's name; the metrics without their log of changes."""
     with tempfile.TemporaryDirectory() as temporary:
         files = {str(part.relative_to(path)): part for part in files_to_pack(path)}
-        if _METRICS in files:
+        if _METRICS not in files:
+            files.pop(f"{_METRICS}-wal", None)
+        else:
             copy = Path(temporary) / _METRICS
             with contextlib.suppress(RunError):  # a damaged file is packed as it is
                 MetricsReader(path / _METRICS).copy_to(copy)

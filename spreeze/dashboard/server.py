@@ -30,6 +30,7 @@ from spreeze.dashboard.access import Guard, LoginTokens, is_page
 from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
+from spreeze.files import read_bytes
 from spreeze.machine.processes import PAGE, take_name
 from spreeze.run_directory import is_alive, send_request
 
@@ -165,14 +166,13 @@ async def picture(request: Request) -> Response:
 
 
 def read_picture(path: Path, known: str) -> tuple[str, bytes | None]:
-    """The picture's tag and bytes; no bytes if it is missing or already known."""
+    """The picture's tag and bytes; no bytes if it is missing, a link, or already known."""
     try:
-        tag = str(path.stat().st_mtime_ns)
-        if tag == known:
+        tag = str(path.stat(follow_symlinks=False).st_mtime_ns)
+        if tag == known or path.is_symlink():
             return tag, None
-        with open(path, "rb") as file:
-            return tag, file.read(_MAX_PICTURE_BYTES)
-    except OSError:
+        return tag, read_bytes(path, _MAX_PICTURE_BYTES)
+    except (OSError, ValueError):
         return "", None
 
 

@@ -21,6 +21,7 @@ from spreeze import __version__
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.layers import DEFAULT
 from spreeze.errors import ConfigError
+from spreeze.files import read_bytes
 from spreeze.formatting import DASH, clean, duration, number, percent, whole
 from spreeze.metrics import comparison, return_curve, tuning_record
 from spreeze.metrics.comparison import LONG_ENOUGH, Curve, Line, Rules, sources_in
@@ -185,9 +186,9 @@ def _overview(runs: Sequence[_Run]) -> str:
 
 def _picture(run: _Run) -> str:
     path, data = run.path / "live.jpg", b""
-    with contextlib.suppress(OSError):
-        if not path.is_symlink() and path.stat().st_size <= _MAX_PICTURE_BYTES:
-            data = path.read_bytes()
+    with contextlib.suppress(OSError, ValueError):
+        if not path.is_symlink():
+            data = read_bytes(path, _MAX_PICTURE_BYTES)
     if not data.startswith(b"\xff\xd8\xff"):
         return ""
     return _section(

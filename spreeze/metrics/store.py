@@ -247,9 +247,13 @@ class MetricsReader:
             return (int(rows[0][0]), _evaluation(rows[0][1:])) if rows else (0, None)
 
     def best_evaluation(self) -> EvaluationRow | None:
-        """The evaluation with the highest mean return."""
+        """The evaluation with the highest mean return, of those with at least half of the most episodes.
+
+        A last one may be cut to a few.
+        """
+        whole = "2 * episodes >= (SELECT max(episodes) FROM evaluations)"
         with self._session() as query:
-            rows = query(f"SELECT {_FIELDS} FROM evaluations ORDER BY return_mean DESC LIMIT 1")
+            rows = query(f"SELECT {_FIELDS} FROM evaluations WHERE {whole} ORDER BY return_mean DESC LIMIT 1")
             return _evaluation(rows[0]) if rows else None
 
     def copy_to(self, target: Path) -> None:

@@ -1,7 +1,9 @@
 """The live answer: bounded, every peak kept, only news, dashes for what is unknown; routes that only read."""
 
 import asyncio
+import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -218,6 +220,18 @@ def test_a_published_return_is_drawn_where_it_does_not_flatten_the_curve():
     found = run_live_page(_REFERENCE)
     outside = ["zoo (outside the chart)", []]
     assert found == [["zoo", [50, 50]], outside, ["zoo", [-10, -10]], outside]
+
+
+def test_a_page_that_was_away_for_long_gets_the_time_between(run):
+    with contextlib.closing(MetricsWriter(run / "metrics.db")) as writer:
+        for k in range(2400):
+            writer.write(0.5 * k, 100 * k, {"updates_per_s": float(k)})
+    answer = live_api.live_response(run, 10.0, 0, live_api.live_response(run, 0.0, 0, "")["epoch"])
+    assert "updates_per_s" in answer["whole"]
+    times = answer["series"]["updates_per_s"]["t"]
+    assert max(after - before for before, after in itertools.pairwise(times)) < 60.0
+    later = live_api.live_response(run, 1190.0, 0, answer["epoch"])
+    assert (later["whole"], len(later["series"]["updates_per_s"]["t"])) == ([], 19)
 
 
 def test_another_session_of_the_run_is_sent_whole(run):

@@ -1,8 +1,9 @@
 import os
 
+import pytest
 from harness import NOBODY
 
-from spreeze.files import TEMP_PREFIX, remove_unfinished, temp_name
+from spreeze.files import TEMP_PREFIX, read_bytes, read_json, remove_unfinished, temp_name
 
 
 def test_temporary_files_of_writers_that_have_ended_are_removed_and_no_others(tmp_path):
@@ -14,3 +15,10 @@ def test_temporary_files_of_writers_that_have_ended_are_removed_and_no_others(tm
     remove_unfinished(tmp_path)
     assert set(os.listdir(tmp_path)) == kept
     remove_unfinished(tmp_path / "missing")
+
+
+def test_a_pipe_in_a_run_from_elsewhere_blocks_no_reader(tmp_path):
+    os.mkfifo(tmp_path / "run.json")
+    assert read_json(tmp_path / "run.json") == {}
+    with pytest.raises(OSError, match="not a regular file"):
+        read_bytes(tmp_path / "run.json", 100)

@@ -198,6 +198,9 @@ def test_the_best_and_the_last_evaluation_are_found(path):
     reader = MetricsReader(path)
     assert reader.best_evaluation() == rows[1]
     assert reader.last_evaluation() == (3, rows[2])
+    cut = EvaluationRow(4.0, 4, 4, 0, 4, 1, 90.0, 0.0, 20.0)
+    writer.evaluation(cut)
+    assert (reader.best_evaluation(), reader.last_evaluation()) == (rows[1], (4, cut)), "one episode is no best"
     writer.close()
 
 
