@@ -413,6 +413,10 @@ def delete(path: Path, folder: Path) -> None:
         shutil.rmtree(path)
         for suffix in (".json", ".log"):
             (folder / LAUNCHES / f"{path.name}{suffix}").unlink(missing_ok=True)
+        for record in _newest_first(folder):  # of the comparison whose last run this was
+            was_last = path.name.startswith(f"{record.stem}-") and not [*folder.glob(f"{record.stem}-*/run.json")]
+            if was_last and not same_process(read_json(record)):
+                record.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"{path.name} could not be deleted: {clean(error)}; make it writable and try again") from None
 

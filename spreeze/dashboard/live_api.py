@@ -503,9 +503,11 @@ def _note(path: Path, run: Mapping[str, Any], shown: Snapshot, alert: str, falle
     text = bottleneck(shown)
     problem = problem or shown.unevaluated or text.startswith(OTHERS_LIMIT)
     if not live:
+        summary = read_summary(path)
         over = "Over its last session: " if (run.get("sessions") or 1) > 1 else "Over the whole run: "
+        over = over if summary else "In its last seconds: "  # a run that was killed has none
         measured = shown.unevaluated or not shown.tuner_measures
-        why = _why_ended(run.get("exit_reason"), read_summary(path).get("error"), kept_policy(path))
+        why = _why_ended(run.get("exit_reason"), summary.get("error"), kept_policy(path))
         text = f"{why} {over if measured else ''}{text}"
     if (won := better_run(path)) is not None:
         text = f"Run {won} won the comparison of algorithms on this task and went on. {text}"

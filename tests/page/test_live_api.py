@@ -817,6 +817,8 @@ def test_an_ended_run_is_judged_by_the_load_over_all_of_it_although_its_last_sam
     writer.close()
     seen = []
     monkeypatch.setattr(live_api, "bottleneck", lambda shown: seen.append(shown) or bottleneck(shown))
+    assert "In its last seconds: " in live_api.live_response(run, 0.0, 0, "")["note"], "it was killed"
+    (run / "summary.json").write_text(json.dumps({"wall_s": json.loads((run / "run.json").read_text()).get("wall_s")}))
     assert "Over the whole run: " in live_api.live_response(run, 0.0, 0, "")["note"]
     assert (seen[0].cpu_use, seen[0].external_cpu_cores) == (pytest.approx(0.95, abs=0.01), pytest.approx(1.4))
 

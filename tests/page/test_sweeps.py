@@ -143,6 +143,8 @@ def test_a_comparison_of_algorithms_is_started_followed_and_ended_as_a_whole(fol
     assert control.failed_start(folder) is None, "it had begun"
     (candidate / "run.json").write_text(json.dumps({"state": "failed"}))
     assert control.failed_start(folder).name == name
+    control.delete(candidate, folder)
+    assert control.failed_start(folder) is None, "nothing is left of it"
 
 
 @pytest.mark.parametrize("more", [{"profile": "pendulum"}, {"auto": False}, {"settings": {"stop.updates": 5}}])
