@@ -173,6 +173,9 @@ class LivePage {
     new Notification(`${this.data.run}: ${news.state}`, { body: news.note });
   }
 
+  // A page that nobody sees asks for nothing, unless it is to notify of the end of its run.
+  rests() { return document.hidden && !(this.live && this.view.notify); }
+
   // The browser's tab tells the newest return of a live run, so that it is seen from another one.
   tabTitle(value) {
     this.titled ??= document.title.split(" \u00b7 ").at(-1);
@@ -272,9 +275,9 @@ class LivePage {
   }
 
   async tick() {
-    if (this.dead || document.hidden) return;  // woken when the page is seen again
+    if (this.dead || this.rests()) return;  // woken when the page is seen again
     const begun = performance.now();
-    let pause = this.data.period_ms;
+    let pause = document.hidden ? 10 * this.data.period_ms : this.data.period_ms;
     this.busy = true;
     try {
       const query = new URLSearchParams({ run: this.data.run, since: this.since, evals: this.seen, scores: this.scores, epoch: this.epoch });

@@ -448,6 +448,22 @@ def test_the_end_of_a_watched_run_is_announced_where_the_user_wants_it_and_the_b
     assert found == [["r1: failed", "out of memory"]]
 
 
+_HIDDEN = """
+const page = Object.create(LivePage.prototype), rests = [];
+for (const [hidden, live, notify] of [[0, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 1]]) {
+  globalThis.document = { hidden: !!hidden };
+  Object.assign(page, { live: !!live, view: { notify: !!notify } });
+  rests.push(page.rests());
+}
+console.log(JSON.stringify(rests));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_a_page_that_nobody_sees_asks_for_news_only_where_it_is_to_notify_of_the_end():
+    assert run_live_page(_HIDDEN) == [False, True, False, True]
+
+
 _DRAW = """
 const told = [], pen = new Proxy({}, { get: (_, name) => (...args) => told.push([name, ...args]), set: () => true });
 const node = () => ({ style: {}, appendChild: (child) => child, addEventListener() {}, getContext: () => pen,
