@@ -103,7 +103,7 @@ def test_what_does_not_fit_into_the_time_is_left_out(monkeypatch):
             "is built without CUDA, and no NVIDIA driver: gone; install a CUDA build of PyTorch on a machine with",
         ),
         (None, ("a card",), "is built without CUDA; install a CUDA build of PyTorch, or try"),
-        ("12.9", ("a card",), "PyTorch finds no GPU that it can use; see that the driver"),
+        ("12.9", ("a card",), "PyTorch finds no GPU that it can use; update the NVIDIA driver"),
         ("12.9", (), "no CUDA device: no NVIDIA driver: gone; use a machine with an NVIDIA GPU and its driver, or try"),
     ],
 )

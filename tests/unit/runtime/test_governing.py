@@ -426,7 +426,7 @@ def test_what_workers_want_is_bounded_by_what_they_could_use(status):
     for second in range(20):
         now[0] = float(second)
         governing.update(reading(), {"learner": 7})
-    assert events[0].endswith("the learner and the rest want 1.25, a sampler 1.00")
+    assert events[0].endswith("the learner and the rest need 1.25 cores, each sampler 1.00")
 
 
 class FourSamplers:
